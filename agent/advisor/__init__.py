@@ -1,0 +1,1 @@
+"""Policies: pure functions of (snapshot, config, memory, now). No I/O, no clock, no randomness."""

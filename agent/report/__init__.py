@@ -1,0 +1,1 @@
+"""What the node tells others about its decisions."""

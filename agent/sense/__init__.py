@@ -1,0 +1,1 @@
+"""Readers: kernel files, pods and indicators, frozen into one Snapshot. Nothing here decides or writes."""

@@ -1,0 +1,138 @@
+"""What the advisor wants, what was decided of each knob and why, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import msgspec
+
+from api.samples import Snapshot
+
+
+class Act(StrEnum):
+    """How far the agent goes: `off` decides nothing, `dry-run` decides and writes nothing, `on` writes."""
+
+    OFF = "off"
+    DRY_RUN = "dry-run"
+    ON = "on"
+
+
+class Knob(StrEnum):
+    """A kernel control of one cgroup, named for what it does; agent/qrm/knobs.py maps it to files of v1 and v2."""
+
+    CPUSET = "cpuset.cpus"
+    """CPU list; empty means: whatever the parent has (v2)."""
+    WEIGHT = "cpu.weight"
+    """v2 weight, 1 to 10000, 100 is the default; translated to shares on v1."""
+    QUOTA = "cpu.max"
+    """Microseconds of CPU per period and the period: `50000 100000`; `max 100000` is no limit."""
+    IDLE = "cpu.idle"
+    """`1`: the group runs only where nobody else wants to (Linux 5.15)."""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Why: the rule that fired, in a sentence, with the threshold and every input that it looked at."""
+
+    rule: str
+    """Short code, stable, usable as a metric label: `wait_above_target`."""
+    text: str
+    """One sentence for a person, with the numbers in it."""
+    threshold: float | None = None
+    inputs: Mapping[str, float | int | str | None] = {}
+
+
+class Pool(msgspec.Struct, frozen=True, kw_only=True):
+    """A set of CPUs that pods share: Katalyst's `share` and `reclaim`; with overlap, pools have CPUs in common."""
+
+    name: str
+    cpus: tuple[int, ...]
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """The advisor's answer for one round. Cores are CPUs' worth of time per second."""
+
+    policy: str
+    pools: tuple[Pool, ...]
+    requirement_cores: float | None
+    """What the online pods need, estimated; None where inputs are missing."""
+    headroom_cores: float | None
+    """What may be promised to reclaimed pods beyond today's use (Katalyst's reclaimed_millicpu / 1000)."""
+    lent_cores: float
+    """What reclaimed pods may use right now; equals the node's CPUs when nothing holds them back but priority."""
+    idle: bool
+    """Whether reclaimed pods are to run with cpu.idle."""
+    action: str
+    """`grow`, `hold`, `shrink` or `freeze`."""
+    verdict: Verdict
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """One knob of one cgroup is to have this value, and why."""
+
+    cgroup: str
+    cgroup_id: int
+    pod: str
+    """`namespace/name`."""
+    knob: Knob
+    value: str
+    verdict: Verdict
+
+
+class Status(StrEnum):
+    """What came of a decision."""
+
+    APPLIED = "applied"
+    """Written and read back."""
+    UNCHANGED = "unchanged"
+    """The kernel had that value already; nothing was written."""
+    DRY_RUN = "dry-run"
+    """Would have been written."""
+    REFUSED = "refused"
+    """The kernel said no, or the original could not be journalled."""
+    VANISHED = "vanished"
+    """The cgroup is gone, or another one took its path."""
+    MISMATCH = "mismatch"
+    """Written, but the kernel shows something else."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision and what came of it."""
+
+    decision: Decision
+    status: Status
+    before: str | None = None
+    """Value read before the write, in the knob's own notation."""
+    after: str | None = None
+    """Value read back."""
+    error: str = ""
+    clamped_from: str | None = None
+    """The value asked for, where the actuator had to bound it."""
+
+
+class Round(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn of sense, advise, act: all that any exporter, page or explanation needs."""
+
+    snapshot: Snapshot
+    previous: Snapshot | None
+    act: Act
+    """What was done; may be less than what was asked for, see `banner`."""
+    trigger: str
+    """`tick`, `wait` (online pods waited too long between ticks) or `psi` (a pressure trigger fired)."""
+    advice: Advice | None = None
+    outcomes: tuple[Outcome, ...] = ()
+    duration_ns: int = 0
+    banner: tuple[str, ...] = ()
+    """What is missing on this node and how to get it, one sentence each."""
+
+
+class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the decision journal: an outcome and the round it belongs to."""
+
+    seq: int
+    """Grows by one for every entry, across restarts too."""
+    wall_time_ns: int
+    round_seq: int
+    trigger: str
+    policy: str
+    outcome: Outcome

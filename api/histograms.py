@@ -1,0 +1,37 @@
+"""Log2 histograms of nanoseconds, as the probes fill them: the one place that knows what a slot means.
+
+Slot 0 holds waits of at most 1 us; slot k holds waits above 2^(k-1) us and at most 2^k us; the last slot is open-ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+SLOTS = 27
+"""2^25 us is 34 s; longer waits fall into the last, open slot. probes/*.bpf.c are compiled with this number."""
+BOUNDS_NS: tuple[int, ...] = tuple(1000 << k for k in range(SLOTS - 1))
+"""Inclusive upper bound of every slot but the last, which has none (+Inf)."""
+
+
+def slot_of(wait_ns: int) -> int:
+    """The slot a wait belongs to; what the kernel side computes as log2 of the microseconds, rounded up."""
+    return min((max(wait_ns - 1, 0) // 1000).bit_length(), SLOTS - 1)
+
+
+def quantile_ns(slots: Sequence[int], q: float) -> float | None:
+    """The q-quantile (0 < q <= 1) in nanoseconds, interpolated inside its slot like Prometheus' histogram_quantile.
+
+    None when the histogram is empty. The open last slot answers with its lower bound: the truth is at least that.
+    """
+    total = sum(slots)
+    if total == 0:
+        return None
+    rank, below = q * total, 0
+    for k, count in enumerate(slots):
+        if count and below + count >= rank:
+            low = 0 if k == 0 else BOUNDS_NS[k - 1]
+            if k == SLOTS - 1:
+                return float(low)
+            return low + (BOUNDS_NS[k] - low) * (rank - below) / count
+        below += count
+    return float(BOUNDS_NS[-1])

@@ -1,0 +1,56 @@
+"""Pods as the agent sees them, whoever lists them: a static file, the kubelet or the container runtime."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+
+import msgspec
+
+from api.qos import QoSLevel
+
+_QUANTITY = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi|)", re.ASCII)
+_SCALE = {
+    "m": Decimal("0.001"), "": Decimal(1),
+    "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12), "P": Decimal(10**15),
+    "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40), "Pi": Decimal(2**50),
+}  # fmt: skip
+
+
+def parse_quantity(text: str) -> Decimal:
+    """The number that a Kubernetes quantity stands for: `500m` is 0.5, `1Gi` is 1073741824. Never negative.
+
+    Raises ValueError that quotes the text.
+    """
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a quantity; write a number such as 2, 0.5, 500m or 1Gi")
+    return Decimal(match[1]) * _SCALE[match[2]]
+
+
+class Container(msgspec.Struct, frozen=True, kw_only=True):
+    """One container: the cgroup that holds its tasks and what it asked for (None where it asked for nothing)."""
+
+    name: str
+    cgroup: str
+    """Path below the root of every controller, with a leading slash and none at the end."""
+    cpu_request_cores: float | None = None
+    cpu_limit_cores: float | None = None
+    memory_request_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+
+
+class Pod(msgspec.Struct, frozen=True, kw_only=True):
+    """One pod with its resolved QoS level; `uid` is what Kubernetes gave it, or `namespace/name` in a static file."""
+
+    uid: str
+    namespace: str
+    name: str
+    qos: QoSLevel
+    containers: tuple[Container, ...]
+    annotations: Mapping[str, str] = {}
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"

@@ -1,0 +1,60 @@
+"""The seams between siblings, and the two failures that are not bugs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from api.decisions import JournalEntry, Round
+from api.pods import Pod
+from api.samples import Wait
+
+
+class Unavailable(Exception):
+    """This machine cannot give something: what and why, and what a person can do about it."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.remedy = remedy
+
+
+class Vanished(Exception):
+    """A cgroup or process went away between two looks at it: normal, and never an error."""
+
+
+class WaitSource(Protocol):
+    """Run-queue wait of cgroups, cumulative."""
+
+    @property
+    def form(self) -> str:
+        """Which way of measuring runs, for people and metrics: `tp_btf`, `raw_tp`, `classic` or `schedstat`."""
+
+    def read(self, live: Mapping[int, str]) -> Mapping[int, Wait]:
+        """Waits by cgroup id. `live` has the path of every cgroup that exists; others may be forgotten.
+
+        Raises Unavailable when the source has stopped working.
+        """
+
+    def close(self) -> None:
+        """Detach from the kernel. Idempotent."""
+
+
+class PodSource(Protocol):
+    """Whoever lists the node's pods: a file, the kubelet, the container runtime."""
+
+    def read(self) -> tuple[Pod, ...]:
+        """All pods of this node. Raises Unavailable when they cannot be listed now."""
+
+
+class Sink(Protocol):
+    """Whoever is shown each round. Must return quickly and must not raise."""
+
+    def publish(self, finished: Round) -> None: ...
+
+
+class Journal(Protocol):
+    """The bounded record of decisions, as readers see it."""
+
+    def entries(self, after: int = 0, limit: int = 200) -> Sequence[JournalEntry]:
+        """The newest `limit` entries whose seq is greater than `after`, oldest first."""

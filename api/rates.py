@@ -1,0 +1,134 @@
+"""Two snapshots in, rates out. A cgroup that was made anew, or a counter that went backwards, has no rate this time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from api.samples import CgroupSample, CpuTimes, Pressure, Snapshot, Wait
+
+NS_PER_US = 1000
+
+
+class CgroupRates(msgspec.Struct, frozen=True, kw_only=True):
+    """Change of one cgroup over an interval; ratios and cores are per second of wall time."""
+
+    interval_ns: int
+    cpu_cores: float | None = None
+    throttled_periods_ratio: float | None = None
+    """Throttled periods among the CFS periods that elapsed; 0 where none elapsed."""
+    throttled_ns: int | None = None
+    wait: Wait | None = None
+    """Waits that ended within the interval."""
+    wait_cores: float | None = None
+    """Mean number of tasks that waited for a CPU; with cpu_cores it makes the mean number runnable (Little's law)."""
+    cpu_pressure_ratio: float | None = None
+    memory_pressure_ratio: float | None = None
+    io_pressure_ratio: float | None = None
+
+
+class NodeRates(msgspec.Struct, frozen=True, kw_only=True):
+    """Change of the machine over an interval."""
+
+    interval_ns: int
+    busy_cores: float | None = None
+    steal_cores: float | None = None
+    per_cpu_busy_ratio: Mapping[int, float] = {}
+    cpu_pressure_ratio: float | None = None
+    memory_pressure_ratio: float | None = None
+    io_pressure_ratio: float | None = None
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """Rates of the node and of every cgroup present, as the same cgroup, in both snapshots (by path)."""
+
+    node: NodeRates
+    cgroups: Mapping[str, CgroupRates]
+
+
+def delta(before: int | None, after: int | None) -> int | None:
+    """Growth of a counter; None where either end is unknown or the counter went backwards."""
+    if before is None or after is None or after < before:
+        return None
+    return after - before
+
+
+def wait_delta(before: Wait | None, after: Wait | None) -> Wait | None:
+    """Waits that ended between two samples of the same cgroup."""
+    if before is None or after is None:
+        return None
+    sum_ns, count = delta(before.sum_ns, after.sum_ns), delta(before.count, after.count)
+    if sum_ns is None or count is None:
+        return None
+    slots = None
+    if before.slots is not None and after.slots is not None:
+        slots = tuple(b - a for a, b in zip(before.slots, after.slots, strict=True))
+        if min(slots) < 0:
+            return None
+    return Wait(sum_ns=sum_ns, count=count, slots=slots)
+
+
+def rates(previous: Snapshot, current: Snapshot) -> Rates | None:
+    """Rates between two snapshots of one boot; None if no time passed between them or the machine restarted."""
+    interval_ns = current.taken_at_ns - previous.taken_at_ns
+    if interval_ns <= 0 or previous.boot_id != current.boot_id:
+        return None
+    cgroups = {
+        path: _cgroup_rates(before, after, interval_ns)
+        for path, after in current.cgroups.items()
+        if (before := previous.cgroups.get(path)) is not None and before.id == after.id
+    }
+    return Rates(node=_node_rates(previous, current, interval_ns), cgroups=cgroups)
+
+
+def _cgroup_rates(before: CgroupSample, after: CgroupSample, interval_ns: int) -> CgroupRates:
+    usage = delta(before.cpu_usage_ns, after.cpu_usage_ns)
+    periods = delta(before.periods, after.periods)
+    throttled = delta(before.throttled_periods, after.throttled_periods)
+    wait = wait_delta(before.wait, after.wait)
+    return CgroupRates(
+        interval_ns=interval_ns,
+        cpu_cores=None if usage is None else usage / interval_ns,
+        throttled_periods_ratio=None if periods is None or throttled is None else throttled / max(periods, 1),
+        throttled_ns=delta(before.throttled_ns, after.throttled_ns),
+        wait=wait,
+        wait_cores=None if wait is None else wait.sum_ns / interval_ns,
+        cpu_pressure_ratio=_pressure_ratio(before.cpu_pressure, after.cpu_pressure, interval_ns),
+        memory_pressure_ratio=_pressure_ratio(before.memory_pressure, after.memory_pressure, interval_ns),
+        io_pressure_ratio=_pressure_ratio(before.io_pressure, after.io_pressure, interval_ns),
+    )
+
+
+def _node_rates(previous: Snapshot, current: Snapshot, interval_ns: int) -> NodeRates:
+    before, after = previous.node, current.node
+    busy = steal = None
+    if before.cpu is not None and after.cpu is not None:
+        busy = delta(before.cpu.busy_ns, after.cpu.busy_ns)
+        steal = delta(before.cpu.steal_ns, after.cpu.steal_ns)
+    per_cpu = {
+        cpu: ratio
+        for cpu, times in after.per_cpu.items()
+        if cpu in before.per_cpu and (ratio := _busy_ratio(before.per_cpu[cpu], times)) is not None
+    }
+    return NodeRates(
+        interval_ns=interval_ns,
+        busy_cores=None if busy is None else busy / interval_ns,
+        steal_cores=None if steal is None else steal / interval_ns,
+        per_cpu_busy_ratio=per_cpu,
+        cpu_pressure_ratio=_pressure_ratio(before.cpu_pressure, after.cpu_pressure, interval_ns),
+        memory_pressure_ratio=_pressure_ratio(before.memory_pressure, after.memory_pressure, interval_ns),
+        io_pressure_ratio=_pressure_ratio(before.io_pressure, after.io_pressure, interval_ns),
+    )
+
+
+def _busy_ratio(before: CpuTimes, after: CpuTimes) -> float | None:
+    busy, total = delta(before.busy_ns, after.busy_ns), delta(before.total_ns, after.total_ns)
+    return None if busy is None or not total else busy / total
+
+
+def _pressure_ratio(before: Pressure | None, after: Pressure | None, interval_ns: int) -> float | None:
+    if before is None or after is None:
+        return None
+    stalled_us = delta(before.some_us, after.some_us)
+    return None if stalled_us is None else stalled_us * NS_PER_US / interval_ns

@@ -1,0 +1,1 @@
+"""Rounds to the outside: Prometheus, OpenTelemetry, HTTP. Reads rounds, changes nothing."""
