@@ -35,3 +35,15 @@ def quantile_ns(slots: Sequence[int], q: float) -> float | None:
             return low + (BOUNDS_NS[k] - low) * (rank - below) / count
         below += count
     return float(BOUNDS_NS[-1])
+
+
+def above(slots: Sequence[int], threshold_ns: float) -> float:
+    """How many waits were longer than the threshold, interpolated inside the slot that holds it."""
+    longer = 0.0
+    for k, count in enumerate(slots):
+        low = 0 if k == 0 else BOUNDS_NS[k - 1]
+        if threshold_ns <= low:
+            longer += count
+        elif k < SLOTS - 1 and threshold_ns < BOUNDS_NS[k]:
+            longer += count * (BOUNDS_NS[k] - threshold_ns) / (BOUNDS_NS[k] - low)
+    return longer

@@ -1,0 +1,84 @@
+"""How much CPU online containers need: Katalyst's canonical estimate, with load taken from measured waits.
+
+A container needs max(1.25 x use, load1, load5) cores; its request while it ramps up or is not measured; 4 where it has
+no request either. Load is the mean number of runnable tasks: time on a CPU plus time waiting for one, per second
+(Little's law), averaged exponentially over one and five minutes like the kernel's own. Waits caused by the container's
+own quota count as load: it asked for that CPU, whoever denied it.
+"""
+
+from __future__ import annotations
+
+from math import exp
+
+from agent.advisor.memory import ContainerMemory, Memory
+from agent.config import AdvisorConfig
+from api.pods import Container
+from api.rates import CgroupRates, Rates
+from api.samples import Snapshot
+
+NS_PER_S = 1_000_000_000
+USAGE_WINDOW_S = 5.0
+"""Use is averaged over Katalyst's metric interval, so that a one-second round is no more nervous than its five."""
+
+
+def online_containers(snapshot: Snapshot) -> tuple[Container, ...]:
+    """Containers whose CPU is lent and taken back: those of shared and dedicated pods."""
+    return tuple(container for pod in snapshot.pods if pod.qos.online for container in pod.containers)
+
+
+def remember(
+    snapshot: Snapshot, change: Rates | None, memory: Memory, config: AdvisorConfig
+) -> dict[str, ContainerMemory]:
+    """The demand of every online container with this interval folded in."""
+    result = {}
+    for container in online_containers(snapshot):
+        sample = snapshot.cgroups.get(container.cgroup)
+        if sample is None:
+            continue
+        before = memory.containers.get(container.cgroup)
+        if before is None or before.cgroup_id != sample.id:
+            before = ContainerMemory(
+                cgroup_id=sample.id, first_seen_ns=snapshot.taken_at_ns, ramping=memory.previous is not None
+            )
+        result[container.cgroup] = _fold(
+            before, change.cgroups.get(container.cgroup) if change else None, snapshot.taken_at_ns, config
+        )
+    return result
+
+
+def _fold(before: ContainerMemory, rate: CgroupRates | None, now_ns: int, config: AdvisorConfig) -> ContainerMemory:
+    usage, load1, load5 = before.usage_cores, before.load1, before.load5
+    if rate is not None and rate.cpu_cores is not None:
+        seconds = rate.interval_ns / NS_PER_S
+        usage = _average(usage, rate.cpu_cores, seconds, USAGE_WINDOW_S)
+        if rate.wait_cores is not None:
+            load1 = _average(load1, rate.cpu_cores + rate.wait_cores, seconds, 60.0)
+            load5 = _average(load5, rate.cpu_cores + rate.wait_cores, seconds, 300.0)
+    return ContainerMemory(
+        cgroup_id=before.cgroup_id,
+        first_seen_ns=before.first_seen_ns,
+        ramping=before.ramping and now_ns - before.first_seen_ns < config.ramp_up_s * NS_PER_S,
+        usage_cores=usage,
+        load1=load1,
+        load5=load5,
+    )
+
+
+def _average(before: float | None, value: float, seconds: float, window_s: float) -> float:
+    """One step of an exponential average; the first value stands for itself."""
+    if before is None:
+        return value
+    return value + (before - value) * exp(-seconds / window_s)
+
+
+def container_cores(container: Container, known: ContainerMemory | None, config: AdvisorConfig) -> float:
+    """Estimated need of one container in cores."""
+    fallback = config.fallback_cores if container.cpu_request_cores is None else container.cpu_request_cores
+    if known is None or known.ramping or known.usage_cores is None:
+        return fallback
+    return max(known.usage_cores * config.usage_margin, known.load1 or 0.0, known.load5 or 0.0)
+
+
+def requirement_cores(snapshot: Snapshot, memory: Memory, config: AdvisorConfig) -> float:
+    """Estimated need of all online containers together, as `memory` already knows them."""
+    return sum(container_cores(c, memory.containers.get(c.cgroup), config) for c in online_containers(snapshot))

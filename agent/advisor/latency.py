@@ -1,0 +1,190 @@
+"""Policy `latency`: what online pods wait for a CPU decides how much CPU is lent. Grows slowly, shrinks at once.
+
+Reclaimed pods run everywhere with cpu.idle, so the scheduler itself gives way to online tasks at every wakeup; what it
+cannot see (waits that add up although it gives way, kernels without cpu.idle) is held in check by a quota on the
+reclaimed pods. The quota is the node (no limit) while waits are short; a breach halves what the reclaimed pods really
+use, a gross one takes it down to a minimum at once; calm gives it back step by step.
+
+The worst-waiting container speaks for all. Its own throttling does not count: the kernel queues no throttled task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import log
+from typing import NamedTuple
+
+import msgspec
+
+from agent.advisor.memory import Memory
+from agent.config import LatencyConfig
+from api.decisions import Verdict
+from api.histograms import above, quantile_ns
+from api.rates import wait_delta
+from api.samples import Wait
+
+NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
+_STEPS_PER_CORE = 20
+"""Lent CPU moves in twentieths of a core: smaller changes are noise that would cost a write each."""
+
+
+class Lending(msgspec.Struct, frozen=True, kw_only=True):
+    """How much to lend from now on, and what the policy must remember of it."""
+
+    lent_cores: float
+    action: str
+    verdict: Verdict
+    last_breach_ns: int | None
+    last_wait_ns: int | None
+
+
+class Situation(msgspec.Struct, frozen=True, kw_only=True):
+    """What the policy judges, already measured."""
+
+    now_ns: int
+    elapsed_ns: int
+    """Time since the previous round; 0 in the first."""
+    node_cpus: int
+    waits: Mapping[str, Wait | None]
+    """By online container's cgroup: waits that ended since the previous round; None where they are not known."""
+    reclaimed_use_cores: float | None
+    requirement_cores: float
+    enable_reclaim: bool = True
+
+
+def worst(waits: Mapping[str, Wait | None], config: LatencyConfig) -> tuple[str, float, int] | None:
+    """The container that waited longest at the quantile: (cgroup, wait in ns, number of waits); None if none waited."""
+    seen = [
+        (wait_ns, cgroup, wait.count)
+        for cgroup, wait in waits.items()
+        if wait is not None and (wait_ns := wait_at(wait, config.quantile)) is not None
+    ]
+    if not seen:
+        return None
+    wait_ns, cgroup, count = max(seen)
+    return cgroup, wait_ns, count
+
+
+def wait_at(wait: Wait, quantile: float) -> float | None:
+    """The quantile of a set of waits in ns; where only their sum is known, that of an exponential of the same mean."""
+    if wait.slots is not None:
+        return quantile_ns(wait.slots, quantile)
+    return wait.sum_ns / wait.count * -log(1 - quantile) if wait.count else None
+
+
+def breached(waits: Mapping[str, Wait | None], limit_ns: float, config: LatencyConfig) -> bool:
+    """Whether some container had more waits above the limit than the quantile allows, and at least min_waits_above."""
+    return any(wait is not None and _breaches(wait, limit_ns, config) for wait in waits.values())
+
+
+def _breaches(wait: Wait, limit_ns: float, config: LatencyConfig) -> bool:
+    if wait.slots is None:
+        value = wait_at(wait, config.quantile)
+        return value is not None and value > limit_ns and wait.count >= config.min_waits_above
+    longer = above(wait.slots, limit_ns)
+    return longer >= config.min_waits_above and longer > (1 - config.quantile) * wait.count
+
+
+def alarmed(before: Mapping[str, Wait], after: Mapping[str, Wait], config: LatencyConfig) -> bool:
+    """Whether the waits between two looks, a fraction of a round apart, are a breach already."""
+    changes = {cgroup: wait_delta(before.get(cgroup), wait) for cgroup, wait in after.items()}
+    return breached(changes, config.target_wait_ms * NS_PER_MS, config)
+
+
+def lend(situation: Situation, memory: Memory, config: LatencyConfig) -> Lending:
+    """Decide how much CPU reclaimed pods may use from now on."""
+    node = float(situation.node_cpus)
+    lent = node if memory.lent_cores is None else min(memory.lent_cores, node)
+    ruling = _judge(situation, memory, config, lent)
+    minimum = max(config.min_lent_ratio * node, 1 / _STEPS_PER_CORE)
+    new = min(max(int(ruling.lent_cores * _STEPS_PER_CORE + 1e-9) / _STEPS_PER_CORE, minimum), node)
+    found = worst(situation.waits, config)
+    inputs: dict[str, float | int | str | None] = {
+        "wait_ms": None if found is None else round(found[1] / NS_PER_MS, 3),
+        "waits": None if found is None else found[2],
+        "cgroup": None if found is None else found[0],
+        "quantile": config.quantile,
+        "reclaimed_use_cores": _rounded(situation.reclaimed_use_cores),
+        "requirement_cores": _rounded(situation.requirement_cores),
+        "lent_before_cores": lent,
+        "lent_cores": new,
+    }
+    held = "freeze" if ruling.rule.startswith("wait_unknown") else "hold"
+    return Lending(
+        lent_cores=new,
+        action="shrink" if new < lent else "grow" if new > lent else held,
+        verdict=Verdict(rule=ruling.rule, text=ruling.text, threshold=ruling.threshold, inputs=inputs),
+        last_breach_ns=situation.now_ns if ruling.uneasy else memory.last_breach_ns,
+        last_wait_ns=situation.now_ns if _measured(situation) or memory.last_wait_ns is None else memory.last_wait_ns,
+    )
+
+
+class _Ruling(NamedTuple):
+    """Which rule fired and what it asks for, before bounds and steps."""
+
+    lent_cores: float
+    rule: str
+    text: str
+    threshold: float | None
+    uneasy: bool = False
+    """Whether calm has to be waited for again."""
+
+
+def _judge(situation: Situation, memory: Memory, config: LatencyConfig, lent: float) -> _Ruling:
+    target_ms, target_ns = config.target_wait_ms, config.target_wait_ms * NS_PER_MS
+    node = float(situation.node_cpus)
+    what = f"p{config.quantile * 100:g} run-queue wait"
+    if not situation.enable_reclaim:
+        return _Ruling(0.0, "reclaim_disabled", "Reclaiming is switched off: only the minimum is lent.", None)
+    if not situation.waits:
+        return _Ruling(node, "nothing_online", "No online pod runs here: the whole node is lent.", None)
+    if breached(situation.waits, target_ns, config):
+        return _take_back(situation, config, lent, what)
+    if not _measured(situation):
+        return _unknown(situation, memory, config, lent)
+    if breached(situation.waits, target_ns / 2, config):
+        text = f"{what} is above half the target of {target_ms:g} ms: nothing more is lent."
+        return _Ruling(lent, "wait_near_target", text, target_ms, uneasy=True)
+    if lent >= node:
+        text = f"{what} is below half the target of {target_ms:g} ms: the whole node is lent."
+        return _Ruling(node, "wait_below_target", text, target_ms)
+    since = memory.last_breach_ns
+    if since is not None and situation.now_ns - since < config.calm_s * NS_PER_S:
+        text = f"{what} has been short for less than {config.calm_s:g} s: nothing more is lent yet."
+        return _Ruling(lent, "not_calm_yet", text, config.calm_s)
+    step = max(config.grow_ratio_per_s * node * situation.elapsed_ns / NS_PER_S, 1 / _STEPS_PER_CORE)
+    text = f"{what} has stayed below half the target of {target_ms:g} ms: {step:.2g} cores more are lent."
+    return _Ruling(lent + step, "wait_below_target", text, target_ms)
+
+
+def _take_back(situation: Situation, config: LatencyConfig, lent: float, what: str) -> _Ruling:
+    found = worst(situation.waits, config)
+    assert found is not None
+    cgroup, wait_ns, _ = found
+    target_ms = config.target_wait_ms
+    seen = f"{what} of {cgroup} is {wait_ns / NS_PER_MS:.3g} ms, the target is {target_ms:g} ms"
+    if wait_ns >= config.gross_breach_factor * target_ms * NS_PER_MS:
+        text = f"{seen}: far above, so all but the minimum is taken back."
+        return _Ruling(0.0, "wait_far_above_target", text, target_ms, uneasy=True)
+    used = lent if situation.reclaimed_use_cores is None else min(lent, situation.reclaimed_use_cores)
+    text = f"{seen}: half of what batch work uses is taken back."
+    return _Ruling(used / 2, "wait_above_target", text, target_ms, uneasy=True)
+
+
+def _measured(situation: Situation) -> bool:
+    return all(wait is not None for wait in situation.waits.values())
+
+
+def _unknown(situation: Situation, memory: Memory, config: LatencyConfig, lent: float) -> _Ruling:
+    """Waits are missing for some online container: lend no more, and soon no more than its estimated need leaves."""
+    since = memory.last_wait_ns
+    if since is None or situation.now_ns - since < config.stale_s * NS_PER_S:
+        return _Ruling(lent, "wait_unknown", "Run-queue waits are missing: lending stays as it is.", None)
+    left = max(situation.node_cpus - situation.requirement_cores, 0.0)
+    text = f"Run-queue waits have been missing for {config.stale_s:g} s: no more is lent than estimated need leaves."
+    return _Ruling(min(lent, left), "wait_unknown_long", text, config.stale_s, uneasy=True)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

@@ -1,0 +1,127 @@
+"""Settings of the node agent: frozen, typed, each explained. A file that cannot hold is refused with field and remedy.
+
+The file is YAML with the field names in camel case: `advisor: {policy: canonical, latency: {targetWaitMs: 5}}`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Seconds = Annotated[float, Meta(gt=0, le=3600)]
+Cores = Annotated[float, Meta(ge=0, le=8192)]
+Ratio = Annotated[float, Meta(gt=0, le=1)]
+_SMALL_NODE_SHARE = 4
+"""Katalyst's reserves are meant for large nodes; where nothing is configured a small node reserves a quarter."""
+
+
+class ConfigError(ValueError):
+    """A setting that cannot hold; the message names file, field and remedy."""
+
+
+class LatencyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Policy `latency`: the measured run-queue wait of online pods decides how much CPU is lent."""
+
+    target_wait_ms: Annotated[float, Meta(ge=0.002, le=1000)] = 10.0
+    """Run-queue wait that online pods may see at `quantile`. Lower protects harder and lends less."""
+    quantile: Annotated[float, Meta(ge=0.5, le=0.999)] = 0.99
+    """Which wait is held against the target. 0.99: one switch in a hundred may wait longer."""
+    min_waits_above: Annotated[int, Meta(ge=1, le=1000)] = 2
+    """So many waits above the target make a breach at least, so that one odd switch of a quiet pod does not."""
+    calm_s: Seconds = 3.0
+    """Waits must have stayed below half the target for so long before more is lent."""
+    grow_ratio_per_s: Ratio = 0.1
+    """How fast lending grows once calm, as a share of the node per second (Koordinator's suppress uses 0.1)."""
+    min_lent_ratio: Ratio = 0.05
+    """What batch work keeps even in a breach, as a share of the node, so that it makes progress and can be measured."""
+    gross_breach_factor: Annotated[float, Meta(ge=1, le=1000)] = 4.0
+    """A wait so many times the target takes everything back down to the minimum at once instead of halving."""
+    stale_s: Seconds = 5.0
+    """Without wait measurements for so long, no more is lent than the estimated need of online pods leaves."""
+
+
+class AdvisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """What is lent to reclaimed pods, and how that is judged. Names in brackets are Katalyst's."""
+
+    policy: Literal["latency", "canonical", "none"] = "latency"
+    """`latency`: priority and measured wait. `canonical`: Katalyst's estimate and disjoint cpusets. `none`: nothing."""
+    enable_reclaim: bool = True
+    """[enableReclaim] False takes everything back but the minimum."""
+    reserved_for_allocate_cores: Cores | None = None
+    """[reservedResourceForAllocate] kept for bursts of online pods; 4 unless set, a quarter of nodes below 16 CPUs."""
+    min_reclaimed_cores: Annotated[int, Meta(ge=1, le=8192)] | None = None
+    """[minReclaimedResourceForAllocate] CPUs that reclaimed pods always keep; defaults like the reserve."""
+    min_share_cores: Annotated[int, Meta(ge=1, le=8192)] = 4
+    """[MinShareCPURequirement] the share pool is never smaller, as far as the node allows."""
+    usage_margin: Annotated[float, Meta(ge=1, le=10)] = 1.25
+    """Estimated need = this x measured use, unless load is higher."""
+    fallback_cores: Cores = 4.0
+    """Assumed need of an online container that is neither measured nor has a request."""
+    ramp_up_s: Annotated[float, Meta(ge=0, le=3600)] = 30.0
+    """A container that came after the agent is taken at its request for so long."""
+    max_ramp_up_cores: Annotated[int, Meta(ge=1)] = 10
+    """[MaxRampUpStep] the share pool grows by at most so much in one round."""
+    max_ramp_down_cores: Annotated[int, Meta(ge=1)] = 2
+    """[MaxRampDownStep] and shrinks by at most so much,"""
+    min_ramp_down_period_s: Annotated[float, Meta(ge=0)] = 30.0
+    """[MinRampDownPeriod] at most this often."""
+    latency: LatencyConfig = LatencyConfig()
+
+    def reserve_cores(self, cpus: int) -> float:
+        """CPU kept for bursts of online pods on a node of so many CPUs."""
+        if self.reserved_for_allocate_cores is not None:
+            return min(self.reserved_for_allocate_cores, cpus)
+        return min(4.0, cpus / _SMALL_NODE_SHARE)
+
+    def reclaim_reserve_cores(self, cpus: int, numa_nodes: int) -> int:
+        """CPUs that reclaimed pods always keep: at least one a NUMA node, at most all."""
+        wanted = min(4, cpus // _SMALL_NODE_SHARE) if self.min_reclaimed_cores is None else self.min_reclaimed_cores
+        return max(min(wanted, cpus), numa_nodes)
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Everything that a file may set; the command line sets the rest."""
+
+    interval_s: Annotated[float, Meta(ge=0.2, le=60)] = 1.0
+    """Time between two rounds."""
+    watch_interval_s: Annotated[float, Meta(ge=0.02, le=60)] = 0.1
+    """How often the waits of online pods are looked at between rounds, to take CPU back at once."""
+    max_cgroups: Annotated[int, Meta(ge=16, le=100_000)] = 4096
+    """More cgroups than this are not read; how many were left out is shown."""
+    advisor: AdvisorConfig = AdvisorConfig()
+
+
+def parse(text: bytes, name: str) -> Config:
+    """Settings from YAML; an empty file is the defaults. Raises ConfigError that names file, field and remedy."""
+    try:
+        document = msgspec.yaml.decode(text)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{name}: not YAML: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{name}: nested too deeply; settings have three levels at most") from None
+    try:
+        return msgspec.convert({} if document is None else document, Config)
+    except msgspec.ValidationError as error:
+        reason, _, where = str(error).partition(" - at `$.")
+        field = where.rstrip("`") or "top level"
+        raise ConfigError(f"{name}: {field}: {reason}; docs/operations.md lists every field and its bounds") from error
+
+
+def load(path: Path | None) -> Config:
+    """Settings from a file, or the defaults without one."""
+    if path is None:
+        return Config()
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    if len(text) > _MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: larger than {_MAX_FILE_BYTES} bytes; this is not a settings file")
+    return parse(text, str(path))
+
+
+_MAX_FILE_BYTES = 1 << 20
