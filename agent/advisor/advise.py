@@ -100,7 +100,7 @@ def _canonical(
     topology, before = snapshot.topology, memory.share_cores
     since = memory.last_ramp_down_ns
     may_shrink = since is None or now_ns - since >= config.min_ramp_down_period_s * NS_PER_S
-    size = pools.share_cores(need, topology, config, before, may_shrink)
+    size = pools.share_cores(need, topology, config, before, may_shrink=may_shrink)
     if not config.enable_reclaim:
         cpus = len(topology.cpus)
         size = max(cpus - config.reclaim_reserve_cores(cpus, len(topology.numa_nodes)), 1)

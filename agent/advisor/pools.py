@@ -6,21 +6,10 @@ as few CPUs as possible, because every move costs the moved tasks their caches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import ceil
 
 from agent.config import AdvisorConfig
 from api.cpus import Topology
-
-
-def reserved_for_reclaim(numa_sizes: Mapping[int, int], minimum: int) -> dict[int, int]:
-    """CPUs of each NUMA node that reclaimed pods always keep: the minimum spread evenly, at least one each."""
-    wanted = max(min(minimum, sum(numa_sizes.values())), len(numa_sizes))
-    each, rest = divmod(wanted, len(numa_sizes))
-    return {
-        node: min(size, each + (1 if index < rest else 0))
-        for index, (node, size) in enumerate(sorted(numa_sizes.items()))
-    }
 
 
 def share_cores(
@@ -28,6 +17,7 @@ def share_cores(
     topology: Topology,
     config: AdvisorConfig,
     before: int | None,
+    *,
     may_shrink: bool,
 ) -> int:
     """CPUs of the share pool: need and reserve rounded up, in steps, within [min_share, node - reclaim's minimum].

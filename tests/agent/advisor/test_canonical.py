@@ -1,0 +1,155 @@
+"""Katalyst's canonical estimate, pools and headroom: the numbers of its tutorial and of its own tests."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.advisor.advise import advise
+from agent.advisor.estimation import container_cores
+from agent.advisor.headroom import pool_cores, region_cores
+from agent.advisor.memory import ContainerMemory, Memory
+from agent.advisor.pools import share_cores, split
+from agent.config import AdvisorConfig
+from api.pods import Container
+from api.qos import QoSLevel
+from tests.agent.advisor.builders import pod, snapshot, topology, waits
+
+CONFIG = AdvisorConfig(policy="canonical")
+
+
+@pytest.mark.parametrize(
+    ("request_cores", "usage", "load1", "ramping", "expected"),
+    [
+        (4.0, 2.0, None, True, 4.0),  # ramping up: the request
+        (4.0, 2.0, None, False, 2.5),  # steady: use x 1.25
+        (4.0, 2.0, 3.1, False, 3.1),  # load above use
+        (4.0, None, None, False, 4.0),  # not measured: the request
+        (None, None, None, False, 4.0),  # neither measured nor requested
+        (None, 0.0, 0.0, False, 0.0),  # measured idle
+    ],
+)
+def test_estimate_of_a_container(
+    request_cores: float | None, usage: float | None, load1: float | None, ramping: bool, expected: float
+) -> None:
+    container = Container(name="c", cgroup="/c", cpu_request_cores=request_cores)
+    known = ContainerMemory(cgroup_id=1, first_seen_ns=0, ramping=ramping, usage_cores=usage, load1=load1)
+    assert container_cores(container, known, CONFIG) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("allocate", "reclaim", "expected"), [(0, 0, 90), (10, 0, 80), (0, 10, 100)])
+def test_region_headroom(allocate: float, reclaim: float, expected: float) -> None:
+    assert region_cores(90, 0, allocate, reclaim) == expected
+
+
+def test_region_headroom_is_never_negative() -> None:
+    assert region_cores(10, 20, 4, 4) == 0
+
+
+def test_pool_headroom_counts_idle_cpus_and_what_reclaimed_pods_use_already() -> None:
+    assert pool_cores(range(10), dict.fromkeys(range(10), 0.3), 3.0) == pytest.approx(10.0)
+    assert pool_cores(range(10), dict.fromkeys(range(10), 0.8), 1.0) == pytest.approx(3.0)
+
+
+def test_a_cpu_nobody_measured_is_not_promised() -> None:
+    assert pool_cores([0, 1], {0: 0.0}, 0.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("usage_per_s", "waiting", "share", "headroom"),
+    [
+        (None, 0, 4, 44.0),  # tutorial: nothing runs, 48 - 4 reserved
+        (1.0, 0, 6, 42.0),  # one busy thread: ceil(4 + 1.25)
+        (1.0, 2, 7, 41.0),  # one runs and two wait on the pool's CPUs: load 3, ceil(4 + 3)
+        (3.0, 0, 8, 40.0),  # tutorial: load 3 that really runs, ceil(4 + 3.75)
+    ],
+)
+def test_tutorial_of_a_48_core_node(usage_per_s: float | None, waiting: int, share: int, headroom: float) -> None:
+    pods = [] if usage_per_s is None else [pod("shared-normal-pod", QoSLevel.SHARED, request=2)]
+    memory, advice = Memory(), None
+    for second in range(400):
+        # Katalyst steps down by 2 CPUs each 30 s at most: the pool starts large and needs minutes to shrink.
+        seen = snapshot(
+            second,
+            pods,
+            cpus=48,
+            usage_s={} if usage_per_s is None else {"shared-normal-pod": second * usage_per_s},
+            wait={"shared-normal-pod": waits({waiting * 1_000_000: second})} if pods else {},
+        )
+        advice, memory = advise(seen, CONFIG, memory, seen.taken_at_ns)
+    assert advice is not None
+    sizes = {pool.name: len(pool.cpus) for pool in advice.pools}
+    assert (sizes["share"], sizes["reclaim"]) == (share, 48 - share)
+    assert advice.headroom_cores == pytest.approx(headroom)
+
+
+def test_share_pool_grows_by_ten_at_most_and_shrinks_by_two_every_thirty_seconds() -> None:
+    node = topology(96)
+    assert share_cores(60, node, CONFIG, 10, may_shrink=True) == 20
+    assert share_cores(5, node, CONFIG, 40, may_shrink=True) == 38
+    assert share_cores(5, node, CONFIG, 40, may_shrink=False) == 40
+
+
+def test_two_cpus_are_split_one_to_one() -> None:
+    assert share_cores(0.3, topology(2), CONFIG, None, may_shrink=True) == 1
+    assert share_cores(5.0, topology(2), CONFIG, None, may_shrink=True) == 1
+
+
+def test_with_smt_the_share_pool_takes_whole_cores() -> None:
+    share, reclaim = split(topology(48, threads=2), 6, ())
+    assert share == (0, 1, 2, 24, 25, 26)
+    assert not set(share) & set(reclaim)
+
+
+@given(
+    cpus=st.integers(1, 64),
+    numa=st.integers(1, 4),
+    threads=st.integers(1, 2),
+    need=st.floats(0, 200),
+    before=st.sets(st.integers(0, 63)),
+    size_before=st.one_of(st.none(), st.integers(1, 64)),
+)
+def test_pools_are_disjoint_cover_the_node_and_are_stable(
+    cpus: int, numa: int, threads: int, need: float, before: set[int], size_before: int | None
+) -> None:
+    node = topology(cpus * threads, numa=min(numa, cpus), threads=threads)
+    size = share_cores(need, node, CONFIG, size_before, may_shrink=True)
+    share, reclaim = split(node, size, tuple(before))
+    assert not set(share) & set(reclaim)
+    assert sorted(share + reclaim) == list(node.ids)
+    assert share
+    assert len(reclaim) >= min(CONFIG.reclaim_reserve_cores(len(node.cpus), len(node.numa_nodes)), len(node.cpus) - 1)
+    assert split(node, size, share) == (share, reclaim)
+    kept = set(before) & set(node.ids)
+    assert len(set(share) & kept) == min(len(kept), len(share)), "CPUs move only where the size forces them to"
+
+
+def test_a_pod_that_comes_later_ramps_up_at_its_request() -> None:
+    first, second = pod("a", QoSLevel.SHARED, request=2), pod("b", QoSLevel.SHARED, request=7)
+    memory = Memory()
+    requirement = {}
+    for at in range(40):
+        pods = [first] if at == 0 else [first, second]
+        seen = snapshot(at, pods, cpus=48, usage_s={"a": 0.0, "b": 0.0})
+        advice, memory = advise(seen, CONFIG, memory, seen.taken_at_ns)
+        assert advice is not None
+        requirement[at] = advice.requirement_cores
+    assert requirement[0] == 2.0  # not measured yet: the request
+    assert requirement[1] == 7.0
+    assert requirement[30] == 7.0
+    assert requirement[31] == 0.0
+
+
+def test_reclaim_switched_off_leaves_reclaimed_pods_the_minimum() -> None:
+    config = AdvisorConfig(policy="canonical", enable_reclaim=False)
+    advice, _ = advise(snapshot(0, [], cpus=48), config, Memory(), 0)
+    assert advice is not None
+    assert advice.lent_cores == 4.0
+    assert advice.headroom_cores == 0.0
+
+
+def test_policy_none_advises_nothing() -> None:
+    advice, memory = advise(snapshot(0, []), AdvisorConfig(policy="none"), Memory(), 0)
+    assert advice is None
+    assert memory.previous is not None

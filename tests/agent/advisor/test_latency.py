@@ -1,0 +1,187 @@
+"""Policy `latency`: a table of situations, and whole stories played through it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.advisor.advise import advise
+from agent.advisor.latency import Situation, alarmed, lend
+from agent.advisor.memory import Memory
+from agent.config import AdvisorConfig, LatencyConfig
+from api.qos import QoSLevel
+from api.samples import Wait
+from tests.agent.advisor.builders import S, pod, snapshot, waits
+
+CONFIG = LatencyConfig(target_wait_ms=8.192)  # a slot's bound: no interpolation in the tables
+NEVER: int | None = None
+
+
+def situation(wait: Wait | None, *, used: float | None = 1.6, now_s: float = 100.0, enable: bool = True) -> Situation:
+    return Situation(
+        now_ns=round(now_s * S),
+        elapsed_ns=S,
+        node_cpus=2,
+        waits={"/web": wait},
+        reclaimed_use_cores=used,
+        requirement_cores=0.5,
+        enable_reclaim=enable,
+    )
+
+
+@pytest.mark.parametrize(
+    ("wait", "before", "calm_for_s", "used", "after", "action", "rule"),
+    [
+        # calm
+        ({10: 1000}, 2.0, 60, 1.6, 2.0, "hold", "wait_below_target"),
+        ({10: 1000}, 1.0, 60, 1.0, 1.2, "grow", "wait_below_target"),
+        ({10: 1000}, 1.9, 60, 1.0, 2.0, "grow", "wait_below_target"),
+        ({10: 1000}, 1.0, 2, 1.0, 1.0, "hold", "not_calm_yet"),
+        ({}, 1.0, 60, 1.0, 1.2, "grow", "wait_below_target"),
+        # 1 % may wait longer, and one wait is no breach
+        ({10: 990, 16000: 10}, 2.0, 60, 1.6, 2.0, "hold", "wait_below_target"),
+        ({10: 3, 16000: 1}, 2.0, 60, 1.6, 2.0, "hold", "wait_below_target"),
+        # between half the target and the target
+        ({10: 900, 8000: 100}, 1.0, 60, 1.0, 1.0, "hold", "wait_near_target"),
+        # above: half of what is used, whatever was lent
+        ({10: 900, 16000: 100}, 2.0, 60, 1.6, 0.8, "shrink", "wait_above_target"),
+        ({10: 900, 16000: 100}, 1.0, 60, 1.6, 0.5, "shrink", "wait_above_target"),
+        ({10: 900, 16000: 100}, 2.0, 60, None, 1.0, "shrink", "wait_above_target"),
+        ({10: 900, 16000: 100}, 0.1, 60, 0.1, 0.1, "hold", "wait_above_target"),
+        # four times above: everything but 5 % of the node
+        ({10: 900, 60000: 100}, 2.0, 60, 1.6, 0.1, "shrink", "wait_far_above_target"),
+    ],
+)
+def test_one_round(
+    wait: dict[int, int], before: float, calm_for_s: float, used: float | None, after: float, action: str, rule: str
+) -> None:
+    memory = Memory(lent_cores=before, last_breach_ns=round((100 - calm_for_s) * S), last_wait_ns=99 * S)
+    lending = lend(situation(waits(wait), used=used), memory, CONFIG)
+    assert (lending.lent_cores, lending.action, lending.verdict.rule) == (pytest.approx(after), action, rule)
+
+
+def test_the_verdict_names_the_numbers_it_rests_on() -> None:
+    verdict = lend(situation(waits({10: 900, 16000: 100})), Memory(lent_cores=2.0), CONFIG).verdict
+    assert verdict.threshold == 8.192
+    # rank 990 of 1000 lies 90 % into the slot from 8.192 to 16.384 ms
+    assert verdict.inputs["wait_ms"] == pytest.approx(15.565, abs=0.001)
+    assert verdict.inputs["cgroup"] == "/web"
+    assert "15.6 ms" in verdict.text
+
+
+def test_missing_waits_freeze_and_then_fall_back_to_the_estimate() -> None:
+    memory = Memory(lent_cores=2.0, last_wait_ns=97 * S)
+    fresh = lend(situation(None), memory, CONFIG)
+    assert (fresh.lent_cores, fresh.action, fresh.verdict.rule) == (2.0, "freeze", "wait_unknown")
+    memory = Memory(lent_cores=2.0, last_wait_ns=95 * S)
+    stale = lend(situation(None), memory, CONFIG)
+    assert (stale.lent_cores, stale.action, stale.verdict.rule) == (1.5, "shrink", "wait_unknown_long")
+    low = lend(situation(None), Memory(lent_cores=0.3, last_wait_ns=95 * S), CONFIG)
+    assert low.lent_cores == 0.3, "missing input never grows what is lent"
+
+
+def test_one_breach_counts_even_if_another_container_is_not_measured() -> None:
+    both = Situation(
+        now_ns=S, elapsed_ns=S, node_cpus=2, waits={"/a": None, "/b": waits({10: 900, 60000: 100})},
+        reclaimed_use_cores=1.0, requirement_cores=0.0,
+    )  # fmt: skip
+    assert lend(both, Memory(lent_cores=2.0), CONFIG).verdict.rule == "wait_far_above_target"
+
+
+def test_the_worst_container_decides_not_the_mean() -> None:
+    both = Situation(
+        now_ns=S, elapsed_ns=S, node_cpus=2,
+        waits={"/busy": waits({10: 100_000}), "/small": waits({16000: 40})},
+        reclaimed_use_cores=1.0, requirement_cores=0.0,
+    )  # fmt: skip
+    lending = lend(both, Memory(lent_cores=2.0), CONFIG)
+    assert lending.action == "shrink"
+    assert lending.verdict.inputs["cgroup"] == "/small"
+
+
+def test_sums_alone_stand_for_an_exponential() -> None:
+    # mean 1 ms: the 99th percentile of an exponential is ln(100) = 4.6 ms; mean 2 ms gives 9.2 ms, above 8.192
+    calm = lend(situation(Wait(sum_ns=100_000_000, count=100)), Memory(lent_cores=2.0), CONFIG)
+    high = lend(situation(Wait(sum_ns=200_000_000, count=100)), Memory(lent_cores=2.0), CONFIG)
+    assert calm.verdict.rule == "wait_near_target"
+    assert high.verdict.rule == "wait_above_target"
+    assert high.verdict.inputs["wait_ms"] == pytest.approx(9.21, abs=0.01)
+
+
+def test_alarm_between_rounds() -> None:
+    before = {"/web": waits({10: 1000})}
+    assert not alarmed(before, {"/web": waits({10: 1100})}, CONFIG)
+    assert not alarmed(before, {"/web": waits({10: 1000, 20000: 1})}, CONFIG), "one wait is no breach"
+    assert alarmed(before, {"/web": waits({10: 1050, 20000: 2})}, CONFIG)
+    assert not alarmed({}, {"/web": waits({20000: 50})}, CONFIG), "a cgroup seen first has no past to subtract"
+
+
+def test_a_spike_is_answered_in_one_round_and_forgiven_slowly() -> None:
+    """Ten calm seconds, two of harm, then calm: lent falls at once and comes back by a tenth of the node a second."""
+    web, batch = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
+    config, memory = AdvisorConfig(latency=CONFIG), Memory()
+    lent, total = {}, {10: 0, 60000: 0}
+    for second in range(40):
+        total[10] += 1000
+        if second in (10, 11):
+            total[60000] += 200
+        seen = snapshot(
+            second,
+            [web, batch],
+            usage_s={"web": 0.2 * second, "batch": 1.7 * second},
+            wait={"web": waits(total), "batch": waits({10: second})},
+        )
+        advice, memory = advise(seen, config, memory, seen.taken_at_ns)
+        assert advice is not None
+        lent[second] = advice.lent_cores
+    assert [lent[s] for s in (0, 9, 10, 11, 13)] == [2.0, 2.0, 0.1, 0.1, 0.1]
+    assert lent[14] == pytest.approx(0.3)
+    assert lent[18] == pytest.approx(1.1)
+    assert lent[23] == 2.0
+    assert all(lent[s] <= lent[s + 1] for s in range(11, 39))
+
+
+def test_nothing_online_lends_the_whole_node() -> None:
+    config = AdvisorConfig(latency=CONFIG)
+    advice, _ = advise(snapshot(0, [pod("batch", QoSLevel.RECLAIMED)]), config, Memory(lent_cores=0.1), 0)
+    assert advice is not None
+    assert (advice.lent_cores, advice.verdict.rule) == (2.0, "nothing_online")
+
+
+def test_reclaim_switched_off_takes_everything_back_but_the_minimum() -> None:
+    lending = lend(situation(waits({10: 1000}), enable=False), Memory(lent_cores=2.0), CONFIG)
+    assert (lending.lent_cores, lending.verdict.rule) == (0.1, "reclaim_disabled")
+
+
+def test_a_new_cgroup_of_the_same_path_is_not_compared_with_the_old_one() -> None:
+    web = pod("web", QoSLevel.SHARED)
+    config, memory = AdvisorConfig(latency=CONFIG), Memory()
+    first = snapshot(0, [web], wait={"web": waits({10: 5000})}, ids={"web": 7})
+    _, memory = advise(first, config, memory, first.taken_at_ns)
+    again = snapshot(1, [web], wait={"web": waits({60000: 9000})}, ids={"web": 8})
+    advice, _ = advise(again, config, memory, again.taken_at_ns)
+    assert advice is not None
+    assert advice.verdict.rule == "wait_unknown"
+
+
+@given(
+    slots=st.lists(st.integers(0, 10_000), min_size=27, max_size=27),
+    before=st.floats(0, 4),
+    used=st.one_of(st.none(), st.floats(0, 2)),
+    missing=st.booleans(),
+    elapsed_s=st.floats(0, 100),
+)
+def test_lent_cpu_stays_within_the_node_and_grows_by_its_step_at_most(
+    slots: list[int], before: float, used: float | None, missing: bool, elapsed_s: float
+) -> None:
+    wait = None if missing else Wait(sum_ns=0, count=sum(slots), slots=tuple(slots))
+    case = Situation(
+        now_ns=10**12, elapsed_ns=round(elapsed_s * S), node_cpus=2, waits={"/web": wait},
+        reclaimed_use_cores=used, requirement_cores=1.0,
+    )  # fmt: skip
+    lending = lend(case, Memory(lent_cores=before, last_wait_ns=0), CONFIG)
+    assert 0.1 <= lending.lent_cores <= 2.0
+    assert lending.lent_cores <= max(before + max(0.2 * elapsed_s, 0.05), 0.1) + 1e-9
+    if missing:
+        assert lending.lent_cores <= max(before, 0.1)

@@ -1,0 +1,150 @@
+"""CPU lists, quantities, QoS levels, histograms and rates: the arithmetic that everything else stands on."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.cpus import format_cpu_list, parse_cpu_list
+from api.histograms import BOUNDS_NS, SLOTS, above, quantile_ns, slot_of
+from api.pods import parse_quantity
+from api.qos import QOS_LEVEL_KEY, QoSLevel, qos_level
+from api.rates import rates
+from api.samples import CgroupSample, Wait
+from tests.agent.advisor.builders import pod, snapshot, waits
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"),
+    [("", ()), ("0", (0,)), ("0-3,8", (0, 1, 2, 3, 8)), (" 8,0-1 \n", (0, 1, 8)), ("3,3,2-3", (2, 3)), ("0-0", (0,))],
+)
+def test_cpu_lists_are_read(text: str, cpus: tuple[int, ...]) -> None:
+    assert parse_cpu_list(text) == cpus
+
+
+@pytest.mark.parametrize("text", ["a", "1-", "-1", "3-1", "0-99999999999", "1,,x", "0x1", "²", "1-2-3"])
+def test_what_is_no_cpu_list_is_refused_and_quoted(text: str) -> None:
+    with pytest.raises(ValueError, match="CPU list"):
+        parse_cpu_list(text)
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_cpu_lists_round_trip(cpus: set[int]) -> None:
+    assert parse_cpu_list(format_cpu_list(cpus)) == tuple(sorted(cpus))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("500m", "0.5"), ("2", "2"), ("0.25", "0.25"), ("1Gi", "1073741824"), ("2k", "2000")]
+)
+def test_quantities(text: str, value: str) -> None:
+    assert parse_quantity(text) == Decimal(value)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1 Gi", "1e3", "Gi", "1GI", "nan", "٣", "9" * 30])
+def test_what_is_no_quantity_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a quantity"):
+        parse_quantity(text)
+
+
+def test_qos_level_defaults_to_shared_but_a_wrong_one_is_an_error() -> None:
+    assert qos_level({}) is QoSLevel.SHARED
+    assert qos_level({QOS_LEVEL_KEY: "reclaimed_cores"}) is QoSLevel.RECLAIMED
+    with pytest.raises(ValueError, match="'best_effort' is not a QoS level; use one of shared_cores"):
+        qos_level({QOS_LEVEL_KEY: "best_effort"})
+
+
+@pytest.mark.parametrize(
+    ("wait_ns", "slot"),
+    [(0, 0), (1, 0), (1000, 0), (1001, 1), (2000, 1), (2001, 2), (4000, 2), (4001, 3), (10**15, SLOTS - 1)],
+)
+def test_slots_have_inclusive_upper_bounds(wait_ns: int, slot: int) -> None:
+    assert slot_of(wait_ns) == slot
+
+
+@given(st.integers(0, 10**14))
+def test_a_wait_lies_within_the_bounds_of_its_slot(wait_ns: int) -> None:
+    slot = slot_of(wait_ns)
+    assert slot == SLOTS - 1 or wait_ns <= BOUNDS_NS[slot]
+    assert slot == 0 or wait_ns > BOUNDS_NS[slot - 1]
+
+
+def slots_of(counts: dict[int, int]) -> list[int]:
+    return [counts.get(k, 0) for k in range(SLOTS)]
+
+
+@pytest.mark.parametrize(
+    ("counts", "q", "expected_ns"),
+    [
+        ({}, 0.99, None),
+        ({0: 100}, 0.5, 500),  # half way into the first microsecond
+        ({3: 100}, 0.5, 6000),  # half way from 4 to 8 us
+        ({0: 99, 10: 1}, 0.99, 1000),
+        ({0: 98, 10: 2}, 0.99, 768_000),  # half way from 512 to 1024 us
+        ({26: 5}, 0.5, 1000 << 25),  # open slot: its lower bound
+    ],
+)
+def test_quantiles_interpolate_inside_a_slot(counts: dict[int, int], q: float, expected_ns: float | None) -> None:
+    assert quantile_ns(slots_of(counts), q) == expected_ns
+
+
+@given(st.lists(st.integers(0, 1000), min_size=SLOTS, max_size=SLOTS), st.floats(0.01, 0.99))
+def test_above_is_the_inverse_of_the_quantile(slots: list[int], q: float) -> None:
+    value = quantile_ns(slots, q)
+    if value is not None and value < BOUNDS_NS[-1]:
+        # Where no slot is empty around the rank the two meet exactly; across a gap the quantile is the gap's lower edge.
+        assert above(slots, value) == pytest.approx((1 - q) * sum(slots), abs=1e-6 * sum(slots) + 1e-6)
+
+
+def test_rates_of_use_throttling_and_waits() -> None:
+    web = pod("web", QoSLevel.SHARED)
+    before = snapshot(0, [web], usage_s={"web": 1.0}, wait={"web": waits({10: 5})})
+    after = snapshot(2, [web], usage_s={"web": 1.5}, wait={"web": waits({10: 5, 3000: 2})})
+    change = rates(before, after)
+    assert change is not None
+    web_rates = change.cgroups["/web"]
+    assert web_rates.cpu_cores == 0.25
+    assert web_rates.wait is not None
+    assert (web_rates.wait.count, web_rates.wait.sum_ns) == (2, 6_000_000)
+    assert web_rates.wait_cores == pytest.approx(0.003)
+
+
+def test_no_rate_for_a_new_cgroup_a_counter_that_fell_or_another_boot() -> None:
+    web = pod("web", QoSLevel.SHARED)
+    before = snapshot(0, [web], usage_s={"web": 1.0}, ids={"web": 1})
+    renewed = rates(before, snapshot(1, [web], usage_s={"web": 2.0}, ids={"web": 2}))
+    assert renewed is not None
+    assert renewed.cgroups == {}
+    fell = rates(before, snapshot(1, [web], usage_s={"web": 0.5}, ids={"web": 1}))
+    assert fell is not None
+    assert fell.cgroups["/web"].cpu_cores is None
+    assert rates(before, msgspec.structs.replace(snapshot(1, [web]), boot_id="other")) is None
+    assert rates(before, before) is None
+
+
+def test_throttled_ratio_is_of_the_periods_that_elapsed() -> None:
+    web = pod("web", QoSLevel.SHARED)
+    first, second = snapshot(0, [web]), snapshot(1, [web])
+
+    def with_periods(seen, periods: int, throttled: int):  # type: ignore[no-untyped-def]
+        sample = CgroupSample(path="/web", id=100, periods=periods, throttled_periods=throttled, throttled_ns=0)
+        return msgspec.structs.replace(seen, cgroups={"/web": sample})
+
+    change = rates(with_periods(first, 100, 10), with_periods(second, 110, 15))
+    assert change is not None
+    assert change.cgroups["/web"].throttled_periods_ratio == 0.5
+    idle = rates(with_periods(first, 100, 10), with_periods(second, 100, 10))
+    assert idle is not None
+    assert idle.cgroups["/web"].throttled_periods_ratio == 0.0
+
+
+def test_waits_known_as_sums_only_have_no_slots() -> None:
+    web = pod("web", QoSLevel.SHARED)
+    before = snapshot(0, [web], wait={"web": Wait(sum_ns=10, count=1)})
+    after = snapshot(1, [web], wait={"web": Wait(sum_ns=30, count=2)})
+    change = rates(before, after)
+    assert change is not None
+    assert change.cgroups["/web"].wait == Wait(sum_ns=20, count=1)
