@@ -1,0 +1,58 @@
+# Everything a person runs. `make` alone lists the targets.
+SHELL := /bin/sh
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAGE ?=
+ARGS ?=
+
+.PHONY: help run test check fmt setup setup-test bench lock reset clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: setup ## start the agent and the demo, with a live view here and a page on http://127.0.0.1:9102
+	@$(BIN)/dioptase demo $(ARGS)
+
+test: setup-test ## pass every test; STAGE=unit runs one stage (see tests/run --list)
+	@$(BIN)/python tests/run $(STAGE)
+
+check: setup-test ## format, lint, types, import contracts and unit tests: seconds
+	@$(BIN)/python tests/run format types contracts unit
+
+fmt: setup-test ## format the code
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+bench: setup-test ## measure everything (about 40 minutes) and write bench/results/
+	@$(BIN)/python -m bench $(ARGS)
+
+setup: $(VENV)/run.stamp ## install what running needs, once
+
+setup-test: $(VENV)/test.stamp ## install what testing needs, once
+
+# The stamps hang on the locks: a second `make run` touches no network. python3-bpfcc is the distribution's; where it cannot
+# be installed the agent measures waits in a coarser way and says so.
+$(VENV)/run.stamp: requirements.lock pyproject.toml deploy/install-packages
+	@deploy/install-packages run
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing Python packages into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+$(VENV)/test.stamp: requirements-dev.lock $(VENV)/run.stamp
+	@deploy/install-packages test
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@touch $@
+
+lock: ## resolve the locked versions anew
+	@$(BIN)/python -m pip install --quiet uv
+	@$(BIN)/uv pip compile --quiet --universal --upgrade --generate-hashes --no-header pyproject.toml -o requirements.lock
+	@$(BIN)/uv pip compile --quiet --universal --upgrade --generate-hashes --no-header --group dev pyproject.toml \
+		-c requirements.lock -o requirements-dev.lock
+
+reset: setup ## put every cgroup back that an agent changed, for example after kill -9
+	@$(BIN)/dioptase reset
+
+clean: ## remove what was installed and built here
+	@rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
