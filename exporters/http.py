@@ -1,0 +1,272 @@
+"""What the agent shows over HTTP: the page, Prometheus' `/metrics`, `/healthz` and the JSON that `dioptase top` reads.
+
+Read only and for anyone who can reach the port, so it binds loopback unless told otherwise, and there it answers only
+to names of loopback: a web page elsewhere that makes a name of its own point to 127.0.0.1 is refused. Rounds come in by
+`publish`, which never raises; whatever takes more than a moment runs in a thread, so that no reader can delay a tick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+
+from api.decisions import Round
+from api.ports import Journal, Unavailable
+from api.text import to_json
+from exporters import view
+from exporters.history import History
+from exporters.prometheus import Exposition
+
+log = logging.getLogger(__name__)
+
+PAGE = Path(__file__).parent / "page"
+STALE_S = 5.0
+"""A round older than this means that the agent has stopped seeing."""
+MAX_ENTRIES = 2000
+NS_PER_S = 1_000_000_000
+COMPRESS_FROM = 1024
+"""Bytes; below this gzip saves nothing worth its headers."""
+TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".ico": "image/x-icon",
+    ".woff2": "font/woff2",
+}
+"""Fixed, because the system's table differs between distributions and `nosniff` makes a wrong type fatal."""
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Body of every answer that is not 200."""
+
+    error: str
+    remedy: str
+
+
+class Refused(Exception):
+    """A request that gets a Problem instead of what it asked for."""
+
+    def __init__(self, status: int, error: str, remedy: str) -> None:
+        super().__init__(error)
+        self.status = status
+        self.problem = Problem(error, remedy)
+
+
+class Server:
+    """Sink of rounds and HTTP server in one: what is served is exactly what was published."""
+
+    def __init__(self, *, journal: Journal, version: str, page: Path = PAGE) -> None:
+        self._journal = journal
+        self._page = page
+        self._exposition = Exposition(version)
+        self._history = History()
+        self._view_json: bytes | None = None
+        self._published_at_ns: int | None = None
+        self._loopback = True
+        self._runner: web.AppRunner | None = None
+
+    def publish(self, finished: Round) -> None:
+        try:
+            shown = to_json(view.build(finished))
+            self._exposition.publish(finished)
+            self._history.add(finished.snapshot.seq, shown)
+            self._view_json = shown
+            self._published_at_ns = time.monotonic_ns()
+        except Exception:
+            # A bug in what is shown must not stop what is done; /healthz turns 503 as rounds grow old.
+            log.exception("round %d could not be shown", finished.snapshot.seq)
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen and return the port, which the kernel chooses where it is 0. Raises Unavailable with a remedy."""
+        app = web.Application(middlewares=[self._guard])
+        app.router.add_get("/", self._index)
+        app.router.add_get("/static/{name}", self._static)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/healthz", self._health)
+        app.router.add_get("/api/v1/view", self._view)
+        app.router.add_get("/api/v1/history", self._views)
+        app.router.add_get("/api/v1/decisions", self._decisions)
+        app.router.add_get("/api/v1/snapshot", self._snapshot)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except (OSError, OverflowError) as error:
+            await runner.cleanup()
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise Unavailable(
+                f"cannot listen on {host}:{port}: {reason}",
+                "choose another address with --listen HOST:PORT, or stop the program that has this one",
+            ) from error
+        self._runner = runner
+        bound = [address[:2] for address in runner.addresses]
+        self._loopback = all(_is_loopback(name) for name, _ in bound)
+        return int(bound[0][1])
+
+    async def stop(self) -> None:
+        """Close the port and every connection. Idempotent."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            if request.method not in ("GET", "HEAD"):
+                raise Refused(405, f"{request.method} is not served", "use GET: nothing here can be changed")
+            if self._loopback and not _names_loopback(request.headers.get("Host", "")):
+                raise Refused(
+                    403,
+                    f"Host {request.headers['Host']!r} is not a name of this machine's loopback",
+                    "use 127.0.0.1 or localhost, or serve other names with --listen ADDRESS:PORT",
+                )
+            response = await handler(request)
+        except Refused as refusal:
+            response = _problem(refusal.status, refusal.problem)
+        except web.HTTPNotFound:
+            remedy = "see /, /metrics, /healthz, /api/v1/view, /api/v1/history, /api/v1/decisions or /api/v1/snapshot"
+            response = _problem(404, Problem(f"{request.path} is not served", remedy))
+        if not response.prepared:
+            response.headers.update(HEADERS)
+        return response
+
+    async def _index(self, _request: web.Request) -> web.StreamResponse:
+        return await self._file("index.html")
+
+    async def _static(self, request: web.Request) -> web.StreamResponse:
+        return await self._file(request.match_info["name"])
+
+    async def _file(self, name: str) -> web.StreamResponse:
+        """One of the page's own files; the directory's listing decides, so that no name can lead out of it."""
+        known = await asyncio.to_thread(lambda: {entry.name: entry for entry in self._page.iterdir()})
+        path, content_type = known.get(name), TYPES.get(Path(name).suffix)
+        if path is None or content_type is None:
+            raise web.HTTPNotFound
+        charset = "; charset=utf-8" if content_type.startswith("text/") else ""
+        return web.FileResponse(path, headers={"Content-Type": content_type + charset})
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        body, content_type = await asyncio.to_thread(self._exposition.render, request.headers.get("Accept", ""))
+        return _body(request, body, content_type)
+
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        if self._published_at_ns is None:
+            raise Refused(503, "no round has finished yet", "wait a second; if it stays, look at the agent's log")
+        age_s = (time.monotonic_ns() - self._published_at_ns) / NS_PER_S
+        if age_s >= STALE_S:
+            raise Refused(503, f"the last round is {age_s:.1f} s old", "look at the agent's log; restart the agent")
+        return _body(request, to_json({"age_s": round(age_s, 3)}), "application/json")
+
+    async def _view(self, request: web.Request) -> web.StreamResponse:
+        _parameters(request, ())
+        if self._view_json is None:
+            raise _too_early()
+        return _body(request, self._view_json, "application/json")
+
+    async def _views(self, request: web.Request) -> web.StreamResponse:
+        """Sent piece by piece: five minutes of a full node are tens of MiB that nobody needs in memory at once."""
+        after = _parameters(request, ("after",)).get("after", 0)
+        response = web.StreamResponse(headers={"Content-Type": "application/json", **HEADERS})
+        if _takes_gzip(request):
+            response.enable_compression(web.ContentCoding.gzip)
+        await response.prepare(request)
+        separator = b"["
+        for shown in self._history.after(after):
+            await response.write(separator + shown)
+            await asyncio.sleep(0)  # a fast reader never makes write() wait, and a tick may be due
+            separator = b","
+        await response.write_eof(b"]" if separator == b"," else b"[]")
+        return response
+
+    async def _decisions(self, request: web.Request) -> web.StreamResponse:
+        asked = _parameters(request, ("after", "limit"))
+        limit = asked.get("limit", 200)
+        if not 1 <= limit <= MAX_ENTRIES:
+            raise Refused(400, f"limit: {limit} is out of range", f"use a number from 1 to {MAX_ENTRIES}")
+        entries = self._journal.entries(after=asked.get("after", 0), limit=limit)
+        return _body(request, await asyncio.to_thread(to_json, list(entries)), "application/json")
+
+    async def _snapshot(self, request: web.Request) -> web.StreamResponse:
+        _parameters(request, ())
+        latest = self._exposition.observed.latest
+        if latest is None:
+            raise _too_early()
+        return _body(request, await asyncio.to_thread(to_json, latest.snapshot), "application/json")
+
+
+def _too_early() -> Refused:
+    return Refused(503, "no round has finished yet", "ask again in a second")
+
+
+def _parameters(request: web.Request, known: tuple[str, ...]) -> dict[str, int]:
+    """Whole numbers from the query; a name or value that nobody understands is refused, never ignored."""
+    values: dict[str, int] = {}
+    for name, text in request.query.items():
+        if name not in known:
+            remedy = f"use {' or '.join(known)}" if known else "leave it out: this path takes no parameters"
+            raise Refused(400, f"{name}: unknown parameter", remedy)
+        if name in values:
+            raise Refused(400, f"{name}: given twice", "give it once")
+        if not (text.isascii() and text.isdigit() and len(text) <= 18):
+            raise Refused(400, f"{name}: {text!r} is not a whole number", f"write it as in {name}=0")
+        values[name] = int(text)
+    return values
+
+
+def _body(request: web.Request, body: bytes, content_type: str) -> web.Response:
+    response = web.Response(body=body, headers={"Content-Type": content_type})
+    if len(body) >= COMPRESS_FROM and _takes_gzip(request):
+        response.enable_compression(web.ContentCoding.gzip)
+    return response
+
+
+def _problem(status: int, problem: Problem) -> web.Response:
+    headers = {"Content-Type": "application/json"} | ({"Allow": "GET, HEAD"} if status == 405 else {})
+    return web.Response(status=status, body=to_json(problem), headers=headers)
+
+
+def _takes_gzip(request: web.Request) -> bool:
+    for offered in request.headers.get("Accept-Encoding", "").split(","):
+        name, _, quality = offered.replace(" ", "").partition(";q=")
+        if name.lower() == "gzip":
+            return quality not in ("0", "0.0", "0.00", "0.000")
+    return False
+
+
+def _names_loopback(host: str) -> bool:
+    """Whether a Host header can only mean this machine: an address (no name server can point it elsewhere) or localhost.
+
+    Without the header (HTTP/1.0) there is no browser and so nothing to defend against.
+    """
+    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+    return not host or name.lower().rstrip(".") == "localhost" or _is_address(name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(name: str) -> bool:
+    return _is_address(name) and ipaddress.ip_address(name).is_loopback

@@ -1,0 +1,48 @@
+"""What every test may use: golden files, refreshed with `pytest --update-golden` and then read by a person in the diff."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden/* instead of comparing with it")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare a text with tests/golden/NAME."""
+
+    def compare(name: str, actual: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.write_text(actual)
+        assert path.exists(), f"{path} is missing: run pytest --update-golden"
+        assert actual == path.read_text(), f"{path} differs: if that is meant, run pytest --update-golden"
+
+    return compare
+
+
+@pytest.fixture(scope="session")
+def promtool() -> str:
+    """Path of promtool, or a skip that says how to get it."""
+    return _installed("promtool")
+
+
+@pytest.fixture(scope="session")
+def prometheus_binary() -> str:
+    """Path of prometheus, or a skip that says how to get it."""
+    return _installed("prometheus")
+
+
+def _installed(program: str) -> str:
+    path = shutil.which(program)
+    if path is None:
+        pytest.skip(f"{program} is not installed: apt-get install prometheus")
+    return path

@@ -1,0 +1,161 @@
+"""The text that a scraper gets: golden, clean by promtool, and the same numbers as the library's own writer gives."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import Metric as LibraryMetric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+from prometheus_client.registry import Collector
+
+from api.catalogue import BY_NAME
+from exporters.families import Distribution, Family, Observed, Point, families
+from exporters.prometheus import OPENMETRICS, TEXT, Exposition, lines, negotiate
+from tests.fakes import busy_round
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "exposition.txt"
+HOSTILE = ('quote"', "back\\slash", "new\nline", '{le="1"} 5 # EOF', "größe ☃", " \t", "a\\nb", "\x7f\x01", "=,}")
+Parsed = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def parsed(text: str, parse: Callable[[str], Iterator[LibraryMetric]] = parse_text) -> Parsed:
+    found: Parsed = {}
+    for family in parse(text):
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
+            assert key not in found
+            found[key] = sample.value
+    return found
+
+
+def text_of(observed: Observed) -> str:
+    return "".join(lines(families(observed), openmetrics=False))
+
+
+class Oracle(Collector):
+    """The same families through the library's own types and writer."""
+
+    def __init__(self, shown: list[Family]) -> None:
+        self.shown = shown
+
+    def collect(self) -> Iterator[LibraryMetric]:
+        for family in self.shown:
+            row = family.metric
+            metric = LibraryMetric(
+                row.name.removesuffix("_total") if row.kind == "counter" else row.name, row.help, row.kind
+            )
+            for point in family.points:
+                metric.add_sample(row.name, dict(zip(row.labels, point.labels, strict=True)), point.value)
+            for d in family.distributions:
+                labels = dict(zip(row.labels, d.labels, strict=True))
+                for bound, count in zip((*d.bounds_s, math.inf), d.cumulative, strict=True):
+                    le = "+Inf" if bound == math.inf else str(bound)
+                    metric.add_sample(f"{row.name}_bucket", labels | {"le": le}, count)
+                metric.add_sample(f"{row.name}_count", labels, d.cumulative[-1])
+                metric.add_sample(f"{row.name}_sum", labels, d.sum_s)
+            yield metric
+
+
+def test_golden(golden: Callable[[str, str], None]) -> None:
+    golden("exposition.txt", text_of(Observed(version="1.2.3").after(busy_round(2))))
+
+
+@pytest.mark.prometheus
+def test_promtool_finds_nothing_to_complain_about(promtool: str) -> None:
+    checked = subprocess.run(
+        [promtool, "check", "metrics"], input=GOLDEN.read_bytes(), capture_output=True, check=False
+    )
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+
+
+def test_numbers_come_back_from_the_golden_text() -> None:
+    numbers = parsed(GOLDEN.read_text())
+    web = {"cgroup": "/web", "namespace": "default", "pod": "web", "container": "web", "qos": "shared_cores"}
+    wait = "dioptase_cgroup_runq_wait_seconds"
+    assert numbers[f"{wait}_bucket", frozenset((web | {"le": "8e-06"}).items())] == 180
+    assert numbers[f"{wait}_bucket", frozenset((web | {"le": "0.000128"}).items())] == 198
+    assert numbers[f"{wait}_bucket", frozenset((web | {"le": "+Inf"}).items())] == 200
+    assert numbers[f"{wait}_count", frozenset(web.items())] == 200
+    assert numbers[f"{wait}_sum", frozenset(web.items())] == pytest.approx(0.036512)
+    assert numbers["dioptase_cgroup_cpu_usage_seconds_total", frozenset(web.items())] == 3.0
+    assert numbers["dioptase_indicator_latency_seconds_bucket", frozenset(
+        {"namespace": "default", "pod": "web", "le": "0.05"}.items())] == 396  # fmt: skip
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_any_label_value_and_cgroup_name_survives_both_formats(hostile: str) -> None:
+    finished = busy_round(2)
+    pods = tuple(msgspec.structs.replace(pod, name=hostile + pod.name) for pod in finished.snapshot.pods)
+    web = msgspec.structs.replace(finished.snapshot.cgroups["/web"], path=f"/{hostile}")
+    cgroups = {**finished.snapshot.cgroups, web.path: web}
+    snapshot = msgspec.structs.replace(finished.snapshot, cgroups=cgroups, pods=pods)
+    observed = Observed(version=hostile).after(msgspec.structs.replace(finished, snapshot=snapshot))
+
+    registry = CollectorRegistry()
+    registry.register(Oracle(list(families(observed))))
+    expected = parsed(generate_latest(registry).decode())
+    assert parsed(text_of(observed)) == expected
+    openmetrics = "".join(lines(families(observed), openmetrics=True)) + "# EOF\n"
+    assert parsed(openmetrics, parse_openmetrics) == expected
+    unowned = {"cgroup": f"/{hostile}", "namespace": "", "pod": "", "container": "", "qos": ""}
+    assert expected["dioptase_cgroup_threads", frozenset(unowned.items())] == 8
+
+
+def test_numbers_that_are_not_finite_are_spelled_as_prometheus_reads_them() -> None:
+    row = BY_NAME["dioptase_pool_cpus"]
+    values = {"nan": math.nan, "plus": math.inf, "minus": -math.inf, "tiny": 5e-324, "large": 2**63}
+    family = Family(row, points=tuple(Point((name,), value) for name, value in values.items()))
+    back = parsed("".join(lines(iter([family]), openmetrics=False)))
+    for name, value in values.items():
+        assert back["dioptase_pool_cpus", frozenset({("pool", name)})] == pytest.approx(value, nan_ok=True)
+
+
+def test_a_histogram_without_labels_or_bounds_is_well_formed() -> None:
+    row = msgspec.structs.replace(BY_NAME["dioptase_indicator_latency_seconds"], labels=())
+    family = Family(row, distributions=(Distribution((), (), (3,), 1.5),))
+    back = parsed("".join(lines(iter([family]), openmetrics=True)) + "# EOF\n", parse_openmetrics)
+    assert back[f"{row.name}_bucket", frozenset({("le", "+Inf")})] == 3
+    assert back[f"{row.name}_count", frozenset()] == 3
+    assert back[f"{row.name}_sum", frozenset()] == 1.5
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        ("", TEXT),
+        ("*/*", TEXT),
+        ("text/html,application/xhtml+xml,*/*;q=0.8", TEXT),
+        ("text/plain;version=0.0.4", TEXT),
+        ("application/openmetrics-text;version=1.0.0,text/plain;q=0.5", OPENMETRICS),
+        ("text/plain;q=0.5, Application/OpenMetrics-Text; version=0.0.1", OPENMETRICS),
+        ("application/openmetrics-text;version=rubbish", OPENMETRICS),
+    ],
+)
+def test_the_scraper_chooses_the_format(accept: str, content_type: str) -> None:
+    assert negotiate(accept) == content_type
+
+
+@pytest.mark.parametrize("accept", ["", OPENMETRICS])
+def test_a_scrape_has_the_round_and_this_process_and_is_rendered_once_a_round(accept: str) -> None:
+    exposition = Exposition("1.2.3")
+    exposition.publish(busy_round(2))
+    body, content_type = exposition.render(accept)
+    assert exposition.render(accept)[0] is body
+    numbers = parsed(body.decode(), parse_openmetrics if content_type == OPENMETRICS else parse_text)
+    assert numbers["dioptase_snapshot_timestamp_seconds", frozenset()] == 1_700_000_002
+    assert numbers["process_resident_memory_bytes", frozenset()] > 2**20
+    assert numbers["process_cpu_seconds_total", frozenset()] > 0
+
+    exposition.publish(busy_round(3))
+    fresh, _ = exposition.render(accept)
+    numbers = parsed(fresh.decode(), parse_openmetrics if content_type == OPENMETRICS else parse_text)
+    assert numbers["dioptase_snapshot_timestamp_seconds", frozenset()] == 1_700_000_003
+    assert numbers["dioptase_rounds_total", frozenset({("trigger", "tick"), ("action", "grow")})] == 2
