@@ -1,16 +1,44 @@
-"""Numbers that two processes share without a lock: one writer, any readers, an anonymous-looking file of unsigned 64-bit cells.
+"""Numbers that two processes share without a lock: one writer, any readers, a file of unsigned 64-bit cells.
 
 A cell is written by one process only, and an aligned 8-byte store is atomic on every machine that runs this, so a
-reader sees the old value or the new one and never a mixture.
+reader sees the old value or the new one and never a mixture. Two cells read together may be one request apart.
 """
 
 from __future__ import annotations
 
 import mmap
+from bisect import bisect_left
+from collections.abc import Sequence
+from enum import IntEnum
 from pathlib import Path
 
 BOUNDS_US: tuple[float, ...] = tuple(round(100 * 1.25**i, 1) for i in range(56))
 """Upper bounds of the latency buckets in microseconds: 100 us to 21 s, each a quarter wider than the last."""
+BOUNDS_NS: tuple[int, ...] = tuple(int(bound * 1000) for bound in BOUNDS_US)
+BUCKETS = len(BOUNDS_US) + 1
+"""The last bucket has no upper bound."""
+
+
+class Cell(IntEnum):
+    """What the client counts behind its buckets; everything grows but STARTED_NS and REALTIME."""
+
+    SUM_NS = BUCKETS
+    """Latency of all requests in the buckets."""
+    SENT = BUCKETS + 1
+    ANSWERED = BUCKETS + 2
+    LOST = BUCKETS + 3
+    """Not answered within the timeout; in the buckets with the age that they had then."""
+    LATE = BUCKETS + 4
+    """Answered after they were given up as lost; not counted a second time."""
+    LAG_NS = BUCKETS + 5
+    """How far behind their schedule requests were sent, summed: the client's own share of the latency."""
+    STARTED_NS = BUCKETS + 6
+    """CLOCK_REALTIME at which the schedule began; 0 before that."""
+    REALTIME = BUCKETS + 7
+    """1 where the client runs under SCHED_FIFO."""
+
+
+CLIENT_CELLS = BUCKETS + len(Cell)
 
 
 class Counters:
@@ -38,3 +66,25 @@ class Counters:
     def close(self) -> None:
         self._cells.release()
         self._map.close()
+
+
+def bucket_of(latency_ns: int) -> int:
+    """The bucket a latency belongs to; upper bounds are inclusive."""
+    return bisect_left(BOUNDS_NS, latency_ns)
+
+
+def quantile_ms(buckets: Sequence[int], q: float) -> float | None:
+    """The q-quantile in milliseconds, interpolated inside its bucket; None when the buckets are empty.
+
+    The last bucket answers with its lower bound: the truth is at least that.
+    """
+    total = sum(buckets)
+    if total == 0:
+        return None
+    rank, below = q * total, 0
+    for index, count in enumerate(buckets[:-1]):
+        if count and below + count >= rank:
+            low = BOUNDS_US[index - 1] if index else 0.0
+            return (low + (BOUNDS_US[index] - low) * (rank - below) / count) / 1000
+        below += count
+    return BOUNDS_US[-1] / 1000

@@ -1,0 +1,244 @@
+"""The demo's own cgroups: made in every controller that the agent may touch, and removed with nothing left behind.
+
+A lock on the directory says who runs: the kernel drops it with the process, however that ends. What is found without a
+lock is a killed demo's leftover and is made anew, unless somebody else's processes live in it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from api.ports import Unavailable
+
+CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids")
+"""Of version 1; cpuacct is part of cpu in version 2."""
+KNOBS = (
+    "cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.idle", "cpu.weight", "cpu.max",
+    "cpuset.cpus", "cpuset.mems", "memory.limit_in_bytes", "memory.high", "memory.max", "pids.max",
+)  # fmt: skip
+"""Files that an agent may change, of both versions; those that exist are compared before and after."""
+OWN_COMMANDS = (b"demo.online", b"demo.batch")
+EMPTY_WITHIN_S = 5.0
+
+
+class Occupied(Unavailable):
+    """The cgroups exist and somebody lives in them: unlike missing rights, nothing to work around."""
+
+
+class DemoCgroups:
+    """The cgroups of one demo, from `make` to `remove`."""
+
+    def __init__(self, mounts: Sequence[Path], names: Sequence[str]) -> None:
+        self.mounts = tuple(mounts)
+        """Where each cgroup has a directory; the cpu controller's tree comes first."""
+        self.names = tuple(names)
+        self.notes: list[str] = []
+        """What was done beyond making directories, one sentence each."""
+        self._lock: int | None = None
+        self._enabled: list[str] = []
+        self._neighbours: set[str] = set()
+        self._knobs: dict[Path, str] = {}
+
+    @classmethod
+    def make(cls, v1: Mapping[str, Path], v2: Path | None, names: Sequence[str]) -> DemoCgroups:
+        """Make empty cgroups of these names below every mount point that matters.
+
+        `v1` has the mount point of each version 1 controller, `v2` that of the unified hierarchy. Raises Occupied where
+        a cgroup of such a name is in use, Unavailable where this machine or our rights do not allow it; nothing new is
+        left then.
+        """
+        pure_v2 = "cpu" not in v1
+        mounts = dict.fromkeys(v1[name] for name in CONTROLLERS if name in v1)
+        if v2 is not None:
+            mounts = {v2: None, **mounts} if pure_v2 else {**mounts, v2: None}
+        groups = cls(list(mounts), names)
+        try:
+            groups._clear_leftovers()
+            if pure_v2:
+                groups._enable_controllers()
+            groups._fill()
+        except Unavailable:
+            groups._undo()
+            raise
+        except OSError as error:
+            groups._undo()
+            raise Unavailable(
+                f"cgroups cannot be made: {error.filename}: {error.strerror}",
+                "run as root on the host, or in a container with a writable /sys/fs/cgroup (privileged, or a rw mount)",
+            ) from error
+        return groups
+
+    def directories(self, name: str) -> list[Path]:
+        return [mount / name for mount in self.mounts]
+
+    def procs(self, name: str) -> list[Path]:
+        """The files that a process writes its id to in order to join `name` everywhere."""
+        return [directory / "cgroup.procs" for directory in self.directories(name)]
+
+    def changed_knobs(self) -> dict[Path, tuple[str, str]]:
+        """Knobs that differ now from what they were when the cgroups were made: file to (then, now)."""
+        now = self._read_knobs()
+        return {path: (then, now.get(path, "")) for path, then in self._knobs.items() if now.get(path) != then}
+
+    @property
+    def knobs(self) -> int:
+        """How many files `changed_knobs` compares."""
+        return len(self._knobs)
+
+    def remove(self) -> None:
+        """Remove the directories, which must have no processes soon, and disable again what was enabled."""
+        for name in self.names:
+            self._wait_empty(name)
+            for directory in self.directories(name):
+                if directory.exists():
+                    directory.rmdir()
+        self._unlock()
+        self._disable_controllers()
+
+    def _clear_leftovers(self) -> None:
+        for name in self.names:
+            left = [directory for directory in self.directories(name) if directory.exists()]
+            if not left:
+                continue
+            with_lock = os.open(left[0], os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                _lock(with_lock, left[0])
+                self._evict_orphans(name)
+                for directory in left:
+                    directory.rmdir()
+            finally:
+                os.close(with_lock)
+            self.notes.append(f"removed cgroup /{name}, left by a demo that was killed")
+
+    def _fill(self) -> None:
+        for directory in (path for name in self.names for path in self.directories(name)):
+            directory.mkdir()
+            if self._lock is None:
+                self._lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+                _lock(self._lock, directory)
+            _inherit_cpuset(directory)
+        self._knobs = self._read_knobs()
+
+    def _read_knobs(self) -> dict[Path, str]:
+        files = (directory / knob for name in self.names for directory in self.directories(name) for knob in KNOBS)
+        return {file: file.read_text().strip() for file in files if file.exists()}
+
+    def _evict_orphans(self, name: str) -> None:
+        pids = _pids(self.procs(name))
+        for pid in pids:
+            command = _command(pid)
+            if command is not None and not any(own in command.split(b"\0") for own in OWN_COMMANDS):
+                shown = command.replace(b"\0", b" ").decode(errors="replace").strip()
+                raise Occupied(
+                    f"cgroup /{name} holds a process that is not the demo's: {pid} ({shown})",
+                    f"move it elsewhere or end it; the demo needs /{name} for itself",
+                )
+        for pid in pids:
+            self.notes.append(f"ended process {pid}, left in /{name} by a demo that was killed")
+            _kill(pid)
+        self._wait_empty(name)
+
+    def _wait_empty(self, name: str) -> None:
+        deadline = time.monotonic() + EMPTY_WITHIN_S
+        while pids := _pids(self.procs(name)):
+            if time.monotonic() > deadline:
+                raise Unavailable(f"processes {pids} do not leave cgroup /{name}", "end them and start again")
+            time.sleep(0.02)
+
+    def _enable_controllers(self) -> None:
+        mount = self.mounts[0]
+        offered = (mount / "cgroup.controllers").read_text().split()
+        control = mount / "cgroup.subtree_control"
+        if "cpu" not in offered:
+            raise Unavailable(
+                f"{mount}/cgroup.controllers does not offer cpu",
+                "delegate the cpu controller to this cgroup, or run where the whole tree is visible",
+            )
+        self._neighbours = _children(mount)
+        for controller in CONTROLLERS:
+            if controller in offered and controller not in control.read_text().split():
+                control.write_text(f"+{controller}")
+                self._enabled.append(controller)
+                self.notes.append(f"enabled controller {controller} in {control}")
+            elif controller not in offered and controller != "cpuacct":
+                self.notes.append(f"{mount} does not offer controller {controller}: its knobs stay untouched")
+
+    def _disable_controllers(self) -> None:
+        if not self._enabled:
+            return
+        control = self.mounts[0] / "cgroup.subtree_control"
+        enabled = ", ".join(self._enabled)
+        if newcomers := _children(self.mounts[0]) - self._neighbours:
+            self.notes.append(f"left {enabled} enabled in {control}: /{min(newcomers)} is new and may need them")
+        else:
+            for controller in self._enabled:
+                control.write_text(f"-{controller}")
+            self.notes.append(f"disabled {enabled} again in {control}")
+        self._enabled = []
+
+    def _undo(self) -> None:
+        """Take back a half-made attempt. Only what we hold the lock of is ours; before that nothing was made."""
+        if self._lock is not None:
+            for name in self.names:
+                for directory in self.directories(name):
+                    if directory.exists():
+                        directory.rmdir()
+            self._unlock()
+        self._disable_controllers()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _lock(descriptor: int, directory: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        current = directory.stat().st_ino
+    except (BlockingIOError, FileNotFoundError):
+        current = None
+    if current != os.fstat(descriptor).st_ino:
+        raise Occupied(f"another demo is running in cgroup {directory}", "end that one first, or wait for it")
+
+
+def _inherit_cpuset(directory: Path) -> None:
+    """A new cpuset of version 1 has no CPUs and no memory nodes, and takes no process until it has."""
+    for name in ("cpuset.cpus", "cpuset.mems"):
+        file, parent = directory / name, directory.parent / name
+        if file.exists() and parent.exists() and not file.read_text().strip():
+            file.write_text(parent.read_text())
+
+
+def _children(mount: Path) -> set[str]:
+    return {entry.name for entry in mount.iterdir() if entry.is_dir()}
+
+
+def _pids(procs: Iterable[Path]) -> list[int]:
+    pids: set[int] = set()
+    for file in procs:
+        if file.exists():
+            pids.update(map(int, file.read_text().split()))
+    return sorted(pids)
+
+
+def _command(pid: int) -> bytes | None:
+    """The command line of a process; None where it has ended. Process 0 is one outside our process namespace."""
+    if pid == 0:
+        return b"of another process namespace"
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,86 @@
+"""How many requests a second there should be, as a function of time, and when each of them is due. Pure."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+
+import msgspec
+
+
+class Constant(msgspec.Struct, frozen=True, kw_only=True, tag="constant"):
+    """The same rate for ever."""
+
+    rate: float
+
+    @property
+    def peak(self) -> float:
+        return self.rate
+
+    def rate_at(self, _: float) -> float:
+        return self.rate
+
+    def spikes(self, _: float) -> tuple[float, ...]:
+        return ()
+
+
+class Wave(msgspec.Struct, frozen=True, kw_only=True, tag="wave"):
+    """A rate that rises from `low` to `high` and falls back within each period, with one sudden spike on the way down.
+
+    The spike begins and ends within one request: nothing announces it.
+    """
+
+    low: float
+    high: float
+    period_s: float
+    spike: float
+    """Rate during the spike."""
+    spike_at_s: float
+    """Beginning of the spike, from the beginning of its period."""
+    spike_s: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low <= self.high:
+            raise ValueError(f"wave: low {self.low} and high {self.high} must be positive and in this order")
+        if self.spike <= 0 or self.spike_at_s < 0 or self.spike_s < 0 or self.period_s <= 0:
+            raise ValueError("wave: spike and period_s must be positive, spike_at_s and spike_s not negative")
+        if self.spike_at_s + self.spike_s > self.period_s:
+            raise ValueError(f"wave: the spike ends after its period of {self.period_s} s")
+
+    @property
+    def peak(self) -> float:
+        return max(self.high, self.spike)
+
+    def in_spike(self, t: float) -> bool:
+        """Whether second `t` belongs to a spike."""
+        return self.spike_at_s <= t % self.period_s < self.spike_at_s + self.spike_s
+
+    def rate_at(self, t: float) -> float:
+        """Requests a second at `t` seconds from the beginning."""
+        if self.in_spike(t):
+            return self.spike
+        return self.low + (self.high - self.low) * (1 - math.cos(2 * math.pi * t / self.period_s)) / 2
+
+    def spikes(self, until_s: float) -> tuple[float, ...]:
+        """When spikes begin, of those that begin before `until_s`."""
+        count = max(0, math.ceil((until_s - self.spike_at_s) / self.period_s))
+        return tuple(self.spike_at_s + k * self.period_s for k in range(count))
+
+
+Schedule = Constant | Wave
+
+
+def arrivals(schedule: Schedule, rng: random.Random) -> Iterator[float]:
+    """Due times in seconds of a Poisson process with the schedule's rate: exact, by thinning one at its peak."""
+    t, peak = 0.0, schedule.peak
+    while True:
+        t += rng.expovariate(peak)
+        if rng.random() * peak < schedule.rate_at(t):
+            yield t
+
+
+def parse(text: str) -> Schedule:
+    """A schedule from its JSON form, for example `{"type": "constant", "rate": 800}`; ValueError names the field."""
+    decoded: Schedule = msgspec.json.decode(text, type=Schedule)
+    return decoded

@@ -1,0 +1,171 @@
+"""The real processes: what they cost, what they count, and that none of them outlives whoever started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from demo.counters import Cell
+from demo.launch import ROOT, launch, python
+from demo.online import bind
+from demo.schedule import Constant
+from demo.workloads import MAX_RATE, Size, Workloads, demo_wave, size_for
+
+SMALL = Size(cpus=1, service_us=500, workers=2, burners=2)
+PARENT = """
+import sys, time
+from pathlib import Path
+from demo.schedule import Constant
+from demo.workloads import Size, Workloads
+loads = Workloads(Size(cpus=1, service_us=500, workers=2, burners=2), Path(sys.argv[1]))
+loads.start_online(); loads.start_batch(); loads.start_client(Constant(rate=50))
+while not (loads.client.values()[-2] and loads.units()): time.sleep(0.01)
+print("running", flush=True)
+time.sleep(600)
+"""
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def mentioning(text: str) -> set[int]:
+    """Living processes whose environment has `text`: every descendant of a parent that had it."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if text.encode() in (entry / "environ").read_bytes():
+                    found.add(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def test_a_node_of_any_size_gets_a_load_that_one_client_can_send() -> None:
+    two, many = size_for(2), size_for(64)
+    assert (two.service_us, two.workers, two.burners) == (500, 8, 4)
+    assert two.rate(0.6) == 2400
+    assert demo_wave(two).low == 400
+    assert many.rate(0.6) == pytest.approx(MAX_RATE)
+    assert many.workers >= 64 * 0.6 * 2
+    assert many.burners == 128
+
+
+def test_the_service_uses_rate_times_cost_of_cpu(tmp_path: Path) -> None:
+    """1,000 requests of 2 ms are 2 s of CPU; the socket calls and two interpreters' start come on top."""
+    loads = Workloads(Size(cpus=1, service_us=2000, workers=2, burners=1), tmp_path)
+    try:
+        loads.start_online()
+        loads.start_client(Constant(rate=200), duration_s=5)
+        client = loads.process("client")
+        assert client.wait(60) == 0
+        requests = loads.client[Cell.ANSWERED]
+        assert loads.client[Cell.LOST] == 0
+        used = sum(_cpu_ns(pid) for pid in _workers(loads.process("online").pid)) / 1e9
+    finally:
+        loads.close()
+    assert requests == pytest.approx(1000, abs=130)
+    assert 0.002 <= used / requests <= 0.0023
+
+
+def _workers(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _cpu_ns(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
+
+
+def test_burners_count_what_they_do_and_run_idle_when_told(tmp_path: Path) -> None:
+    loads = Workloads(SMALL, tmp_path)
+    try:
+        loads.start_batch(idle=True)
+        assert eventually(lambda: min(loads.batch.values()) > 10)
+        before = loads.units()
+        assert eventually(lambda: loads.units() > before)
+        workers = _workers(loads.process("batch").pid)
+        assert [os.sched_getscheduler(pid) for pid in workers] == [os.SCHED_IDLE] * 2
+        assert loads.ended() is None
+    finally:
+        loads.close()
+
+
+def test_a_worker_that_dies_ends_its_job_visibly(tmp_path: Path) -> None:
+    loads = Workloads(SMALL, tmp_path)
+    try:
+        loads.start_batch()
+        assert eventually(lambda: min(loads.batch.values()) > 0)
+        os.kill(_workers(loads.process("batch").pid)[0], signal.SIGKILL)
+        assert eventually(lambda: loads.ended() is not None)
+        assert loads.ended() == "the batch process ended by itself with exit code 1"
+    finally:
+        loads.close()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_nobody_outlives_a_parent_that_is_killed(tmp_path: Path, signum: int) -> None:
+    mark = f"DIOPTASE_TEST={tmp_path}"
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "DIOPTASE_TEST": str(tmp_path)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, env=environ, cwd=tmp_path
+    )
+    assert parent.stdout is not None
+    with parent.stdout:
+        assert parent.stdout.readline() == b"running\n"
+        assert len(mentioning(mark)) == 1 + (1 + 2) + (1 + 2) + 1
+        parent.send_signal(signum)
+        parent.wait()
+    assert eventually(lambda: not mentioning(mark)), f"left behind: {mentioning(mark)}"
+
+
+def test_the_signal_for_the_end_is_the_one_asked_for(tmp_path: Path) -> None:
+    """What must put things back itself gets SIGTERM, not SIGKILL, when its parent is gone."""
+    out, ready = tmp_path / "out", tmp_path / "ready"
+    child = (
+        "import signal, sys; from pathlib import Path;"
+        "signal.signal(15, lambda *_: (Path(sys.argv[1]).write_text('put back'), sys.exit()));"
+        "Path(sys.argv[2]).touch(); signal.pause()"
+    )
+    parent = (
+        "import sys, time; from demo.launch import launch;"
+        f"launch([sys.executable, '-c', {child!r}, {str(out)!r}, {str(ready)!r}], end_signal=15); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent], env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
+        assert eventually(ready.exists)
+        process.kill()
+    assert eventually(lambda: out.exists() and out.read_text() == "put back")
+
+
+def test_our_modules_start_from_a_directory_with_a_namesake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "__init__.py").write_text("raise RuntimeError('the wrong demo')")
+    monkeypatch.chdir(tmp_path)
+    assert launch([*python("demo.batch"), "--help"]).wait(30) == 0
+
+
+def test_a_program_that_does_not_exist_is_an_exit_code() -> None:
+    assert launch(["/nonexistent/program"]).wait(30) != 0
+
+
+def test_the_services_queue_is_deep_enough_for_a_second_of_overload() -> None:
+    sock = bind()
+    try:
+        granted = sock.getsockopt(1, 8)
+    finally:
+        sock.close()
+    if os.geteuid() != 0:
+        pytest.skip(f"needs root to go beyond net.core.rmem_max; granted {granted} bytes")
+    assert granted >= 2 * 4 << 20
