@@ -1,0 +1,126 @@
+"""What this node gives the agent, asked of the node itself: each answer with the remedy where it is no."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+from agent.hierarchy import Hierarchy, detect
+from agent.qrm.knobs import KnobFiles
+from agent.sense.psi import open_trigger
+from agent.sense.topology import read_topology
+from api.checks import Check
+from api.cpus import format_cpu_list
+from api.decisions import Knob
+from api.ports import Unavailable
+
+MIN_FILES = 8192
+"""Descriptors for some 1,000 cgroups; beyond them files are opened at every read, which costs five times as much."""
+
+
+def checks(state_dir: Path, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> tuple[Check, ...]:
+    """Findings about privileges, cgroups, knobs, pressure and limits, in the order in which they matter."""
+    found = [_privileges()]
+    try:
+        hierarchy = detect(proc)
+    except (Unavailable, OSError) as error:
+        remedy = error.remedy if isinstance(error, Unavailable) else f"mount the proc file system at {proc}"
+        return (*found, Check(name="cgroups", ok=False, detail=str(error), remedy=remedy))
+    topology = read_topology(sys)
+    cpus = f"{len(topology.cpus)} CPUs ({format_cpu_list(topology.ids)}), {len(topology.numa_nodes)} NUMA node(s)"
+    found.append(Check(name="cpus", ok=True, detail=cpus + (", SMT" if topology.smt else "")))
+    found.append(Check(name="cgroups", ok=True, detail=f"{hierarchy.mode}, identified below {hierarchy.primary}"))
+    found.append(_writable(hierarchy))
+    found.extend(_knobs(hierarchy))
+    found.extend(_pressure(hierarchy, proc))
+    found.append(_state(state_dir))
+    found.append(_files())
+    return tuple(found)
+
+
+def _privileges() -> Check:
+    if os.geteuid() == 0:
+        return Check(name="privileges", ok=True, detail="root")
+    return Check(
+        name="privileges",
+        ok=False,
+        detail=f"user {os.geteuid()}: other users' processes and most probes are out of reach",
+        remedy="run as root, or give CAP_BPF, CAP_PERFMON and write access to the pods' cgroups",
+    )
+
+
+def writable(hierarchy: Hierarchy) -> str:
+    """Why cgroups cannot be written here; empty where they can."""
+    needed = (hierarchy.controller("cpu"), hierarchy.controller("cpuset"))
+    for mount in needed:
+        if mount is not None and not os.access(mount, os.W_OK):
+            return f"{mount} is read-only for this process"
+    return ""
+
+
+def _writable(hierarchy: Hierarchy) -> Check:
+    reason = writable(hierarchy)
+    return Check(
+        name="cgroup writes",
+        ok=not reason,
+        detail=reason or "cgroup files can be written",
+        remedy=f"run as root with {hierarchy.primary} mounted read-write; until then decisions run dry"
+        if reason
+        else "",
+    )
+
+
+def _knobs(hierarchy: Hierarchy) -> list[Check]:
+    """Which knobs this kernel has. Root groups lack most, so a child group is asked where there is one."""
+    files = KnobFiles(hierarchy)
+    child = next((entry.name for entry in os.scandir(hierarchy.primary) if entry.is_dir()), None)
+    if child is None:
+        return [Check(name="knobs", ok=True, detail="no cgroup to ask: known as soon as a pod's cgroup exists")]
+    remedies = {
+        Knob.CPUSET: "enable the cpuset controller: echo +cpuset > cgroup.subtree_control (v2), or mount it (v1)",
+        Knob.IDLE: "Linux 5.15 or newer; until then the lowest weight takes its place",
+    }
+    return [
+        Check(
+            name=knob.value,
+            ok=files.available(knob, f"/{child}"),
+            detail=f"asked of /{child}",
+            remedy="" if files.available(knob, f"/{child}") else remedies.get(knob, "enable the cpu controller"),
+        )
+        for knob in Knob
+    ]
+
+
+def _pressure(hierarchy: Hierarchy, proc: Path) -> list[Check]:
+    if not (proc / "pressure/cpu").exists():
+        remedy = "boot with psi=1 (CONFIG_PSI); until then spikes are seen by run-queue waits alone"
+        return [Check(name="pressure", ok=False, detail="no /proc/pressure", remedy=remedy)]
+    found = [Check(name="pressure", ok=True, detail="PSI is on")]
+    try:
+        trigger = open_trigger(proc / "pressure/cpu", 150_000, 1_000_000)
+    except Unavailable as error:
+        found.append(Check(name="pressure triggers", ok=False, detail=error.reason, remedy=error.remedy))
+    else:
+        found.append(Check(name="pressure triggers", ok=True, detail=f"window {trigger.window_us / 1e6:g} s"))
+        trigger.close()
+    if hierarchy.v2 is None:
+        remedy = "mount the unified hierarchy beside version 1: mount -t cgroup2 none /sys/fs/cgroup/unified"
+        found.append(Check(name="pressure of cgroups", ok=False, detail="version 1 has none", remedy=remedy))
+    return found
+
+
+def _state(state_dir: Path) -> Check:
+    nearest = next(path for path in (state_dir, *state_dir.parents) if path.exists())
+    good = os.access(nearest, os.W_OK)
+    remedy = "" if good else f"make {state_dir} writable or choose another with --state-dir"
+    return Check(
+        name="state directory", ok=good, detail=f"{state_dir} {'can' if good else 'cannot'} be written", remedy=remedy
+    )
+
+
+def _files() -> Check:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    enough = hard == resource.RLIM_INFINITY or hard >= MIN_FILES
+    remedy = "" if enough else f"raise the limit: LimitNOFILE={MIN_FILES} or ulimit -Hn {MIN_FILES}"
+    return Check(name="open files", ok=enough, detail=f"at most {hard}", remedy=remedy)

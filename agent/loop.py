@@ -1,0 +1,180 @@
+"""The agent's heart: rounds of sense, advise, act, publish; on time, or at once when online pods wait too long.
+
+A round that fails somewhere unforeseen acts on nothing, says so, and the next one starts afresh.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import msgspec
+
+from agent.advisor.advise import advise
+from agent.advisor.estimation import online_containers
+from agent.advisor.latency import alarmed
+from agent.advisor.memory import Memory
+from agent.config import Config
+from agent.qrm.actuator import Actuator
+from agent.qrm.cpu import decide
+from agent.sense.psi import PsiTrigger
+from agent.sense.sensor import Sensor
+from api.decisions import Act, Advice, Knob, Outcome, Round
+from api.ports import Sink
+from api.samples import Snapshot, SourceStatus, Wait
+
+log = logging.getLogger(__name__)
+NS_PER_S = 1_000_000_000
+
+
+class Loop:
+    """Owns what is remembered between rounds. `run` returns when `stop` is called."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        sensor: Sensor,
+        actuator: Actuator,
+        act: Act,
+        knobs: Collection[Knob],
+        sinks: Sequence[Sink],
+    ) -> None:
+        self._config, self._sensor, self._actuator, self._act, self._knobs = config, sensor, actuator, act, knobs
+        self._sinks = sinks
+        self._memory = Memory()
+        self._previous: Snapshot | None = None
+        self._seq = 0
+        self._stop = asyncio.Event()
+        self._alarm = asyncio.Event()
+        self._trigger = "tick"
+        self.banner: tuple[str, ...] = ()
+
+    def stop(self) -> None:
+        """End after the round that runs now."""
+        self._stop.set()
+        self._alarm.set()
+
+    async def run(self, triggers: Sequence[PsiTrigger] = ()) -> None:
+        """Rounds until `stop`: one every interval_s, and one at once on a wait alarm or a pressure trigger."""
+        watcher = asyncio.create_task(self._watch())
+        unregister = self._register(triggers)
+        due = time.monotonic()
+        try:
+            while not self._stop.is_set():
+                self.turn(self._trigger)
+                self._trigger = "tick"
+                self._alarm.clear()
+                now = time.monotonic()
+                if now >= due:
+                    # After an overrun or a suspended machine the next round is a full interval away: no catching up.
+                    due = max(due + self._config.interval_s, now + self._config.interval_s / 2)
+                try:
+                    await asyncio.wait_for(self._alarm.wait(), max(due - now, 0.0))
+                except TimeoutError:
+                    continue
+        finally:
+            watcher.cancel()
+            unregister()
+
+    def turn(self, trigger: str) -> Round:
+        """One round. Never raises: a bug becomes a source named `advisor` or `actuator` that is not ok."""
+        started = time.monotonic_ns()
+        self._seq += 1
+        snapshot = self._sensor.snapshot(self._seq, started, time.time_ns())
+        advice: Advice | None = None
+        outcomes: tuple[Outcome, ...] = ()
+        stage = "advisor"
+        try:
+            if self._act is not Act.OFF:
+                advice, self._memory = advise(snapshot, self._config.advisor, self._memory, started)
+            if advice is not None:
+                stage = "actuator"
+                outcomes = self._actuator.apply(decide(advice, snapshot, self._knobs))
+        except Exception as error:
+            log.exception("round %d: the %s failed; nothing more is changed in this round", self._seq, stage)
+            snapshot = _with_failure(snapshot, stage, error)
+        finished = Round(
+            snapshot=snapshot,
+            previous=self._previous,
+            act=self._act,
+            trigger=trigger,
+            advice=advice,
+            outcomes=outcomes,
+            duration_ns=time.monotonic_ns() - started,
+            banner=self.banner,
+        )
+        self._previous = snapshot
+        for sink in self._sinks:
+            sink.publish(finished)
+        return finished
+
+    async def _watch(self) -> None:
+        """Between rounds, look at the waits of online pods alone; a breach starts a round without waiting for its time."""
+        policy, before = self._config.advisor, dict[str, Wait]()
+        if policy.policy != "latency" or self._act is Act.OFF:
+            return
+        while True:
+            await asyncio.sleep(self._config.watch_interval_s)
+            after = self._online_waits()
+            if self._can_shrink() and alarmed(before, after, policy.latency):
+                self._ring("wait")
+            before = after
+
+    def _online_waits(self) -> dict[str, Wait]:
+        if self._previous is None:
+            return {}
+        ids: Mapping[int, Wait] = self._sensor.read_waits()
+        return {
+            container.cgroup: ids[sample.id]
+            for container in online_containers(self._previous)
+            if (sample := self._previous.cgroups.get(container.cgroup)) is not None and sample.id in ids
+        }
+
+    def _can_shrink(self) -> bool:
+        """Whether a round on a breach could take anything back; at the minimum it would only burn CPU."""
+        lent, previous = self._memory.lent_cores, self._previous
+        if lent is None or previous is None:
+            return False
+        return lent > self._config.advisor.latency.min_lent_ratio * len(previous.topology.cpus) + 1e-9
+
+    def _ring(self, trigger: str) -> None:
+        self._trigger = trigger
+        self._alarm.set()
+
+    def _register(self, triggers: Sequence[PsiTrigger]) -> Callable[[], None]:
+        """Wake on PSI triggers. asyncio cannot wait for POLLPRI, but an epoll that can is itself readable."""
+        if not triggers:
+            return lambda: None
+        epoll, loop = select.epoll(), asyncio.get_running_loop()
+        for trigger in triggers:
+            epoll.register(trigger.fileno(), select.EPOLLPRI)
+
+        def fired() -> None:
+            for fd, event in epoll.poll(0):
+                if event & select.EPOLLERR:
+                    epoll.unregister(fd)  # its cgroup is gone
+                elif event & select.EPOLLPRI and self._can_shrink():
+                    self._ring("psi")
+
+        loop.add_reader(epoll.fileno(), fired)
+
+        def unregister() -> None:
+            loop.remove_reader(epoll.fileno())
+            epoll.close()
+
+        return unregister
+
+
+def _with_failure(snapshot: Snapshot, stage: str, error: Exception) -> Snapshot:
+    """The same snapshot with one more source that failed, so that the failure is seen wherever sources are."""
+    status = SourceStatus(
+        name=stage,
+        ok=False,
+        error=f"{type(error).__name__}: {error}",
+        remedy="this is a bug: report it with the agent's log",
+    )
+    return msgspec.structs.replace(snapshot, sources=(*snapshot.sources, status))
