@@ -188,6 +188,8 @@ class Server:
         if _takes_gzip(request):
             response.enable_compression(web.ContentCoding.gzip)
         await response.prepare(request)
+        if request.method == "HEAD":
+            return response
         separator = b"["
         for shown in self._history.after(after):
             await response.write(separator + shown)
