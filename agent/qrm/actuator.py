@@ -1,0 +1,237 @@
+"""The only writer: decisions of one round into the kernel, shyly, and what came of each.
+
+Every decision is clamped, dropped where the knob has that value already, journalled, written and read back. Originals
+of a round are on disk, with one fsync, before its first write. A failure concerns its own decision only.
+
+Order: cpu.idle before the weight of any cgroup, because leaving it resets the weight to its default (the actuator then
+puts the original back at once), and setting it pins the weight: a weight decided for an idle group is reported
+UNCHANGED with the reason, since nothing was written and nothing failed; it takes effect when the group stops being
+idle. Cpusets grow from the top down before others shrink from the bottom up, so that none is ever outside the one above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from agent.qrm.bounds import Limits, bound
+from agent.qrm.knobs import KnobFiles, Original, RawValue, canonical
+from agent.qrm.originals import Originals
+from agent.qrm.restore import ORDER, PINNED
+from api.cpus import format_cpu_list, parse_cpu_list
+from api.decisions import Act, Decision, Knob, Outcome, Status
+from api.ports import Unavailable, Vanished
+
+NO_JOURNAL = "originals cannot be journalled, so nothing is changed: give the agent a writable --state-dir"
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A decision that changes something, ready to be written."""
+
+    decision: Decision
+    before: str
+    raw: RawValue
+    clamped_from: str | None
+
+    def outcome(self, status: Status, *, after: str | None = None, error: str = "") -> Outcome:
+        return Outcome(
+            decision=self.decision,
+            status=status,
+            before=self.before,
+            after=after,
+            error=error,
+            clamped_from=self.clamped_from,
+        )
+
+
+@dataclass
+class _RoundState:
+    """What this round has settled so far that later decisions depend on."""
+
+    cpu_count: int
+    idle: dict[str, bool] = field(default_factory=dict)
+    cpus: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+class Actuator:
+    """Applies decisions. Without a journal of originals it writes nothing."""
+
+    def __init__(self, files: KnobFiles, originals: Originals | None, act: Act) -> None:
+        self._files = files
+        self._originals = originals
+        self._act = act
+
+    def apply(self, decisions: Sequence[Decision]) -> tuple[Outcome, ...]:
+        """What came of each decision, in the order in which they were given; nothing at all with `Act.OFF`."""
+        if self._act is Act.OFF:
+            return ()
+        outcomes: dict[int, Outcome] = {}
+        plans: dict[int, _Plan] = {}
+        state = _RoundState(self._files.cpu_count())
+        for index in sorted(range(len(decisions)), key=lambda i: _planning_order(decisions[i])):
+            planned = self._plan(decisions[index], state)
+            if isinstance(planned, Outcome):
+                outcomes[index] = planned
+            else:
+                plans[index] = planned
+        if self._act is Act.DRY_RUN:
+            outcomes.update((index, plan.outcome(Status.DRY_RUN)) for index, plan in plans.items())
+        elif plans:
+            outcomes.update(self._journal_and_write(plans))
+        return tuple(outcomes[index] for index in range(len(decisions)))
+
+    def _plan(self, decision: Decision, state: _RoundState) -> _Plan | Outcome:
+        """What has to be written for a decision, or the outcome where nothing has."""
+        cgroup, cgroup_id, knob = decision.cgroup, decision.cgroup_id, decision.knob
+        before = clamped_from = None
+        try:
+            if cgroup == "/":
+                raise Unavailable("/ is the whole machine", "decide on cgroups of pods only")
+            asked = canonical(knob, decision.value)
+            raw = self._files.read_raw(cgroup, cgroup_id, knob)
+            before = self._files.decode(cgroup, knob, raw)
+            value = bound(knob, asked, self._limits(decision, state))
+            if value != asked:
+                decision, clamped_from = msgspec.structs.replace(decision, value=value), decision.value
+            if knob is Knob.CPUSET and value:
+                state.cpus[cgroup] = parse_cpu_list(value)
+            if knob is Knob.IDLE:
+                state.idle[cgroup] = value == "1"
+            plan = _Plan(decision, before, raw, clamped_from)
+            if knob is Knob.WEIGHT and self._will_be_idle(decision, state):
+                return plan.outcome(Status.UNCHANGED, after=before, error=f"{PINNED} until the group stops being idle")
+        except ValueError as error:
+            return Outcome(decision=decision, status=Status.REFUSED, before=before, error=str(error))
+        except (Unavailable, Vanished) as error:
+            return _failed(decision, error, before=before)
+        return plan.outcome(Status.UNCHANGED, after=before) if before == value else plan
+
+    def _limits(self, decision: Decision, state: _RoundState) -> Limits:
+        ceiling = None
+        if decision.knob is Knob.CPUSET:
+            above = decision.cgroup.rpartition("/")[0]
+            ceiling = state.cpus.get(above) or self._files.ceiling(decision.cgroup)
+        return Limits(ceiling=ceiling, cpu_count=state.cpu_count, inherits=self._files.hierarchy.mode == "v2")
+
+    def _will_be_idle(self, decision: Decision, state: _RoundState) -> bool:
+        if decision.cgroup not in state.idle:
+            state.idle[decision.cgroup] = self._is_idle(decision)
+        return state.idle[decision.cgroup]
+
+    def _is_idle(self, decision: Decision) -> bool:
+        try:
+            return self._files.read(decision.cgroup, decision.cgroup_id, Knob.IDLE) == "1"
+        except Unavailable:
+            return False
+
+    def _journal_and_write(self, plans: Mapping[int, _Plan]) -> dict[int, Outcome]:
+        if self._originals is None:
+            return {index: plan.outcome(Status.REFUSED, error=NO_JOURNAL) for index, plan in plans.items()}
+        try:
+            self._originals.forget_vanished(self._files)
+            self._originals.record(*(original for plan in plans.values() for original in self._originals_of(plan)))
+        except Unavailable as error:
+            reason = f"{error.reason}: {error.remedy}"
+            return {index: plan.outcome(Status.REFUSED, error=reason) for index, plan in plans.items()}
+        self._widen([plan for plan in plans.values() if plan.decision.knob is Knob.CPUSET])
+        return {index: self._write(plans[index]) for index in sorted(plans, key=lambda i: _writing_order(plans[i]))}
+
+    def _originals_of(self, plan: _Plan) -> list[Original]:
+        """What a write is going to change: setting cpu.idle changes the weight too, and while it is set the file of the
+        weight does not hold the owner's."""
+        decision = plan.decision
+        own = _original(decision, decision.knob, plan.raw)
+        try:
+            if decision.knob is Knob.WEIGHT and self._is_idle(decision):
+                return []
+            if decision.knob is Knob.IDLE and plan.before == "0":
+                weight = self._files.read_raw(decision.cgroup, decision.cgroup_id, Knob.WEIGHT)
+                return [own, _original(decision, Knob.WEIGHT, weight)]
+        except Vanished:
+            return []
+        return [own]
+
+    def _widen(self, plans: Sequence[_Plan]) -> None:
+        """Give cpusets that lie in one another the new CPUs on top of the old, so that each can then move on its own.
+
+        Refusals show when the decision itself is written.
+        """
+        paths = [plan.decision.cgroup for plan in plans]
+        for plan in sorted(plans, key=lambda p: p.decision.cgroup.count("/")):
+            cgroup, value = plan.decision.cgroup, plan.decision.value
+            if not value or not any(_inside(cgroup, other) or _inside(other, cgroup) for other in paths):
+                continue
+            both = format_cpu_list((*parse_cpu_list(plan.before), *parse_cpu_list(value)))
+            try:
+                if both not in (plan.before, value):
+                    self._files.write(cgroup, plan.decision.cgroup_id, Knob.CPUSET, both)
+            except (Unavailable, Vanished):
+                continue
+
+    def _write(self, plan: _Plan) -> Outcome:
+        decision = plan.decision
+        cgroup, cgroup_id, knob = decision.cgroup, decision.cgroup_id, decision.knob
+        after = None
+        try:
+            self._files.write(cgroup, cgroup_id, knob, canonical(knob, decision.value))
+            after = self._files.read(cgroup, cgroup_id, knob)
+            error = self._give_weight_back(decision) if knob is Knob.IDLE and after == "0" else ""
+        except (Unavailable, Vanished) as failure:
+            return _failed(decision, failure, before=plan.before, after=after, clamped_from=plan.clamped_from)
+        if after != canonical(knob, decision.value):
+            error = "the kernel shows another value than the one written: look for another program that writes it"
+            return plan.outcome(Status.MISMATCH, after=after, error=error)
+        return plan.outcome(Status.APPLIED, after=after, error=error)
+
+    def _give_weight_back(self, decision: Decision) -> str:
+        # The kernel has just reset the weight; unless a decision on it follows, the original is what the owner wanted.
+        key = (decision.cgroup, decision.cgroup_id, Knob.WEIGHT)
+        for entry in self._originals.entries() if self._originals else ():
+            if (entry.cgroup, entry.cgroup_id, entry.knob) == key:
+                try:
+                    self._files.write_raw(*key, entry.raw.texts)
+                except Unavailable as error:
+                    return f"the weight from before could not be put back: {error.reason}: {error.remedy}"
+        return ""
+
+
+def _planning_order(decision: Decision) -> tuple[int, int]:
+    # Parents first: a cpuset is clamped to what the one above will have.
+    return ORDER.index(decision.knob), decision.cgroup.count("/")
+
+
+def _writing_order(plan: _Plan) -> tuple[int, bool, int]:
+    """Knob by knob; among cpusets those that only gain CPUs first, from the top down, then the others, from the bottom."""
+    decision, depth = plan.decision, plan.decision.cgroup.count("/")
+    grows = decision.knob is not Knob.CPUSET or set(parse_cpu_list(plan.before)) <= set(parse_cpu_list(decision.value))
+    return ORDER.index(decision.knob), not grows, depth if grows else -depth
+
+
+def _inside(cgroup: str, other: str) -> bool:
+    return cgroup.startswith(f"{other}/")
+
+
+def _original(decision: Decision, knob: Knob, raw: RawValue) -> Original:
+    return Original(cgroup=decision.cgroup, cgroup_id=decision.cgroup_id, knob=knob, raw=raw)
+
+
+def _failed(
+    decision: Decision,
+    error: Unavailable | Vanished,
+    *,
+    before: str | None = None,
+    after: str | None = None,
+    clamped_from: str | None = None,
+) -> Outcome:
+    vanished = isinstance(error, Vanished)
+    return Outcome(
+        decision=decision,
+        status=Status.VANISHED if vanished else Status.REFUSED,
+        before=before,
+        after=after,
+        error=f"{error.reason}: {error.remedy}" if isinstance(error, Unavailable) else str(error),
+        clamped_from=clamped_from,
+    )

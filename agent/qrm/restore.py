@@ -1,0 +1,146 @@
+"""Puts originals back into the kernel, in an order in which it can accept them.
+
+cpu.idle goes first: leaving it resets the weight to its default, and while it is set the weight cannot be written.
+Then weights, quotas and cpusets. On version 1 a quota or a cpuset must fit between those of the cgroups above and
+below, so what is refused is tried again after the others, and cpusets are widened before anything is narrowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from agent.qrm.knobs import KnobFiles, Original, RawValue
+from api.cpus import format_cpu_list, parse_cpu_list
+from api.decisions import Decision, Knob, Outcome, Status, Verdict
+from api.ports import Unavailable, Vanished
+
+Key = tuple[str, Knob]
+"""A cgroup and one of its knobs."""
+ORDER = (Knob.IDLE, Knob.WEIGHT, Knob.QUOTA, Knob.CPUSET)
+SETTLED = (Status.APPLIED, Status.UNCHANGED, Status.VANISHED)
+"""Nothing is left to put back after these."""
+VERDICT = Verdict(rule="restore", text="put back what the knob held before the agent first wrote it")
+PINNED = "cpu.idle=1 pins the weight"
+
+
+def key_of(entry: Original) -> Key:
+    """The knob that the entry is about."""
+    return entry.cgroup, entry.knob
+
+
+def put_back(
+    entries: Sequence[Original], files: KnobFiles, keep: Collection[Key] = ()
+) -> tuple[tuple[Outcome, ...], frozenset[Key]]:
+    """Restore all but the kept ones: what came of each, and which are settled."""
+    outcomes: list[Outcome] = []
+    settled: set[Key] = set()
+    for knob in ORDER:
+        due = [entry for entry in entries if entry.knob is knob and not _kept(entry, keep)]
+        unsettled = {entry.cgroup for entry in entries if entry.knob is Knob.IDLE and key_of(entry) not in settled}
+        if knob is Knob.WEIGHT:
+            results = {key_of(entry): _weight(entry, files, entry.cgroup in unsettled) for entry in due}
+        else:
+            results = _until_no_progress(due, files)
+        settled.update(key for key, outcome in results.items() if outcome.status in SETTLED)
+        outcomes.extend(results.values())
+    return tuple(outcomes), frozenset(settled)
+
+
+def _kept(entry: Original, keep: Collection[Key]) -> bool:
+    # The original weight is needed when the group stops being idle, also where nobody decides on the weight itself.
+    return key_of(entry) in keep or (entry.knob is Knob.WEIGHT and (entry.cgroup, Knob.IDLE) in keep)
+
+
+def _until_no_progress(due: Sequence[Original], files: KnobFiles) -> dict[Key, Outcome]:
+    """Parents first; what is refused again while others succeed, with cpusets widened once in between."""
+    pending = sorted(due, key=lambda entry: entry.cgroup.count("/"))
+    results: dict[Key, Outcome] = {}
+    widened = False
+    while pending:
+        results.update((key_of(entry), _restore(entry, files)) for entry in pending)
+        refused = [entry for entry in pending if results[key_of(entry)].status is Status.REFUSED]
+        if len(refused) == len(pending):
+            if widened or pending[0].knob is not Knob.CPUSET:
+                break
+            widened = True
+            for entry in pending:
+                _widen(entry, files)
+            refused.reverse()
+        pending = refused
+    return results
+
+
+def _weight(entry: Original, files: KnobFiles, idle_is_ours: bool) -> Outcome:
+    if not idle_is_ours and _idle(entry, files):
+        # Whoever made it idle lost the old weight for good: the kernel will start from the default.
+        return _outcome(entry, files, Status.UNCHANGED, error=f"{PINNED}; there is nothing to put back")
+    return _restore(entry, files)
+
+
+def _idle(entry: Original, files: KnobFiles) -> bool:
+    try:
+        return files.read(entry.cgroup, entry.cgroup_id, Knob.IDLE) == "1"
+    except (Unavailable, Vanished):
+        return False
+
+
+def _restore(entry: Original, files: KnobFiles) -> Outcome:
+    before = after = None
+    try:
+        current = _current(entry, files)
+        before = _shown(entry, files, current)
+        if current.texts == entry.raw.texts:
+            return _outcome(entry, files, Status.UNCHANGED, before=before, after=before)
+        files.write_raw(entry.cgroup, entry.cgroup_id, entry.knob, entry.raw.texts)
+        written = _current(entry, files)
+        after = _shown(entry, files, written)
+    except Vanished as error:
+        return _outcome(entry, files, Status.VANISHED, before=before, error=str(error))
+    except Unavailable as error:
+        return _outcome(entry, files, Status.REFUSED, before=before, error=f"{error.reason}: {error.remedy}")
+    if written.texts != entry.raw.texts:
+        error_text = "the kernel shows another value than the original: look for another program that writes it"
+        return _outcome(entry, files, Status.MISMATCH, before=before, after=after, error=error_text)
+    return _outcome(entry, files, Status.APPLIED, before=before, after=after)
+
+
+def _outcome(
+    entry: Original,
+    files: KnobFiles,
+    status: Status,
+    *,
+    before: str | None = None,
+    after: str | None = None,
+    error: str = "",
+) -> Outcome:
+    decision = Decision(
+        cgroup=entry.cgroup,
+        cgroup_id=entry.cgroup_id,
+        pod="",
+        knob=entry.knob,
+        value=_shown(entry, files, entry.raw),
+        verdict=VERDICT,
+    )
+    return Outcome(decision=decision, status=status, before=before, after=after, error=error)
+
+
+def _current(entry: Original, files: KnobFiles) -> RawValue:
+    return files.read_raw(entry.cgroup, entry.cgroup_id, entry.knob, entry.raw.directory_id)
+
+
+def _widen(entry: Original, files: KnobFiles) -> None:
+    # Refusals show when the entry itself is tried again.
+    try:
+        has = parse_cpu_list(files.read(entry.cgroup, entry.cgroup_id, Knob.CPUSET))
+        wants = parse_cpu_list(files.decode(entry.cgroup, Knob.CPUSET, entry.raw))
+        files.write(entry.cgroup, entry.cgroup_id, Knob.CPUSET, format_cpu_list((*has, *wants)))
+    except (Unavailable, Vanished):
+        return
+
+
+def _shown(entry: Original, files: KnobFiles, raw: RawValue) -> str:
+    # A person sees the common notation where the text has one; an original is put back even if it has none.
+    try:
+        return files.decode(entry.cgroup, entry.knob, raw)
+    except Unavailable:
+        return " ".join(raw.texts.values()).strip()

@@ -1,0 +1,94 @@
+"""`dioptase reset`: put every cgroup knob back to what it held before the agent first wrote it.
+
+Needs no agent and no configuration, only the journal in the state directory; safe to run again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from agent.hierarchy import detect
+from agent.qrm.knobs import KnobFiles
+from agent.qrm.originals import Originals, boot_id, default_state_dir, open_originals
+from api.decisions import Outcome, Status
+from api.ports import Unavailable
+
+WORDS = {
+    Status.APPLIED: "put back",
+    Status.UNCHANGED: "was in place",
+    Status.VANISHED: "cgroup is gone",
+    Status.REFUSED: "refused",
+    Status.MISMATCH: "differs",
+}
+
+
+@click.command()
+@click.option(
+    "--state-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the agent kept its journal. Default: /var/lib/dioptase for root, else ~/.local/state/dioptase.",
+)
+@click.pass_context
+def reset(context: click.Context, state_dir: Path | None) -> None:
+    """Put back every cgroup knob that the agent changed, also after it was killed.
+
+    Exits with 0 when nothing is left to put back, with 1 otherwise.
+    """
+    directory = default_state_dir() if state_dir is None else state_dir
+    out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        if not directory.exists():
+            out.print(f"Nothing to put back: {directory} does not exist.", markup=False)
+            return
+        originals = open_originals(directory, boot_id())
+    except (Unavailable, OSError) as error:
+        _complain(err, error)
+        context.exit(1)
+    try:
+        context.exit(0 if _reset(originals, out, err) else 1)
+    finally:
+        originals.close()
+
+
+def _reset(originals: Originals, out: Console, err: Console) -> bool:
+    """Whether nothing is left to put back."""
+    outcomes: Sequence[Outcome] = ()
+    if originals.entries():
+        try:
+            files = KnobFiles(detect())
+        except Unavailable as error:
+            _complain(err, error)
+            return False
+        outcomes = originals.restore(files)
+        files.close()
+        out.print(_table(outcomes))
+    failures = [f"{o.decision.cgroup} {o.decision.knob.value}: {o.error}" for o in outcomes if o.error]
+    for text in (*originals.messages, *failures):
+        err.print(text, markup=False)
+    left, damaged = len(originals.entries()), originals.damaged()
+    if left:
+        out.print(f"{left} knobs still differ from their originals or could not be forgotten; run reset again.")
+    for path in damaged:
+        err.print(f"{path} holds originals that could not be read: look at it, then delete it.", markup=False)
+    if not left and not damaged:
+        out.print("Nothing is left to put back.")
+    return not left and not damaged
+
+
+def _table(outcomes: Sequence[Outcome]) -> Table:
+    table = Table("cgroup", "knob", "found", "original", "result", box=None, pad_edge=False)
+    for outcome in outcomes:
+        decision = outcome.decision
+        found = "-" if outcome.before is None else outcome.before or "(empty)"
+        table.add_row(decision.cgroup, decision.knob.value, found, decision.value or "(empty)", WORDS[outcome.status])
+    return table
+
+
+def _complain(err: Console, error: Unavailable | OSError) -> None:
+    text = f"{error.reason}: {error.remedy}" if isinstance(error, Unavailable) else str(error)
+    err.print(text, markup=False)
