@@ -8,6 +8,7 @@ to names of loopback: a web page elsewhere that makes a name of its own point to
 from __future__ import annotations
 
 import asyncio
+import gzip
 import ipaddress
 import logging
 import time
@@ -164,8 +165,11 @@ class Server:
         return web.FileResponse(path, headers={"Content-Type": content_type + charset})
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
-        body, content_type = await asyncio.to_thread(self._exposition.render, request.headers.get("Accept", ""))
-        return _body(request, body, content_type)
+        packed, content_type = await asyncio.to_thread(self._exposition.render, request.headers.get("Accept", ""))
+        headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
+        if _takes_gzip(request):
+            return web.Response(body=packed, headers=headers | {"Content-Encoding": "gzip"})
+        return web.Response(body=await asyncio.to_thread(gzip.decompress, packed), headers=headers)
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
         if self._published_at_ns is None:

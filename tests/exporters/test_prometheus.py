@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 import subprocess
 from collections.abc import Callable, Iterator
@@ -147,15 +148,16 @@ def test_the_scraper_chooses_the_format(accept: str, content_type: str) -> None:
 def test_a_scrape_has_the_round_and_this_process_and_is_rendered_once_a_round(accept: str) -> None:
     exposition = Exposition("1.2.3")
     exposition.publish(busy_round(2))
-    body, content_type = exposition.render(accept)
-    assert exposition.render(accept)[0] is body
-    numbers = parsed(body.decode(), parse_openmetrics if content_type == OPENMETRICS else parse_text)
+    packed, content_type = exposition.render(accept)
+    assert exposition.render(accept)[0] is packed
+    parse = parse_openmetrics if content_type == OPENMETRICS else parse_text
+    numbers = parsed(gzip.decompress(packed).decode(), parse)
     assert numbers["dioptase_snapshot_timestamp_seconds", frozenset()] == 1_700_000_002
     assert numbers["process_resident_memory_bytes", frozenset()] > 2**20
     assert numbers["process_cpu_seconds_total", frozenset()] > 0
 
     exposition.publish(busy_round(3))
     fresh, _ = exposition.render(accept)
-    numbers = parsed(fresh.decode(), parse_openmetrics if content_type == OPENMETRICS else parse_text)
+    numbers = parsed(gzip.decompress(fresh).decode(), parse)
     assert numbers["dioptase_snapshot_timestamp_seconds", frozenset()] == 1_700_000_003
     assert numbers["dioptase_rounds_total", frozenset({("trigger", "tick"), ("action", "grow")})] == 2
