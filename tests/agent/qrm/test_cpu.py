@@ -1,0 +1,89 @@
+"""Advice into decisions: which knobs of which cgroups, and never one more."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.qrm.cpu import decide, managed
+from api.decisions import Advice, Knob, Pool, Verdict
+from api.pods import Pod
+from api.qos import QoSLevel
+from tests.agent.advisor.builders import pod, snapshot
+
+ALL = frozenset(Knob)
+WEB = pod("web", QoSLevel.SHARED)
+BATCH = pod("batch", QoSLevel.RECLAIMED)
+
+
+def advice(
+    lent: float, *, idle: bool = True, share: tuple[int, ...] = (0, 1), reclaim: tuple[int, ...] = (0, 1)
+) -> Advice:
+    return Advice(
+        policy="p", pools=(Pool(name="share", cpus=share), Pool(name="reclaim", cpus=reclaim)), requirement_cores=1.0,
+        headroom_cores=1.0, lent_cores=lent, idle=idle, action="hold", verdict=Verdict(rule="r", text="t"),
+    )  # fmt: skip
+
+
+def values(given: Advice, pods: list[Pod], knobs: frozenset[Knob] = ALL, cpus: int = 2) -> dict[tuple[str, str], str]:
+    decisions = decide(given, snapshot(0, pods, cpus=cpus), knobs)
+    return {(decision.cgroup, decision.knob.value): decision.value for decision in decisions}
+
+
+def test_priority_leaves_online_cgroups_untouched() -> None:
+    assert values(advice(2.0), [WEB, BATCH]) == {
+        ("/batch", "cpu.idle"): "1",
+        ("/batch", "cpu.max"): "max 100000",
+    }
+
+
+def test_lent_cpu_becomes_a_quota() -> None:
+    assert values(advice(0.35), [BATCH])[("/batch", "cpu.max")] == "35000 100000"
+
+
+def test_without_cpu_idle_the_lowest_weight_takes_its_place() -> None:
+    assert values(advice(2.0), [BATCH], ALL - {Knob.IDLE}) == {
+        ("/batch", "cpu.weight"): "1",
+        ("/batch", "cpu.max"): "max 100000",
+    }
+
+
+def test_disjoint_pools_become_cpusets_and_nothing_else() -> None:
+    assert values(advice(1.0, idle=False, share=(0,), reclaim=(1,)), [WEB, BATCH]) == {
+        ("/web", "cpuset.cpus"): "0",
+        ("/batch", "cpuset.cpus"): "1",
+    }
+
+
+def test_lent_cpu_is_shared_by_request_and_bounded_by_the_own_limit() -> None:
+    pods = [
+        pod("a", QoSLevel.RECLAIMED, request=3),
+        pod("b", QoSLevel.RECLAIMED, request=1),
+        pod("c", QoSLevel.RECLAIMED, limit=0.1),
+    ]
+    quotas = {cgroup: value for (cgroup, knob), value in values(advice(2.5), pods, cpus=4).items() if knob == "cpu.max"}
+    assert quotas == {"/a": "150000 100000", "/b": "50000 100000", "/c": "10000 100000"}
+
+
+def test_a_limit_of_its_own_holds_also_when_everything_is_lent() -> None:
+    assert values(advice(2.0), [pod("c", QoSLevel.RECLAIMED, limit=0.5)])[("/c", "cpu.max")] == "50000 100000"
+
+
+@pytest.mark.parametrize("level", [QoSLevel.DEDICATED, QoSLevel.SYSTEM])
+def test_levels_without_a_pool_here_are_left_alone(level: QoSLevel) -> None:
+    assert values(advice(1.0, idle=False, share=(0,), reclaim=(1,)), [pod("x", level)]) == {}
+
+
+def test_a_cgroup_that_is_not_there_gets_no_decision() -> None:
+    seen = snapshot(0, [WEB, BATCH])
+    cgroups = {path: sample for path, sample in seen.cgroups.items() if path != "/batch"}
+    gone = type(seen)(**{field: getattr(seen, field) for field in seen.__struct_fields__} | {"cgroups": cgroups})
+    assert decide(advice(2.0), gone, ALL) == ()
+
+
+def test_decisions_carry_the_identity_they_were_judged_by() -> None:
+    decision = decide(advice(2.0), snapshot(0, [BATCH], ids={"batch": 4711}), ALL)[0]
+    assert (decision.cgroup_id, decision.pod, decision.verdict.rule) == (4711, "default/batch", "r")
+
+
+def test_only_cgroups_of_listed_pods_are_managed() -> None:
+    assert managed((WEB, BATCH)) == {"/web", "/batch"}

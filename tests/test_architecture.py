@@ -1,0 +1,73 @@
+"""Rules of the house that no linter knows: sizes, pairs of one stem, and documents that name only what exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.config import AdvisorConfig, Config, LatencyConfig
+from api.catalogue import BY_NAME
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("api", "probes", "agent", "exporters", "cli", "demo", "bench", "dashboards")
+MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "dashboards").glob("*.md")])
+PROBES = sorted((ROOT / "probes").glob("*.bpf.c"))
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_modules_and_functions_are_small(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert (node.end_lineno or 0) - node.lineno < 60, f"{node.name} is longer than 60 lines"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_every_module_says_what_it_is_for(path: Path) -> None:
+    docstring = ast.get_docstring(ast.parse(path.read_text()))
+    assert docstring
+
+
+@pytest.mark.parametrize("source", PROBES, ids=relative)
+def test_a_probe_is_one_stem(source: Path) -> None:
+    stem = source.name.removesuffix(".bpf.c")
+    assert source.with_name(f"{stem}.py").exists()
+    assert list((ROOT / "tests/kernel").glob(f"test_{stem}*.py")), "a probe has a test on a real kernel"
+    assert stem in (ROOT / "docs/adding-a-probe.md").read_text()
+
+
+def test_there_are_probes_to_check() -> None:
+    assert [path.name for path in PROBES] == ["runqlat.bpf.c"]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_documents_name_files_that_exist(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text()):
+        if "://" not in target:
+            assert (document.parent / target).exists(), f"{relative(document)} links to {target}"
+
+
+def test_metrics_named_in_documents_are_in_the_catalogue() -> None:
+    suffixes = ("_bucket", "_sum", "_count")
+    for document in DOCUMENTS:
+        for name in re.findall(r"\bdioptase_[a-z0-9_]+\b", document.read_text()):
+            stems = {name, *(name.removesuffix(suffix) for suffix in suffixes)}
+            assert stems & set(BY_NAME), f"{relative(document)} names {name}"
+
+
+def test_every_setting_is_documented() -> None:
+    text = (ROOT / "docs/operations.md").read_text()
+    for prefix, section in (("", Config), ("advisor.", AdvisorConfig), ("advisor.latency.", LatencyConfig)):
+        for field in msgspec.structs.fields(section):
+            if not (isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)):
+                assert field.encode_name in text, f"docs/operations.md does not explain {prefix}{field.encode_name}"
