@@ -176,7 +176,7 @@ class Actuator:
         cgroup, cgroup_id, knob = decision.cgroup, decision.cgroup_id, decision.knob
         after = None
         try:
-            self._files.write(cgroup, cgroup_id, knob, canonical(knob, decision.value))
+            self._files.write(cgroup, cgroup_id, knob, decision.value)
             after = self._files.read(cgroup, cgroup_id, knob)
             error = self._give_weight_back(decision) if knob is Knob.IDLE and after == "0" else ""
         except (Unavailable, Vanished) as failure:

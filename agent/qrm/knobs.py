@@ -12,6 +12,7 @@ import errno
 import os
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -84,34 +85,40 @@ class KnobFiles:
 
     def decode(self, cgroup: str, knob: Knob, raw: RawValue) -> str:
         """What those texts mean, in canonical notation. Raises Unavailable when they mean nothing."""
+        place = self._place(knob)
         try:
-            return canonical(knob, self._place(knob).decode(raw.texts))
-        except ValueError as error:
-            raise Unavailable(f"{cgroup}: {error}", "compare the file with the kernel's documentation") from None
+            return canonical(knob, place.decode(raw.texts))
+        except (ValueError, KeyError):
+            held = " and ".join(f"{file} holds {text[:60]!r}" for file, text in raw.texts.items())
+            raise Unavailable(
+                f"{cgroup}: {held}, which is no {knob.value}", "see whether that file system is a real cgroup one"
+            ) from None
 
     def read_raw(self, cgroup: str, cgroup_id: int, knob: Knob, directory_id: int | None = None) -> RawValue:
         """The knob's files as they are. With `directory_id`, a directory of another inode counts as vanished."""
-        place = self._place(knob)
-        mount = self._mount(place.controller)
-        found, texts = 0, {}
+        mount = self._mount(self._place(knob).controller)
         try:
-            for file in place.files:
-                found, texts[file] = self._read(mount, cgroup, cgroup_id, file)
+            raw = self._raw(mount, cgroup, cgroup_id, self._place(knob).files)
         except Absent as error:
             if directory_id is None:
                 raise
             raise Vanished(error.reason) from None
-        if directory_id not in (None, found):
+        if directory_id not in (None, raw.directory_id):
             raise Vanished(f"{cgroup} is another cgroup now below {mount}")
-        return RawValue(directory_id=found, texts=texts)
+        return raw
 
     def write(self, cgroup: str, cgroup_id: int, knob: Knob, value: str) -> None:
-        """Give the knob this value, which must be canonical."""
-        self.write_raw(cgroup, cgroup_id, knob, self._place(knob).encode(value))
+        """Give the knob this value. Raises ValueError where it is none."""
+        self.write_raw(cgroup, cgroup_id, knob, self._place(knob).encode(canonical(knob, value)))
 
     def write_raw(self, cgroup: str, cgroup_id: int, knob: Knob, texts: Mapping[str, str]) -> None:
         """Put these texts into the knob's files, in an order in which the kernel can accept each write."""
         place = self._place(knob)
+        if not set(texts) <= set(place.files):
+            raise Unavailable(
+                f"{cgroup}: {knob.value} is not in {' and '.join(texts)} on this machine",
+                "do it where cgroups are mounted as they were when these texts were read",
+            )
         mount = self._mount(place.controller)
         current = self.read_raw(cgroup, cgroup_id, knob).texts
         for file, text in place.steps(current, texts):
@@ -172,17 +179,13 @@ class KnobFiles:
             )
         return mount
 
-    def _read(self, mount: Path, cgroup: str, cgroup_id: int, file: str) -> tuple[int, str]:
+    def _raw(self, mount: Path, cgroup: str, cgroup_id: int, files: tuple[str, ...]) -> RawValue:
         directory = self._directory(mount, cgroup, cgroup_id)
         try:
-            fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-            try:
-                text = os.read(fd, _LONGEST)
-            finally:
-                os.close(fd)
+            texts = {file: _text(directory, file) for file in files}
         except OSError as error:
-            raise self._failure(error, mount, cgroup, cgroup_id, f"read {file}") from None
-        return os.fstat(directory).st_ino, text.decode("latin-1")
+            raise self._failure(error, mount, cgroup, cgroup_id, f"read {' and '.join(files)}") from None
+        return RawValue(directory_id=os.fstat(directory).st_ino, texts=texts)
 
     def _write(self, mount: Path, cgroup: str, cgroup_id: int, knob: Knob, step: tuple[str, str]) -> None:
         file, text = step
@@ -202,7 +205,8 @@ class KnobFiles:
             # EACCES here is not about privileges, which open() has granted: version 1 says so of a parent's CPUs.
             code = error.errno or 0
             remedy = REMEDIES.get((knob, code), "see whether something else manages this cgroup")
-            raise Refused(f"{cgroup}: cannot {action}: {error.strerror}", remedy, code) from None
+            kind = Forbidden if code == errno.EPERM else Refused
+            raise kind(f"{cgroup}: cannot {action}: {error.strerror}", remedy, code) from None
         finally:
             os.close(fd)
 
@@ -229,7 +233,12 @@ class KnobFiles:
         if key in self._open:
             self._open.move_to_end(key)
             return self._open[key]
-        fd = _walk(mount, cgroup)
+        try:
+            fd = _walk(mount, cgroup)
+        except Absent as error:
+            if mount != self.hierarchy.primary:
+                raise
+            raise Vanished(error.reason) from None
         if mount == self.hierarchy.primary and os.fstat(fd).st_ino != cgroup_id:
             os.close(fd)
             raise Vanished(f"{cgroup} with inode {cgroup_id} is gone")
@@ -244,6 +253,16 @@ class KnobFiles:
             os.close(fd)
 
 
+def _text(directory: int, file: str) -> str:
+    fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        # Every byte has a character of its own in latin-1, so that any text goes back as it came.
+        return os.read(fd, _LONGEST).decode("latin-1")
+    finally:
+        os.close(fd)
+
+
+@lru_cache(maxsize=4096)
 def _below(mount: Path, cgroup: str) -> Path:
     parts = cgroup.split("/")[1:] if cgroup != "/" else []
     odd = not cgroup.startswith("/") or not cgroup.isprintable() or any(part in ("", ".", "..") for part in parts)
@@ -254,21 +273,25 @@ def _below(mount: Path, cgroup: str) -> Path:
 
 def _walk(mount: Path, cgroup: str) -> int:
     # One component at a time, so that no link anywhere in the path can lead out of the hierarchy.
-    fd = os.open(mount, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    for part in _below(mount, cgroup).relative_to(mount).parts:
-        try:
+    fd = -1
+    try:
+        fd = os.open(mount, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        for part in _below(mount, cgroup).relative_to(mount).parts:
             deeper = os.open(part, _DIRECTORY, dir_fd=fd)
-        except OSError as error:
-            code = error.errno or 0
-            reason = f"{cgroup}: cannot open it below {mount}: {error.strerror}"
-            if code in _GONE:
-                raise Absent(reason, f"make the cgroup there too: mkdir -p {mount}{cgroup}") from None
-            if code in (errno.EACCES, errno.EPERM):
-                raise Forbidden(reason, "run the agent as root", code) from None
-            raise Refused(reason, "name a real directory: symbolic links are not followed", code) from None
-        finally:
             os.close(fd)
-        fd = deeper
+            fd = deeper
+    except OSError as error:
+        if fd >= 0:
+            os.close(fd)
+        code = error.errno or 0
+        reason = f"{cgroup}: cannot open it below {mount}: {error.strerror}"
+        if code in _GONE:
+            raise Absent(reason, f"make the cgroup there too: mkdir -p {mount}{cgroup}") from None
+        if code in (errno.EACCES, errno.EPERM):
+            raise Forbidden(reason, "run the agent as root", code) from None
+        if code == errno.EMFILE:
+            raise Refused(reason, "raise the limit of open files (ulimit -n)", code) from None
+        raise Refused(reason, "name a real directory: symbolic links are not followed", code) from None
     return fd
 
 

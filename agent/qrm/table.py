@@ -64,7 +64,7 @@ def canonical(knob: Knob, text: str) -> str:
 def _number(text: str) -> int:
     stripped = text.strip()
     if not (stripped.isascii() and stripped.isdigit() and len(stripped) <= 20):
-        raise ValueError(f"{text!r} is not a whole number of at least 0")
+        raise ValueError(f"{text[:60]!r} is not a whole number of at least 0")
     return int(stripped)
 
 
@@ -78,14 +78,16 @@ def _weight(text: str) -> str:
 
 def _idle(text: str) -> str:
     if text.strip() not in ("0", "1"):
-        raise ValueError(f"{text!r} is neither 0 nor 1")
+        raise ValueError(f"{text[:60]!r} is neither 0 nor 1")
     return text.strip()
 
 
 def _quota(text: str) -> str:
     words = text.split()
     if not 1 <= len(words) <= 2:
-        raise ValueError(f"{text!r} is not a quota and a period in microseconds, such as 50000 100000 or max 100000")
+        raise ValueError(
+            f"{text[:60]!r} is not a quota and a period in microseconds, such as 50000 100000 or max 100000"
+        )
     period_us = _number(words[1]) if len(words) == 2 else DEFAULT_PERIOD_US
     return UNLIMITED if words[0] == "max" else f"{_number(words[0])} {period_us}"
 

@@ -1,0 +1,202 @@
+"""What the actuator decides to write, in declared trees; what a kernel says to it is in tests/kernel/test_actuator.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.qrm.actuator import Actuator
+from agent.qrm.knobs import KnobFiles
+from agent.qrm.originals import Originals, open_originals
+from api.decisions import Act, Knob, Outcome, Status
+from tests.agent.qrm.trees import Tree
+
+BOOT = "boot"
+MODES = ("v1", "v2", "hybrid")
+
+
+class Bench:
+    """A tree with one cgroup /batch and an actuator that writes to it."""
+
+    def __init__(self, root: Path, mode: str, act: Act = Act.ON) -> None:
+        self.tree = Tree(root / "cgroup", mode)
+        self.tree.make("/batch")
+        self.files = KnobFiles(self.tree.hierarchy)
+        self.originals: Originals = open_originals(root / "state", BOOT)
+        self.actuator = Actuator(self.files, self.originals, act)
+
+    def apply(self, *wanted: tuple[str, Knob, str]) -> tuple[Outcome, ...]:
+        return self.actuator.apply([self.tree.decision(*one) for one in wanted])
+
+    def journalled(self) -> dict[tuple[str, Knob], dict[str, str]]:
+        return {(entry.cgroup, entry.knob): dict(entry.raw.texts) for entry in self.originals.entries()}
+
+    def close(self) -> None:
+        self.files.close()
+        self.originals.close()
+
+
+@pytest.fixture(params=MODES)
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path, request.param)
+    yield made
+    made.close()
+
+
+def test_every_knob_is_written_read_back_and_put_back(bench: Bench) -> None:
+    before = bench.tree.texts("/batch")
+    wanted = {Knob.CPUSET: "2-3", Knob.WEIGHT: "1", Knob.QUOTA: "150000 50000"}
+    outcomes = bench.apply(*(("/batch", knob, value) for knob, value in wanted.items()))
+    assert [(o.status, o.decision.knob, o.after) for o in outcomes] == [
+        (Status.APPLIED, knob, value) for knob, value in wanted.items()
+    ]
+    assert bench.tree.texts("/batch") != before
+    restored = bench.originals.restore(bench.files)
+    assert {o.status for o in restored} == {Status.APPLIED}
+    assert bench.tree.texts("/batch") == before
+    assert bench.originals.entries() == ()
+    assert not bench.originals.path.exists()
+
+
+def test_no_op_writes_and_journals_nothing(bench: Bench) -> None:
+    outcomes = bench.apply(("/batch", Knob.QUOTA, "max"), ("/batch", Knob.IDLE, "0"), ("/batch", Knob.WEIGHT, "100"))
+    assert {o.status for o in outcomes} == {Status.UNCHANGED}
+    assert bench.journalled() == {}
+    assert [o.after for o in outcomes] == ["max 100000", "0", "100"]
+
+
+def test_clamped_values_are_applied_and_say_what_was_asked(bench: Bench) -> None:
+    bench.apply(("/batch", Knob.QUOTA, "20000"))
+    outcomes = bench.apply(
+        ("/batch", Knob.CPUSET, "1-9"), ("/batch", Knob.WEIGHT, "99999"), ("/batch", Knob.QUOTA, "900000")
+    )
+    assert [(o.decision.value, o.clamped_from, o.after) for o in outcomes] == [
+        ("1-3", "1-9", "1-3"),
+        ("10000", "99999", "10000"),
+        ("max 100000", "900000", "max 100000"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "error"),
+    [
+        (Knob.CPUSET, "6-7", "none of the CPUs 6-7 is among those of the cgroup above, 0-3"),
+        (Knob.WEIGHT, "high", "cpu.weight: 'high' is not a whole number of at least 0"),
+        (Knob.QUOTA, "a 100000", "cpu.max: 'a' is not a whole number"),
+        (Knob.IDLE, "yes", "cpu.idle: 'yes' is neither 0 nor 1"),
+    ],
+)
+def test_values_without_a_meaning_are_refused_alone(bench: Bench, knob: Knob, value: str, error: str) -> None:
+    bad, good = bench.apply(("/batch", knob, value), ("/batch", Knob.WEIGHT, "50"))
+    assert bad.status is Status.REFUSED
+    assert error in bad.error
+    assert good.status is Status.APPLIED
+
+
+def test_the_root_is_never_touched(bench: Bench) -> None:
+    before = bench.tree.texts("/")
+    (outcome,) = bench.apply(("/", Knob.IDLE, "1"))
+    assert outcome.status is Status.REFUSED
+    assert bench.tree.texts("/") == before
+
+
+def test_idle_journals_the_weight_that_the_kernel_will_change(bench: Bench) -> None:
+    bench.apply(("/batch", Knob.IDLE, "1"))
+    weight = {"cpu.weight": "100\n"} if bench.tree.hierarchy.mode == "v2" else {"cpu.shares": "1024\n"}
+    assert bench.journalled() == {
+        ("/batch", Knob.IDLE): {"cpu.idle": "0\n"},
+        ("/batch", Knob.WEIGHT): weight,
+    }
+
+
+def test_a_weight_waits_until_the_group_stops_being_idle(bench: Bench) -> None:
+    weight, idle = bench.apply(("/batch", Knob.WEIGHT, "50"), ("/batch", Knob.IDLE, "1"))
+    assert (weight.status, idle.status) == (Status.UNCHANGED, Status.APPLIED)
+    assert "cpu.idle=1 pins the weight" in weight.error
+    (weight,) = bench.apply(("/batch", Knob.WEIGHT, "50"))
+    assert (weight.status, weight.after) == (Status.UNCHANGED, "100")
+    weight, idle = bench.apply(("/batch", Knob.WEIGHT, "50"), ("/batch", Knob.IDLE, "0"))
+    assert (weight.status, weight.after, idle.status) == (Status.APPLIED, "50", Status.APPLIED)
+
+
+def test_a_group_found_idle_has_no_weight_worth_journalling(bench: Bench) -> None:
+    bench.tree.file("/batch", "cpu.idle").write_text("1\n")
+    idle, weight = bench.apply(("/batch", Knob.IDLE, "0"), ("/batch", Knob.WEIGHT, "50"))
+    assert (idle.status, weight.status) == (Status.APPLIED, Status.APPLIED)
+    assert bench.journalled() == {("/batch", Knob.IDLE): {"cpu.idle": "1\n"}}
+
+
+def test_a_known_original_is_not_written_again(bench: Bench) -> None:
+    bench.tree.make("/other")
+    bench.apply(("/batch", Knob.WEIGHT, "50"), ("/other", Knob.WEIGHT, "50"))
+    inode = bench.originals.path.stat().st_ino
+    bench.apply(("/batch", Knob.WEIGHT, "60"), ("/other", Knob.WEIGHT, "70"))
+    assert bench.originals.path.stat().st_ino == inode
+
+
+def test_another_cgroup_on_the_path_is_left_alone(bench: Bench) -> None:
+    old = bench.tree.id("/batch")
+    bench.tree.remove("/batch")
+    bench.tree.make("/batch")
+    before = bench.tree.texts("/batch")
+    outcomes = bench.actuator.apply([bench.tree.decision("/batch", knob, "1", old) for knob in Knob])
+    assert {o.status for o in outcomes} == {Status.VANISHED}
+    assert bench.tree.texts("/batch") == before
+
+
+def test_outcomes_come_in_the_order_of_the_decisions(bench: Bench) -> None:
+    bench.tree.make("/batch/inner")
+    wanted = [(path, knob) for knob in reversed(Knob) for path in ("/batch/inner", "/batch")]
+    outcomes = bench.apply(*((path, knob, "1") for path, knob in wanted))
+    assert [(o.decision.cgroup, o.decision.knob) for o in outcomes] == wanted
+
+
+def test_a_child_is_clamped_to_what_its_parent_is_getting(bench: Bench) -> None:
+    bench.tree.make("/batch/inner")
+    inner, outer = bench.apply(("/batch/inner", Knob.CPUSET, "0-3"), ("/batch", Knob.CPUSET, "1-2"))
+    assert (inner.after, outer.after) == ("1-2", "1-2")
+    assert inner.clamped_from == "0-3"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_off_and_dry_run_write_nothing(tmp_path: Path, mode: str) -> None:
+    bench = Bench(tmp_path, mode, Act.DRY_RUN)
+    before = bench.tree.texts("/batch")
+    wanted = [("/batch", Knob.IDLE, "1"), ("/batch", Knob.QUOTA, "30000"), ("/batch", Knob.WEIGHT, "7")]
+    idle, quota, weight = bench.apply(*wanted)
+    assert (idle.status, idle.before, idle.after) == (Status.DRY_RUN, "0", None)
+    assert (quota.status, quota.before, quota.after) == (Status.DRY_RUN, "max 100000", None)
+    assert weight.status is Status.UNCHANGED
+    off = Actuator(bench.files, bench.originals, Act.OFF)
+    assert off.apply([bench.tree.decision(*one) for one in wanted]) == ()
+    assert bench.tree.texts("/batch") == before
+    assert bench.journalled() == {}
+    bench.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_without_a_journal_nothing_is_written(tmp_path: Path, mode: str) -> None:
+    bench = Bench(tmp_path, mode)
+    before = bench.tree.texts("/batch")
+    outcomes = Actuator(bench.files, None, Act.ON).apply([bench.tree.decision("/batch", Knob.WEIGHT, "7")])
+    assert [(o.status, o.before, o.after) for o in outcomes] == [(Status.REFUSED, "100", None)]
+    assert "--state-dir" in outcomes[0].error
+    assert bench.tree.texts("/batch") == before
+    bench.close()
+
+
+def test_a_knob_that_the_kernel_lacks_is_refused_by_name(bench: Bench) -> None:
+    bench.tree.file("/batch", "cpu.idle").unlink()
+    idle, weight = bench.apply(("/batch", Knob.IDLE, "1"), ("/batch", Knob.WEIGHT, "7"))
+    assert (idle.status, weight.status) == (Status.REFUSED, Status.APPLIED)
+    assert "cannot read cpu.idle: No such file or directory" in idle.error
+
+
+def test_restoring_may_leave_out_what_is_still_wanted(bench: Bench) -> None:
+    bench.apply(("/batch", Knob.IDLE, "1"), ("/batch", Knob.CPUSET, "1"))
+    outcomes = bench.originals.restore(bench.files, keep={("/batch", Knob.IDLE)})
+    assert [(o.decision.knob, o.status) for o in outcomes] == [(Knob.CPUSET, Status.APPLIED)]
+    assert set(bench.journalled()) == {("/batch", Knob.IDLE), ("/batch", Knob.WEIGHT)}
+    assert bench.tree.file("/batch", "cpu.idle").read_text() == "1\n"

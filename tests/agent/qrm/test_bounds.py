@@ -1,0 +1,43 @@
+"""What a knob may be set to on a machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.qrm.bounds import Limits, bound
+from api.decisions import Knob
+
+V1 = Limits(ceiling=(0, 1, 2, 3), cpu_count=4, inherits=False)
+V2 = Limits(ceiling=(0, 1, 2, 3), cpu_count=4, inherits=True)
+BLIND = Limits(ceiling=None, cpu_count=4, inherits=True)
+
+
+@pytest.mark.parametrize(
+    ("knob", "asked", "limits", "expected"),
+    [
+        (Knob.CPUSET, "2-5", V1, "2-3"),
+        (Knob.CPUSET, "1", V1, "1"),
+        (Knob.CPUSET, "", V1, "0-3"),
+        (Knob.CPUSET, "", V2, ""),
+        (Knob.CPUSET, "7", BLIND, "7"),
+        (Knob.WEIGHT, "0", V1, "1"),
+        (Knob.WEIGHT, "10001", V1, "10000"),
+        (Knob.WEIGHT, "77", V1, "77"),
+        (Knob.QUOTA, "399999 100000", V1, "399999 100000"),
+        (Knob.QUOTA, "400000 100000", V1, "max 100000"),
+        (Knob.QUOTA, "10 100000", V1, "1000 100000"),
+        (Knob.QUOTA, "1000000 2000000", V1, "500000 1000000"),
+        (Knob.QUOTA, "250 500", V1, "1000 1000"),
+        (Knob.QUOTA, "1500 500", V1, "3000 1000"),
+        (Knob.QUOTA, "5 0", V1, "max 100000"),
+        (Knob.QUOTA, "max 100000", V1, "max 100000"),
+        (Knob.IDLE, "1", V1, "1"),
+    ],
+)
+def test_values_are_brought_inside(knob: Knob, asked: str, limits: Limits, expected: str) -> None:
+    assert bound(knob, asked, limits) == expected
+
+
+def test_cpus_that_nobody_has_are_refused_and_not_replaced() -> None:
+    with pytest.raises(ValueError, match=r"none of the CPUs 6-7 .* 0-3"):
+        bound(Knob.CPUSET, "6-7", V1)

@@ -1,0 +1,199 @@
+"""Files of knobs in declared trees of both versions: the right file, the right cgroup, the right failure."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from agent.qrm.knobs import KEPT_OPEN, Absent, Forbidden, KnobFiles, Refused
+from api.decisions import Knob
+from api.ports import Unavailable, Vanished
+from tests.agent.qrm.trees import Tree
+
+MODES = ("v1", "v2", "hybrid")
+WRITTEN = {
+    (Knob.CPUSET, "1-2"): ({"cpuset.cpus": "1-2\n"}, {"cpuset.cpus": "1-2\n"}),
+    (Knob.CPUSET, ""): ({"cpuset.cpus": "\n"}, {"cpuset.cpus": "\n"}),
+    (Knob.WEIGHT, "10"): ({"cpu.shares": "102\n"}, {"cpu.weight": "10\n"}),
+    (Knob.QUOTA, "20000 50000"): (
+        {"cpu.cfs_quota_us": "20000\n", "cpu.cfs_period_us": "50000\n"},
+        {"cpu.max": "20000 50000\n"},
+    ),
+    (Knob.QUOTA, "max 100000"): ({"cpu.cfs_quota_us": "-1\n"}, {"cpu.max": "max 100000\n"}),
+    (Knob.IDLE, "1"): ({"cpu.idle": "1\n"}, {"cpu.idle": "1\n"}),
+}
+
+
+def _descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("knob", "value"), WRITTEN)
+def test_a_value_lands_in_the_files_of_that_version(tmp_path: Path, mode: str, knob: Knob, value: str) -> None:
+    tree = Tree(tmp_path, mode)
+    cgroup_id = tree.make("/batch")
+    files = KnobFiles(tree.hierarchy)
+    files.write("/batch", cgroup_id, knob, value)
+    expected = WRITTEN[knob, value][mode == "v2"]
+    assert {name: tree.file("/batch", name).read_text() for name in expected} == expected
+    assert files.read("/batch", cgroup_id, knob) == value
+    files.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_defaults_read_alike_on_both_versions(tmp_path: Path, mode: str) -> None:
+    tree = Tree(tmp_path, mode)
+    cgroup_id = tree.make("/batch")
+    files = KnobFiles(tree.hierarchy)
+    read = {knob: files.read("/batch", cgroup_id, knob) for knob in Knob}
+    cpus = "" if mode == "v2" else "0-3"
+    assert read == {Knob.CPUSET: cpus, Knob.WEIGHT: "100", Knob.QUOTA: "max 100000", Knob.IDLE: "0"}
+    assert (files.ceiling("/batch"), files.cpu_count()) == ((0, 1, 2, 3), 4)
+    files.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_new_cgroup_on_the_old_path_is_another_one(tmp_path: Path, mode: str) -> None:
+    tree = Tree(tmp_path, mode)
+    old = tree.make("/batch")
+    files = KnobFiles(tree.hierarchy)
+    assert files.read("/batch", old, Knob.WEIGHT) == "100"
+    tree.remove("/batch")
+    with pytest.raises(Vanished):
+        files.read("/batch", old, Knob.WEIGHT)
+    new = tree.make("/batch")
+    assert new != old
+    for knob in Knob:
+        with pytest.raises(Vanished):
+            files.write("/batch", old, knob, "1")
+    assert files.read("/batch", new, Knob.WEIGHT) == "100"
+    files.close()
+
+
+def test_a_directory_of_another_controller_has_an_identity_too(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, "v1")
+    cgroup_id = tree.make("/batch")
+    files = KnobFiles(tree.hierarchy)
+    seen = files.read_raw("/batch", cgroup_id, Knob.CPUSET)
+    assert seen.directory_id == (tmp_path / "cpuset/batch").stat().st_ino != cgroup_id
+    assert files.read_raw("/batch", cgroup_id, Knob.CPUSET, seen.directory_id) == seen
+    with pytest.raises(Vanished):
+        files.read_raw("/batch", cgroup_id, Knob.CPUSET, seen.directory_id + 1)
+    files.close()
+
+
+def test_a_cgroup_missing_in_one_hierarchy_is_said_to_be(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, "v1")
+    cgroup_id = tree.make("/batch")
+    for file in (tmp_path / "cpuset/batch").iterdir():
+        file.unlink()
+    (tmp_path / "cpuset/batch").rmdir()
+    files = KnobFiles(tree.hierarchy)
+    with pytest.raises(Absent) as caught:
+        files.read("/batch", cgroup_id, Knob.CPUSET)
+    assert f"mkdir -p {tmp_path}/cpuset/batch" in caught.value.remedy
+    with pytest.raises(Vanished):
+        files.read_raw("/batch", cgroup_id, Knob.CPUSET, directory_id=1)
+    files.close()
+
+
+def test_a_kernel_without_a_file_lacks_the_knob(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, "v2")
+    cgroup_id = tree.make("/batch")
+    files = KnobFiles(tree.hierarchy)
+    assert files.available(Knob.IDLE, "/batch")
+    tree.file("/batch", "cpu.idle").unlink()
+    assert not files.available(Knob.IDLE, "/batch")
+    assert files.available(Knob.WEIGHT, "/batch")
+    assert not files.available(Knob.WEIGHT, "/nowhere")
+    with pytest.raises(Unavailable, match=r"/batch: cannot read cpu\.idle: No such file"):
+        files.read("/batch", cgroup_id, Knob.IDLE)
+    files.close()
+
+
+def test_without_a_cpuset_controller_the_knob_is_unavailable(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, "v1")
+    cgroup_id = tree.make("/batch")
+    del tree.hierarchy.v1["cpuset"]
+    files = KnobFiles(tree.hierarchy)
+    assert not files.available(Knob.CPUSET, "/batch")
+    assert files.ceiling("/batch") is None
+    assert files.cpu_count() == os.cpu_count()
+    with pytest.raises(Unavailable, match="no cpuset controller"):
+        files.read("/batch", cgroup_id, Knob.CPUSET)
+    files.close()
+
+
+@pytest.mark.parametrize("garbage", ["", "\0\0", "lots\n", "-7\n", "9" * 4000, "\xff"])
+def test_garbage_in_a_file_is_reported_and_quoted(tmp_path: Path, garbage: str) -> None:
+    tree = Tree(tmp_path, "v2")
+    cgroup_id = tree.make("/batch")
+    tree.file("/batch", "cpu.weight").write_text(garbage)
+    files = KnobFiles(tree.hierarchy)
+    with pytest.raises(Unavailable, match=r"/batch: cpu\.weight holds .{2,64}, which is no"):
+        files.read("/batch", cgroup_id, Knob.WEIGHT)
+    files.close()
+
+
+def test_symbolic_links_are_not_followed(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, "v1")
+    cgroup_id = tree.make("/batch")
+    victim = tmp_path / "victim"
+    victim.write_text("untouched\n")
+    tree.file("/batch", "cpu.shares").unlink()
+    tree.file("/batch", "cpu.shares").symlink_to(victim)
+    (tmp_path / "cpuset/batch").rename(tmp_path / "elsewhere")
+    (tmp_path / "cpuset/batch").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "cpu/link").symlink_to(tmp_path / "cpu/batch")
+    files = KnobFiles(tree.hierarchy)
+    with pytest.raises(Refused, match="symbolic links"):
+        files.write("/batch", cgroup_id, Knob.WEIGHT, "7")
+    with pytest.raises(Refused) as caught:
+        files.write("/batch", cgroup_id, Knob.CPUSET, "1")
+    assert "symbolic links are not followed" in caught.value.remedy
+    with pytest.raises(Vanished):
+        files.write("/link", cgroup_id, Knob.IDLE, "1")
+    assert victim.read_text() == "untouched\n"
+    assert (tmp_path / "elsewhere/cpuset.cpus").read_text() == "0-3\n"
+    files.close()
+
+
+@pytest.mark.parametrize("path", ["batch", "/../batch", "/a//b", "/a/./b", "/a/", "/a\0b", "/a\udc80"])
+def test_paths_that_are_no_cgroups_are_refused(tmp_path: Path, path: str) -> None:
+    files = KnobFiles(Tree(tmp_path, "v2").hierarchy)
+    with pytest.raises(Refused, match="is not a cgroup path"):
+        files.read(path, 1, Knob.WEIGHT)
+    files.close()
+
+
+def test_descriptors_are_bounded_and_given_back(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, "v2")
+    ids = {f"/g{number}": tree.make(f"/g{number}") for number in range(KEPT_OPEN + 20)}
+    files = KnobFiles(tree.hierarchy)
+    before = _descriptors()
+    for path, cgroup_id in ids.items():
+        assert files.read(path, cgroup_id, Knob.WEIGHT) == "100"
+    assert _descriptors() == before + KEPT_OPEN
+    assert files.read("/g0", ids["/g0"], Knob.WEIGHT) == "100"
+    files.close()
+    assert _descriptors() == before
+
+
+def test_running_out_of_descriptors_is_a_refusal_with_a_remedy(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, "v2")
+    cgroup_id = tree.make("/batch")
+    files = KnobFiles(tree.hierarchy)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_descriptors() - 1, hard))
+    try:
+        with pytest.raises(Refused) as caught:
+            files.read("/batch", cgroup_id, Knob.WEIGHT)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not isinstance(caught.value, Forbidden)
+    assert "ulimit -n" in caught.value.remedy
+    files.close()

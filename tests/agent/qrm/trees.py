@@ -1,0 +1,84 @@
+"""A cgroup tree of ordinary files, declared in a test: the formats of both versions, none of the kernel's refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from agent.hierarchy import Hierarchy
+from api.decisions import Decision, Knob, Verdict
+
+ALL_CPUS = "0-3"
+V1 = {
+    "cpu": {"cpu.shares": "1024\n", "cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n", "cpu.idle": "0\n"},
+    "cpuset": {"cpuset.cpus": f"{ALL_CPUS}\n", "cpuset.effective_cpus": f"{ALL_CPUS}\n"},
+}
+V2 = {
+    "cpu.weight": "100\n",
+    "cpu.max": "max 100000\n",
+    "cpu.idle": "0\n",
+    "cpuset.cpus": "\n",
+    "cpuset.cpus.effective": f"{ALL_CPUS}\n",
+}
+VERDICT = Verdict(rule="wait_above_target", text="online pods waited 9 ms, which is above 2 ms")
+
+
+class Tree:
+    """`mode` is v1, v2 or hybrid."""
+
+    def __init__(self, root: Path, mode: str) -> None:
+        v1 = {} if mode == "v2" else {name: root / name for name in V1}
+        self.hierarchy = Hierarchy(v1=v1, v2=None if mode == "v1" else root / "unified")
+        self._root = root
+        self._graves: list[Path] = []
+        self._mounts = [*v1.values(), *filter(None, [self.hierarchy.v2])]
+        for mount in self._mounts:
+            mount.mkdir(parents=True)
+        self._fill("/")
+
+    def make(self, path: str) -> int:
+        """A new cgroup with the kernel's defaults in every hierarchy; returns its id."""
+        for mount in self._mounts:
+            (mount / path.lstrip("/")).mkdir()
+        self._fill(path)
+        return self.id(path)
+
+    def remove(self, path: str) -> None:
+        """The cgroup is gone. Its inodes stay in use outside the tree, as the kernel never gives a number twice."""
+        for number, mount in enumerate(self._mounts):
+            grave = self._root / "graves" / f"{len(self._graves)}-{number}"
+            self._graves.append(grave)
+            grave.parent.mkdir(exist_ok=True)
+            (mount / path.lstrip("/")).rename(grave)
+
+    def id(self, path: str) -> int:
+        return (self.hierarchy.primary / path.lstrip("/")).stat().st_ino
+
+    def file(self, path: str, name: str) -> Path:
+        mount = self.hierarchy.controller(name.split(".", maxsplit=1)[0])
+        assert mount is not None
+        return mount / path.lstrip("/") / name
+
+    def texts(self, path: str) -> Mapping[str, str]:
+        """Every file of the cgroup and what it holds."""
+        mounts = set(filter(None, map(self.hierarchy.controller, ("cpu", "cpuset"))))
+        return {file.name: file.read_text() for mount in mounts for file in (mount / path.lstrip("/")).glob("cpu*")}
+
+    def decision(self, path: str, knob: Knob, value: str, cgroup_id: int | None = None) -> Decision:
+        return Decision(
+            cgroup=path,
+            cgroup_id=self.id(path) if cgroup_id is None else cgroup_id,
+            pod="default/batch",
+            knob=knob,
+            value=value,
+            verdict=VERDICT,
+        )
+
+    def _fill(self, path: str) -> None:
+        places = {name: (self.hierarchy.v1[name], V1[name]) for name in self.hierarchy.v1}
+        if self.hierarchy.mode == "v2":
+            assert self.hierarchy.v2 is not None
+            places = {"": (self.hierarchy.v2, V2)}
+        for mount, files in places.values():
+            for name, text in files.items():
+                (mount / path.lstrip("/") / name).write_text(text)
