@@ -1,0 +1,345 @@
+"""A real OTLP receiver on a loopback port gets the numbers of a round; a dead one costs nothing but a log line."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+import pytest
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_CUMULATIVE, Metric, ResourceMetrics
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
+
+from api.catalogue import CATALOGUE, WAIT_BOUNDS_S
+from api.decisions import Status
+from api.ports import Unavailable
+from exporters import otel
+from exporters.otel import MAX_SPANS, OtelSink, start
+from tests.fakes import BATCH_ID, MS, bare_round, busy_round, outcome
+
+PATIENCE_S = 20
+
+
+class Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
+    def __init__(self) -> None:
+        self.got: queue.Queue[ResourceMetrics] = queue.Queue()
+
+    def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
+        for resource in request.resource_metrics:
+            self.got.put(resource)
+        return metrics_service_pb2.ExportMetricsServiceResponse()
+
+
+class Traces(trace_service_pb2_grpc.TraceServiceServicer):
+    def __init__(self) -> None:
+        self.got: queue.Queue[ResourceSpans] = queue.Queue()
+
+    def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
+        for resource in request.resource_spans:
+            self.got.put(resource)
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+class Receiver:
+    """What a collector is to us: the two services of OTLP over gRPC."""
+
+    def __init__(self, port: int = 0) -> None:
+        self.metrics, self.traces = Metrics(), Traces()
+        self.server = grpc.server(ThreadPoolExecutor(2))
+        metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(self.metrics, self.server)
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self.traces, self.server)
+        self.port = self.server.add_insecure_port(f"127.0.0.1:{port}")
+        self.server.start()
+
+    def stop(self) -> None:
+        self.server.stop(None).wait()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    receiver = Receiver()
+    yield receiver
+    receiver.stop()
+
+
+def sink_to(port: int, **environ: str) -> OtelSink:
+    quick = {"OTEL_METRIC_EXPORT_INTERVAL": "100", "OTEL_BSP_SCHEDULE_DELAY": "100"}
+    sink = start({"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}"} | quick | environ)
+    assert sink is not None
+    return sink
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def plain(attributes: Any) -> dict[str, Any]:
+    def value(pair: KeyValue) -> Any:
+        kind = pair.value.WhichOneof("value")
+        if kind == "array_value":
+            return [item.string_value for item in pair.value.array_value.values]
+        return getattr(pair.value, kind)
+
+    return {pair.key: value(pair) for pair in attributes}
+
+
+def by_name(received: ResourceMetrics) -> dict[str, Metric]:
+    (scope,) = received.scope_metrics
+    assert scope.scope.name == "dioptase"
+    return {metric.name: metric for metric in scope.metrics}
+
+
+def point(points: Any, **labels: str) -> Any:
+    (found,) = [p for p in points if labels.items() <= plain(p.attributes).items()]
+    return found
+
+
+def boot_time_s() -> int:
+    return next(
+        int(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime")
+    )
+
+
+def test_metrics_arrive_with_their_numbers_kinds_units_and_start_times(receiver: Receiver) -> None:
+    before_ns = time.time_ns()
+    sink = sink_to(receiver.port)
+    sink.publish(busy_round(2))
+    received = receiver.metrics.got.get(timeout=PATIENCE_S)
+    sink.close()
+    metrics = by_name(received)
+    assert sorted(metrics) == sorted(row.otel_name for row in CATALOGUE)
+
+    usage = metrics["dioptase.cgroup.cpu.usage"]
+    assert (usage.unit, usage.sum.is_monotonic) == ("s", True)
+    assert usage.sum.aggregation_temporality == AGGREGATION_TEMPORALITY_CUMULATIVE
+    web = point(usage.sum.data_points, pod="web")
+    assert plain(web.attributes) == {
+        "cgroup": "/web", "namespace": "default", "pod": "web", "container": "web", "qos": "shared_cores",
+    }  # fmt: skip
+    assert web.as_double == 3.0
+    assert web.time_unix_nano == 1_700_000_002 * 10**9
+    assert abs(web.start_time_unix_nano / 1e9 - boot_time_s()) < 5
+
+    periods = point(metrics["dioptase.cgroup.cpu.throttled.periods"].sum.data_points, pod="web")
+    assert periods.as_int == 4
+    decisions = metrics["dioptase.decisions"].sum.data_points
+    refused = point(decisions, outcome="refused")
+    assert refused.as_int == 1
+    assert before_ns <= refused.start_time_unix_nano <= time.time_ns()
+    assert point(metrics["dioptase.reclaim.lent"].gauge.data_points).as_double == 2.5
+    assert metrics["dioptase.reclaim.lent"].unit == "{core}"
+    assert point(metrics["dioptase.act.mode"].gauge.data_points, mode="on").as_int == 1
+
+
+def test_waits_are_real_histograms_with_explicit_bounds(receiver: Receiver) -> None:
+    sink = sink_to(receiver.port)
+    sink.publish(busy_round(2))
+    histogram = by_name(receiver.metrics.got.get(timeout=PATIENCE_S))["dioptase.cgroup.runq.wait"].histogram
+    sink.close()
+    web = point(histogram.data_points, pod="web")
+    assert histogram.aggregation_temporality == AGGREGATION_TEMPORALITY_CUMULATIVE
+    assert tuple(web.explicit_bounds) == WAIT_BOUNDS_S
+    assert {k: n for k, n in enumerate(web.bucket_counts) if n} == {3: 180, 7: 18, 14: 2}
+    assert len(web.bucket_counts) == len(WAIT_BOUNDS_S) + 1
+    assert (web.count, web.sum) == (200, pytest.approx(0.036512))
+    assert not web.HasField("min")
+    assert not web.HasField("max")
+
+
+def test_a_round_is_a_span_and_each_decision_an_event(receiver: Receiver) -> None:
+    sink = sink_to(receiver.port)
+    sink.publish(busy_round(2))
+    received = receiver.traces.got.get(timeout=PATIENCE_S)
+    sink.close()
+    resource = plain(received.resource.attributes)
+    assert (resource["service.name"], resource["host.name"]) == ("dioptase", socket.gethostname())
+    assert resource["service.version"]
+    (shown,) = received.scope_spans[0].spans
+    assert shown.name == "round"
+    assert len(shown.trace_id) == 16
+    assert shown.start_time_unix_nano == 1_700_000_002 * 10**9
+    assert shown.end_time_unix_nano - shown.start_time_unix_nano == 12 * MS
+    about = plain(shown.attributes)
+    assert {name.removeprefix("dioptase."): value for name, value in about.items()} == {
+        "seq": 2, "trigger": "tick", "act": "on", "policy": "latency", "action": "grow", "rule": "wait_below_target",
+        "reason": "online pods wait 128 us at p99, below the target of 1000 us: lend half a core more",
+        "threshold": 1000.0, "lent_cores": 2.5, "requirement_cores": 1.5, "headroom_cores": 0.25, "idle": True,
+        "outcomes": 3, "banner": list(busy_round(2).banner),
+    }  # fmt: skip
+    events = [plain(event.attributes) for event in shown.events]
+    assert [(e["dioptase.knob"], e["dioptase.status"]) for e in events] == [
+        ("cpuset.cpus", "applied"), ("cpu.max", "refused"), ("cpu.idle", "unchanged"),
+    ]  # fmt: skip
+    assert events[0]["dioptase.pod"] == "default/batch"
+    assert (events[0]["dioptase.before"], events[0]["dioptase.after"]) == ("3", "2-3")
+    assert events[0]["dioptase.input.wait_p99_us"] == 128.0
+    assert "dioptase.input.indicator" not in events[0]
+    assert {event.time_unix_nano for event in shown.events} == {shown.end_time_unix_nano}
+    assert (shown.status.code, shown.status.message) == (2, "cpu.max: invalid argument")
+
+
+def test_rounds_have_traces_of_their_own_and_the_least_of_them_arrives_too(receiver: Receiver) -> None:
+    sink = sink_to(receiver.port, OTEL_BSP_SCHEDULE_DELAY="60000")
+    for seq in range(1, 6):
+        sink.publish(bare_round(seq))
+    sink.close()
+    spans = receiver.traces.got.get(timeout=PATIENCE_S).scope_spans[0].spans
+    assert [plain(shown.attributes)["dioptase.seq"] for shown in spans] == [1, 2, 3, 4, 5]
+    assert len({shown.trace_id for shown in spans}) == 5
+    assert {shown.status.code for shown in spans} == {0}
+
+
+def test_a_span_has_at_most_128_events_changes_first() -> None:
+    same = tuple(outcome(value=str(i), status=Status.UNCHANGED) for i in range(200))
+    finished = busy_round(2, outcomes=(*same, outcome(value="changed")))
+    scope = otel.InstrumentationScope("dioptase")
+    shown = otel.span(finished, otel.Resource({}), scope)
+    assert len(shown.events) == 128
+    assert shown.events[0].attributes is not None
+    assert shown.events[0].attributes["dioptase.value"] == "changed"
+    assert shown.attributes is not None
+    assert shown.attributes["dioptase.outcomes"] == 201
+
+
+@pytest.mark.parametrize("hostile", ['quote"', "back\\slash", "new\nline", "größe ☃", "\x00\x01"])
+def test_any_text_arrives_as_it_is(receiver: Receiver, hostile: str) -> None:
+    assert hostile_round_trip(receiver, f"/{hostile}") == f"/{hostile}"
+
+
+def test_bytes_that_are_not_utf8_arrive_escaped(receiver: Receiver) -> None:
+    assert hostile_round_trip(receiver, "/caf\udce9") == "/caf\\xe9"
+
+
+def hostile_round_trip(receiver: Receiver, path: str) -> str:
+    """The name of a cgroup as both signals show it."""
+    finished = busy_round(2)
+    batch = msgspec.structs.replace(finished.snapshot.cgroups["/batch"], path=path)
+    snapshot = msgspec.structs.replace(finished.snapshot, cgroups={path: batch})
+    decision = msgspec.structs.replace(outcome().decision, cgroup=path, cgroup_id=BATCH_ID)
+    sink = sink_to(receiver.port)
+    sink.publish(
+        msgspec.structs.replace(
+            finished, snapshot=snapshot, outcomes=(msgspec.structs.replace(outcome(), decision=decision),)
+        )
+    )
+    metrics = by_name(receiver.metrics.got.get(timeout=PATIENCE_S))
+    shown: Span = receiver.traces.got.get(timeout=PATIENCE_S).scope_spans[0].spans[0]
+    sink.close()
+    (threads,) = metrics["dioptase.cgroup.threads"].gauge.data_points
+    name = plain(threads.attributes)["cgroup"]
+    assert plain(shown.events[0].attributes)["dioptase.cgroup"] == name
+    return str(name)
+
+
+def test_more_points_than_a_collector_takes_at_once_are_split(receiver: Receiver) -> None:
+    sink = sink_to(receiver.port)
+    sink.publish(busy_round(2, cgroups=400))
+    requests: list[int] = []
+    names: set[str] = set()
+    while "dioptase.build.info" not in names:
+        metrics = by_name(receiver.metrics.got.get(timeout=PATIENCE_S))
+        names |= set(metrics)
+        requests.append(sum(len(getattr(m, m.WhichOneof("data")).data_points) for m in metrics.values()))
+    sink.close()
+    # 402 cgroups of 13 points and one of 9, and some for the node: more than one request, none over 4,000.
+    assert max(requests) == 4000
+    assert sum(requests) > 402 * 13
+    assert sink.failures == 0
+
+
+def test_a_dead_collector_costs_one_log_line_and_a_bounded_queue(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        sink = sink_to(closed_port(), OTEL_EXPORTER_OTLP_TIMEOUT="500")
+        for seq in range(1, MAX_SPANS + 90):
+            sink.publish(bare_round(seq))
+        wait_for(lambda: sink.publish(bare_round(1)) or sink.failures >= 4)
+        sink.close()
+    assert sink.dropped_spans >= MAX_SPANS
+    warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len(warnings) == 2, "one for metrics and one for spans"
+    assert all("UNAVAILABLE" in record.getMessage() for record in warnings)
+    assert not sink._thread.is_alive()
+
+
+def test_a_silent_collector_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as accepts_and_says_nothing:
+        sink = sink_to(accepts_and_says_nothing.getsockname()[1], OTEL_EXPORTER_OTLP_TIMEOUT="600000")
+        sink.publish(busy_round(2))
+        time.sleep(0.3)
+        sink.close()
+        assert not sink._thread.is_alive()
+
+
+def test_sending_resumes_when_the_collector_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+    port = closed_port()
+    with caplog.at_level(logging.INFO):
+        sink = sink_to(port, OTEL_EXPORTER_OTLP_TIMEOUT="500")
+        sink.publish(busy_round(2))
+        wait_for(lambda: sink.failures >= 2)
+        receiver = Receiver(port)
+        sink.publish(busy_round(3))
+        metrics = by_name(receiver.metrics.got.get(timeout=PATIENCE_S))
+        wait_for(lambda: "works again" in caplog.text)
+        sink.close()
+        receiver.stop()
+    assert point(metrics["dioptase.cgroup.cpu.usage"].sum.data_points, pod="web").as_double == 4.5
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    "environ", [{}, {"OTEL_SDK_DISABLED": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1"}]
+)
+def test_without_an_endpoint_nothing_is_started(environ: Mapping[str, str]) -> None:
+    assert start(environ) is None
+
+
+def test_each_signal_may_have_its_own_endpoint_or_none(receiver: Receiver) -> None:
+    sink = start(
+        {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"http://127.0.0.1:{receiver.port}", "OTEL_SERVICE_NAME": "edge"}
+    )
+    assert sink is not None
+    sink.publish(busy_round(2))
+    sink.close()
+    received = receiver.traces.got.get(timeout=PATIENCE_S)
+    assert plain(received.resource.attributes)["service.name"] == "edge"
+    assert receiver.metrics.got.empty()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OTEL_METRIC_EXPORT_INTERVAL", "soon"),
+        ("OTEL_METRIC_EXPORT_INTERVAL", "0"),
+        ("OTEL_BSP_SCHEDULE_DELAY", "-1"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
+    ],
+)
+def test_a_setting_that_cannot_hold_is_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(Unavailable, match=name) as refused:
+        start({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1", name: value})
+    assert refused.value.remedy
+
+
+def test_what_the_exporters_refuse_is_said_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "brotli")
+    with pytest.raises(Unavailable, match="brotli") as refused:
+        start({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1"})
+    assert "unset" in refused.value.remedy
