@@ -1,0 +1,207 @@
+"""Where the running kernel keeps the fields of its structs, and the numbers of its types, from its own BTF.
+
+Offsets come from the kernel that runs, so no header package is needed and no version is guessed. Standard library only:
+the compiling child reads this too. The format is Documentation/bpf/btf.rst; the blob of a distribution kernel has about
+130,000 types and takes 90 ms. Whatever the bytes say, every walk here is bounded: a damaged blob is a BtfError.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from pathlib import Path
+from typing import NamedTuple
+
+VMLINUX = Path("/sys/kernel/btf/vmlinux")
+MAGIC = 0xEB9F
+INT, PTR, ARRAY, STRUCT, UNION, ENUM, FWD, TYPEDEF, VOLATILE, CONST, RESTRICT = range(1, 12)
+FUNC, FUNC_PROTO, VAR, DATASEC, FLOAT, DECL_TAG, TYPE_TAG, ENUM64 = range(12, 20)
+_TRAILER = {INT: 4, ARRAY: 12, VAR: 4, DECL_TAG: 4}
+"""Bytes behind a type of that kind, once."""
+_PER_ITEM = {STRUCT: 12, UNION: 12, ENUM: 8, FUNC_PROTO: 8, DATASEC: 12, ENUM64: 12}
+"""Bytes behind a type of that kind, for each of its members, values or parameters."""
+_ALIASES = frozenset({TYPEDEF, VOLATILE, CONST, RESTRICT, TYPE_TAG})
+_SIZED = frozenset({INT, STRUCT, UNION, ENUM, FLOAT, ENUM64})
+_MAX_CHAIN = 64
+"""Longest chain of aliases and arrays that is followed; real ones have fewer than ten links."""
+_POINTER_BYTES = 8
+
+
+class BtfError(Exception):
+    """The blob is damaged, or this kernel has no such type or field; the text says which."""
+
+
+class Field(NamedTuple):
+    """Where a field lies in its struct, in bytes; `size` is None for a type without one (a flexible function type)."""
+
+    offset: int
+    size: int | None
+
+
+class _Type(NamedTuple):
+    at: int
+    kind: int
+    items: int
+    kind_flag: bool
+    size: int
+    """Or the number of the type that this one stands for."""
+
+
+_VOID = _Type(at=0, kind=0, items=0, kind_flag=False, size=0)
+
+
+class Btf:
+    """One parsed blob. Only positions are kept; types are decoded when asked for."""
+
+    def __init__(self, blob: bytes) -> None:
+        self._blob = blob
+        if len(blob) < 24:
+            raise BtfError(f"BTF of {len(blob)} bytes is shorter than its header")
+        magic, _, _, header, type_off, type_len, text_off, text_len = struct.unpack_from("=HBBIIIII", blob)
+        if magic != MAGIC:
+            raise BtfError(f"BTF begins with {magic:#06x}, not with {MAGIC:#06x}: not BTF, or of the other byte order")
+        self._text, self._text_end = header + text_off, header + text_off + text_len
+        types_end = header + type_off + type_len
+        if header < 24 or self._text_end > len(blob) or types_end > len(blob):
+            raise BtfError(f"BTF header promises more than the {len(blob)} bytes that are there")
+        self._positions = array("L", [0])
+        self._named: dict[tuple[int, int], list[int]] = {}
+        self._index(header + type_off, types_end)
+
+    @classmethod
+    def read(cls, path: Path = VMLINUX) -> Btf:
+        """The kernel's own types. Raises BtfError where the file is missing or damaged."""
+        try:
+            return cls(path.read_bytes())
+        except OSError as error:
+            raise BtfError(f"{path}: {error.strerror}") from error
+
+    def _index(self, at: int, end: int) -> None:
+        unpack, blob, named, positions = struct.Struct("=II").unpack_from, self._blob, self._named, self._positions
+        while at < end:
+            if at + 12 > end:
+                raise BtfError(f"BTF type {len(positions)} at byte {at} is cut off")
+            name, info = unpack(blob, at)
+            kind = info >> 24 & 0x1F
+            if not INT <= kind <= ENUM64:
+                raise BtfError(f"BTF type {len(positions)} at byte {at} is of kind {kind}, which is not known")
+            if name and kind in (STRUCT, UNION, TYPEDEF):
+                named.setdefault((kind, name), []).append(len(positions))
+            positions.append(at)
+            at += 12 + (_TRAILER.get(kind) or _PER_ITEM.get(kind, 0) * (info & 0xFFFF))
+        if at > end:
+            raise BtfError(f"BTF type {len(positions) - 1} is cut off")
+
+    def type_ids(self, kind: int, name: str) -> list[int]:
+        """Numbers of the types of that kind (STRUCT, UNION or TYPEDEF) and name; several where compilation units differ."""
+        found: list[int] = []
+        wanted = b"\0" + name.encode() + b"\0"
+        at = self._blob.find(wanted, self._text, self._text_end)
+        while at >= 0:
+            found += self._named.get((kind, at + 1 - self._text), [])
+            at = self._blob.find(wanted, at + 1, self._text_end)
+        return found
+
+    def typedef_id(self, name: str) -> int:
+        """Number of a typedef, such as `btf_trace_sched_switch`. Raises BtfError where the kernel has none."""
+        for number in self.type_ids(TYPEDEF, name):
+            return number
+        raise BtfError(f"this kernel's BTF has no typedef {name}")
+
+    def field(self, struct_name: str, path: str) -> Field:
+        """Offset and size of a member, nested ones with dots: `field("task_struct", "se.cfs_rq")`.
+
+        Members of anonymous structs and unions are found as C finds them. Raises BtfError for a bitfield, which has no
+        byte offset, and where this kernel has no such struct or member.
+        """
+        ids = self.type_ids(STRUCT, struct_name) + self.type_ids(UNION, struct_name)
+        if not ids:
+            raise BtfError(f"this kernel's BTF has no struct {struct_name}")
+        problem = BtfError("")
+        for number in ids:
+            try:
+                return self._resolve(number, struct_name, path)
+            except BtfError as error:
+                problem = error
+        raise problem
+
+    def _resolve(self, number: int, struct_name: str, path: str) -> Field:
+        bits, bitfield = 0, False
+        for part in path.split("."):
+            hit = self._member(self._strip(number), part)
+            if hit is None:
+                raise BtfError(f"struct {struct_name} of this kernel has no member {path}")
+            number, offset, bitfield = hit
+            bits += offset
+        if bitfield or bits % 8:
+            raise BtfError(f"struct {struct_name}: {path} is a bitfield and has no offset in bytes")
+        return Field(bits // 8, self._size(number))
+
+    def _member(self, number: int, name: str) -> tuple[int, int, bool] | None:
+        """Type, offset in bits and whether it is a bitfield; None where there is no such member."""
+        seen, todo = {number}, [(number, 0)]
+        while todo:
+            number, base = todo.pop()
+            outer = self._type(number)
+            if outer.kind not in (STRUCT, UNION):
+                continue
+            for at in range(outer.at + 12, outer.at + 12 + 12 * outer.items, 12):
+                label, inner, where = struct.unpack_from("=III", self._blob, at)
+                offset, width = (where & 0xFFFFFF, where >> 24) if outer.kind_flag else (where, None)
+                if label and self._string(label) == name:
+                    return inner, base + offset, bool(self._old_width(inner) if width is None else width)
+                if not label and (inner := self._strip(inner)) not in seen:
+                    seen.add(inner)
+                    todo.append((inner, base + offset))
+        return None
+
+    def _old_width(self, number: int) -> int:
+        """Bits of a bitfield of the old encoding, where the integer type itself is narrow; 0 for an ordinary member."""
+        kind = self._type(self._strip(number))
+        if kind.kind != INT:
+            return 0
+        encoding = int(struct.unpack_from("=I", self._blob, kind.at + 12)[0])
+        bits = encoding & 0xFF
+        return bits if bits != kind.size * 8 or encoding >> 16 & 0xFF else 0
+
+    def _size(self, number: int) -> int | None:
+        elements = 1
+        for _ in range(_MAX_CHAIN):
+            found = self._type(number)
+            if found.kind == PTR:
+                return elements * _POINTER_BYTES
+            if found.kind in _SIZED:
+                return elements * found.size
+            if found.kind == ARRAY:
+                number, _, length = struct.unpack_from("=III", self._blob, found.at + 12)
+                elements *= length
+            elif found.kind in _ALIASES:
+                number = found.size
+            else:
+                return None
+        raise BtfError(f"BTF type {number} is a chain without an end")
+
+    def _strip(self, number: int) -> int:
+        """The type behind typedef, const, volatile, restrict and type tags."""
+        for _ in range(_MAX_CHAIN):
+            found = self._type(number)
+            if found.kind not in _ALIASES:
+                return number
+            number = found.size
+        raise BtfError(f"BTF type {number} is a chain without an end")
+
+    def _type(self, number: int) -> _Type:
+        if number == 0:
+            return _VOID
+        if number >= len(self._positions):
+            raise BtfError(f"BTF refers to type {number} of {len(self._positions) - 1}")
+        at = self._positions[number]
+        _, info, size = struct.unpack_from("=III", self._blob, at)
+        return _Type(at, info >> 24 & 0x1F, info & 0xFFFF, bool(info >> 31), size)
+
+    def _string(self, offset: int) -> str:
+        start = self._text + offset
+        end = self._blob.find(b"\0", start, self._text_end)
+        if start >= self._text_end or end < 0:
+            raise BtfError(f"BTF name at {offset} lies outside its string section")
+        return self._blob[start:end].decode(errors="replace")

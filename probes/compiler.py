@@ -1,0 +1,230 @@
+"""The short child that compiles a probe with BCC, loads it and hands map, program and link descriptors to its parent.
+
+Run by the distribution's Python as a plain script, because that is where python3-bpfcc lives, and in a process of its own,
+because BCC keeps 150 MiB that it never gives back. Needs no kernel headers: field offsets come from BTF, and a handful of
+stub files satisfies BCC's search for a source tree. Standard library, bcc and this directory only.
+
+Takes one JSON job from the Unix socket whose descriptor is its argument (see `loader.Job`), answers with one JSON message
+and the descriptors (SCM_RIGHTS), and exits. Nothing is pinned: when the last copy of a descriptor closes, it is gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING or __package__:
+    from probes import bpf, btf
+else:
+    import bpf
+    import btf
+
+LOG_TAIL = 1500
+"""Characters of a verifier's or compiler's message that are passed on; the reason stands at the end."""
+_TYPES = """#pragma once
+typedef signed char __s8, s8;
+typedef unsigned char __u8, u8;
+typedef short __s16, s16;
+typedef unsigned short __u16, u16, __be16, __le16, __sum16;
+typedef int __s32, s32, pid_t;
+typedef unsigned int __u32, u32, __be32, __le32, __wsum;
+typedef long long __s64, s64;
+typedef unsigned long long __u64, u64, __be64, __le64;
+typedef unsigned long size_t, uintptr_t;
+typedef _Bool bool;
+enum { false, true };
+#define NULL ((void *)0)
+#define __always_inline inline __attribute__((always_inline))
+#define __aligned_u64 __u64 __attribute__((aligned(8)))
+struct pt_regs;
+"""
+_VERSION = """#pragma once
+#define KERNEL_VERSION(a, b, c) (((a) << 16) + ((b) << 8) + (c))
+#define LINUX_VERSION_CODE 0
+"""
+STUBS = {
+    "include/linux/kconfig.h": "#pragma once\n#define CONFIG_BPF_SYSCALL 1\n",
+    "include/linux/types.h": _TYPES,
+    "include/linux/version.h": _VERSION,
+    "include/linux/log2.h": "",
+    "include/linux/bpf_common.h": "",
+    "include/uapi/linux/bpf.h": "",
+    "include/uapi/linux/if_packet.h": "",
+    "include/asm/page.h": "",
+}
+"""All that BCC includes from a kernel tree, whatever the architecture."""
+
+
+class Failure(Exception):
+    """Nothing can be loaded; `kind` tells the parent which remedy to name."""
+
+    def __init__(self, kind: str, detail: str, refused: list[dict[str, Any]] | None = None) -> None:
+        super().__init__(detail)
+        self.kind, self.detail, self.refused = kind, detail, refused or []
+
+
+class FormRefused(Exception):
+    """One form cannot run here; the next one may."""
+
+    def __init__(self, stage: str, reason: str, code: int = 0, log: str = "") -> None:
+        super().__init__(reason)
+        self.facts = {"stage": stage, "reason": reason, "errno": code, "log": log[-LOG_TAIL:]}
+
+
+class Built(NamedTuple):
+    """What goes back to the parent: the message and the descriptors it describes, in order."""
+
+    message: dict[str, Any]
+    descriptors: list[int]
+
+
+def stub_tree(root: Path) -> None:
+    """Write the files that BCC wants to see below BCC_KERNEL_SOURCE."""
+    for name, text in STUBS.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def constants(types: btf.Btf, form: dict[str, Any]) -> dict[str, int]:
+    """The -D macros that say where this kernel keeps its fields. Raises FormRefused where one is missing."""
+    found: dict[str, int] = {}
+    for macro, alternatives in form["fields"].items():
+        problems = []
+        for struct_name, path, size in alternatives:
+            try:
+                field = types.field(struct_name, path)
+            except btf.BtfError as error:
+                problems.append(str(error))
+                continue
+            if field.size == size:
+                found[macro] = field.offset
+                break
+            problems.append(f"struct {struct_name}: {path} has {field.size} bytes, not {size}")
+        else:
+            raise FormRefused("fields", "; ".join(problems), errno.ENOENT)
+    return found
+
+
+def build(job: dict[str, Any]) -> Built:
+    """Compile, load and attach the first form that this kernel takes. Raises Failure when it takes none."""
+    _check_permission()
+    try:
+        types = btf.Btf.read(Path(job["btf"]))
+    except btf.BtfError as error:
+        raise Failure("btf", str(error)) from error
+    try:
+        from bcc import BPF  # noqa: PLC0415
+    except ImportError as error:
+        raise Failure("bcc", f"{sys.executable} cannot import BCC: {error}") from error
+    stub_tree(Path(job["scratch"]))
+    os.environ["BCC_KERNEL_SOURCE"] = job["scratch"]
+    refused: list[dict[str, Any]] = []
+    for form in job["forms"]:
+        try:
+            built = _try_form(BPF, types, job, form)
+        except FormRefused as error:
+            refused.append({"form": form["name"], **error.facts})
+            continue
+        built.message["refused"] = refused
+        return built
+    raise Failure("refused", "the kernel takes no form of this probe", refused)
+
+
+def _check_permission() -> None:
+    """A map costs nothing to ask for, and BCC hides the reason when it may not make one."""
+    try:
+        os.close(bpf.create_map(bpf.HASH, 8, 8, 1))
+    except OSError as error:
+        kind = {errno.EPERM: "permission", errno.ENOSYS: "no_bpf"}.get(error.errno or 0, "no_map")
+        raise Failure(kind, f"bpf(BPF_MAP_CREATE): {error.strerror}") from error
+
+
+def _try_form(compiler: Any, types: btf.Btf, job: dict[str, Any], form: dict[str, Any]) -> Built:
+    macros = {**job["constants"], **form["constants"], **constants(types, form)}
+    started = time.monotonic()
+    module = _compile(compiler, [Path(source) for source in job["sources"]], macros)
+    compiled = time.monotonic()
+    descriptors: list[int] = []
+    try:
+        maps = [_describe(module, name) for name in job["maps"]]
+        for program in form["programs"]:
+            descriptors += _start(module.dump_func(program["function"].encode()), types, program, typed=form["typed"])
+    except FormRefused:
+        for fd in descriptors:
+            os.close(fd)
+        module.cleanup()
+        raise
+    message = {
+        "form": form["name"],
+        "maps": [description for _, description in maps],
+        "programs": [program["name"] for program in form["programs"]],
+        "compile_s": compiled - started,
+        "load_s": time.monotonic() - compiled,
+    }
+    return Built(message, [fd for fd, _ in maps] + descriptors)
+
+
+def _compile(compiler: Any, sources: list[Path], macros: dict[str, int]) -> Any:
+    """BCC's module. What it writes to standard error, a file that the parent gave, becomes part of the refusal.
+
+    The sources become one text, because BCC translates map operations in the main file only; their own #include lines
+    find the guard of what is there already. #line keeps names and numbers in messages true.
+    """
+    text = "".join(f'#line 1 "{source.name}"\n{source.read_text()}\n' for source in sources)
+    flags = ["-w", f"-I{sources[0].parent}", *(f"-D{name}={value}" for name, value in macros.items())]
+    log_start = os.lseek(2, 0, os.SEEK_END)
+    try:
+        return compiler(text=text.encode(), cflags=flags)
+    except Exception as error:
+        log = os.pread(2, 1 << 20, log_start).decode(errors="replace")
+        raise FormRefused("compile", str(error), 0, log) from error
+
+
+def _describe(module: Any, name: str) -> tuple[int, dict[str, Any]]:
+    """Descriptor of a map, and its key and leaf as BCC's parser of the C source saw them."""
+    from bcc.libbcc import lib  # noqa: PLC0415
+
+    label = name.encode()
+    key, leaf = (json.loads(ask(module.module, label)) for ask in (lib.bpf_table_key_desc, lib.bpf_table_leaf_desc))
+    return lib.bpf_table_fd(module.module, label), {"name": name, "key": key, "leaf": leaf}
+
+
+def _start(code: bytes, types: btf.Btf, program: dict[str, str], *, typed: bool) -> list[int]:
+    """Descriptors of the loaded program and of the link that runs it. Raises FormRefused with the verifier's reason."""
+    tracepoint, name = program["tracepoint"], program["name"]
+    try:
+        btf_id = types.typedef_id(f"btf_trace_{tracepoint}") if typed else 0
+        loaded = bpf.load_program(bpf.TRACING if typed else bpf.RAW_TRACEPOINT, code, name, btf_id)
+    except btf.BtfError as error:
+        raise FormRefused("fields", str(error), errno.ENOENT) from error
+    except bpf.Refused as error:
+        raise FormRefused(f"load {name}", error.strerror or "", error.errno or 0, error.log) from error
+    try:
+        return [loaded, bpf.attach(loaded, None if typed else tracepoint)]
+    except OSError as error:
+        os.close(loaded)
+        raise FormRefused(f"attach {name} to {tracepoint}", error.strerror or "", error.errno or 0) from error
+
+
+def main(descriptor: int) -> None:
+    """One job in, one answer out."""
+    with socket.socket(fileno=descriptor) as parent:
+        job = json.loads(parent.recv(1 << 20))
+        try:
+            message, descriptors = build(job)
+        except Failure as error:
+            message = {"error": error.kind, "detail": error.detail, "refused": error.refused}
+            descriptors = []
+        socket.send_fds(parent, [json.dumps(message).encode()], descriptors)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
+    os._exit(0)  # BCC's exit handlers take longer than closing what the kernel closes anyway

@@ -1,0 +1,92 @@
+"""The table of cgroups that common.bpf.h keeps for a probe: who has a place, what was counted there, and who may go.
+
+Read side only sums and groups: counters grow until their cgroup has been missing from two listings running, then its place
+is retired (nothing finds it any more) and, one read later, emptied and given back. Autogroups count as the root cgroup;
+a cgroup whose cpu controller was switched off and on again has several places, which are added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from probes.loader import Loaded
+from probes.maps import Map, possible_cpus, total
+
+MAX_BYTES = 64 << 20
+"""Bound of a probe's per-CPU array over all CPUs."""
+MAX_PLACES = 4096
+ROOT_ID = 1
+"""Inode of the root of every cgroup hierarchy (kernfs counts from 1), as in common.bpf.h."""
+RETIRED = (1 << 64) - 1
+"""Tag of a place that nobody owns and nobody may take yet; a serial number never comes near it."""
+
+
+def places_for(cpus: int, value_bytes: int) -> int:
+    """Places that fit: 4,096 up to 64 CPUs, fewer on larger machines. About 60 % can be used before windows fill up."""
+    return min(MAX_PLACES, MAX_BYTES // (value_bytes * cpus))
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """Events that were not counted, by reason, in the order of common.bpf.h."""
+
+    full: int
+    """No place was left for the cgroup."""
+    backwards: int
+    """The wait was negative: two clocks disagreed."""
+    start: int
+    """No room to remember when the task became runnable (classic form only)."""
+
+
+class GroupTable:
+    """Counters by cgroup id. `name` is the probe's own map, whose values are 64-bit counters."""
+
+    def __init__(self, loaded: Loaded, name: str) -> None:
+        cpus = possible_cpus()
+        self._groups, self._owners, self._lost, self._values = (
+            Map(*loaded.maps[label], cpus) for label in ("groups", "owners", "lost", name)
+        )
+        self._listing: Mapping[int, str] | None = None
+        self._missing: set[int] = set()
+        self._retired: list[int] = []
+
+    def read(self, live: Mapping[int, str]) -> tuple[list[int], npt.NDArray[np.uint64]]:
+        """Cgroup ids and a row of counters for each. `live` has every cgroup that exists; the others are forgotten."""
+        self._empty_retired()
+        places, groups = self._groups.items()
+        order = np.argsort(places)
+        places, groups = places[order], groups[order]
+        rows = total(self._values.rows(places.tolist()))
+        ids, inverse = np.unique(groups["cgroup_id"], return_inverse=True)
+        summed = np.zeros((len(ids), rows.shape[1]), np.uint64)
+        np.add.at(summed, inverse, rows)
+        self._forget(live, places, groups["cgroup_id"])
+        return ids.tolist(), summed
+
+    def lost(self) -> Lost:
+        return Lost(*(int(row[0]) for row in total(self._lost.rows([0, 1, 2]))))
+
+    def _forget(self, live: Mapping[int, str], places: npt.NDArray[np.uint32], ids: npt.NDArray[np.uint64]) -> None:
+        """Retire the places of cgroups that two different listings in a row did not have."""
+        if not live or live is self._listing:
+            return
+        self._listing = live
+        missing = {number for number in ids.tolist() if number not in live and number != ROOT_ID}
+        gone = missing & self._missing
+        self._missing = missing - gone
+        for place, number in zip(places.tolist(), ids.tolist(), strict=True):
+            if number in gone:
+                self._groups.set(place, RETIRED.to_bytes(8, "little") + bytes(8))
+                self._owners.set(place, bytes(8))
+                self._retired.append(place)
+
+    def _empty_retired(self) -> None:
+        """Give places back. A program that was still counting there when they were retired has long finished."""
+        for place in self._retired:
+            self._owners.set(place, bytes(8))
+            self._values.set(place, b"")
+            self._groups.delete(place)
+        self._retired.clear()

@@ -1,0 +1,236 @@
+"""Parent side of a probe: start the compiling child, take its descriptors, own them.
+
+The agent never imports bcc. What it gets are descriptors of maps, programs and links; closing them detaches everything,
+and so does the death of this process, however it dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import msgspec
+
+from api.ports import Unavailable
+from probes import bpf
+from probes.btf import VMLINUX
+
+CHILD_PYTHON = Path("/usr/bin/python3")
+"""Where the distribution's packages are, python3-bpfcc among them."""
+TIMEOUT_S = 60.0
+"""The child needs half a second here; a small node that starts thirty pods at once is slower."""
+_COMPILER = Path(__file__).with_name("compiler.py")
+_MAX_DESCRIPTORS = 64
+_CAPABILITIES = "run as root, or with the capabilities BPF and PERFMON (in a pod: securityContext.capabilities.add)"
+_REMEDIES = {
+    "permission": _CAPABILITIES,
+    "no_bpf": "boot a kernel with CONFIG_BPF_SYSCALL",
+    "no_map": "raise the memory limit of this process's cgroup, or RLIMIT_MEMLOCK on a kernel before 5.11",
+    "btf": "boot a kernel with CONFIG_DEBUG_INFO_BTF (Linux 5.4 and later; distributions have it on)",
+    "bcc": "install the distribution's package: apt-get install python3-bpfcc (Fedora, RHEL: python3-bcc);"
+    " the package named bcc on PyPI is something else",
+    "refused": "run `dioptase doctor` for every refusal; the agent falls back to /proc/PID/schedstat",
+}
+
+
+class Program(msgspec.Struct, frozen=True):
+    """A function of the C source, the tracepoint that runs it and the name it has in the kernel's list (15 characters)."""
+
+    function: str
+    tracepoint: str
+    name: str
+
+
+class Form(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to run a probe."""
+
+    name: str
+    typed: bool
+    """A BTF-typed tracepoint: fields are plain loads. Otherwise a raw tracepoint, whose fields are copied by a helper."""
+    fields: Mapping[str, Sequence[tuple[str, str, int]]]
+    """Macro to alternatives of (struct, member, size in bytes); the first that this kernel has gives the offset."""
+    programs: Sequence[Program]
+    constants: Mapping[str, int] = {}
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What the child is to do: try the forms in order, keep the first that the kernel takes."""
+
+    sources: Sequence[Path]
+    """C files that make one program, in order; the last one is the probe's own."""
+    forms: Sequence[Form]
+    maps: Sequence[str]
+    constants: Mapping[str, int]
+    btf: Path = VMLINUX
+    scratch: str = ""
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why one form does not run here."""
+
+    form: str
+    stage: str
+    reason: str
+    errno: int
+    log: str
+    """Tail of what the verifier or the compiler said."""
+
+    def __str__(self) -> str:
+        last = [line for line in self.log.splitlines() if line and not line.startswith("processed ")][-1:]
+        return f"{self.form}: {self.stage}: {self.reason}" + "".join(f" ({line.strip()})" for line in last)
+
+
+class MapDescription(msgspec.Struct, frozen=True):
+    """A map's key and leaf as BCC read them from the C source."""
+
+    name: str
+    key: Any
+    leaf: Any
+
+
+class _Answer(msgspec.Struct, frozen=True, kw_only=True):
+    form: str = ""
+    maps: tuple[MapDescription, ...] = ()
+    programs: tuple[str, ...] = ()
+    compile_s: float = 0.0
+    load_s: float = 0.0
+    refused: tuple[Refusal, ...] = ()
+    error: str = ""
+    detail: str = ""
+
+
+class Loaded:
+    """A running probe: its descriptors until `close`, after which nothing of it is left in the kernel."""
+
+    def __init__(self, answer: _Answer, descriptors: Sequence[int]) -> None:
+        split = len(answer.maps)
+        self.form, self.refused = answer.form, answer.refused
+        self.compile_s, self.load_s = answer.compile_s, answer.load_s
+        self.maps = dict(zip((m.name for m in answer.maps), zip(descriptors, answer.maps, strict=False), strict=True))
+        """Descriptor and description by name."""
+        self.programs = dict(zip(answer.programs, descriptors[split::2], strict=True))
+        """Program descriptor by its name in the kernel."""
+        self._descriptors = list(descriptors)
+
+    def stats(self) -> dict[str, bpf.ProgramInfo]:
+        """Runs and run time of each program; they grow only while `bpf.enable_stats` is held open by someone."""
+        return {name: bpf.program_info(fd) for name, fd in self.programs.items()}
+
+    def close(self) -> None:
+        """Detach and free everything. Idempotent."""
+        descriptors, self._descriptors = self._descriptors, []
+        for fd in reversed(descriptors):
+            os.close(fd)
+
+    def __enter__(self) -> Loaded:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def load(job: Job, *, child_python: Path = CHILD_PYTHON, timeout_s: float = TIMEOUT_S) -> Loaded:
+    """Run the child and take over what it loaded. Raises Unavailable with the reason and what to do about it."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here, _scratch() as scratch, tempfile.TemporaryFile(dir=scratch) as errors:
+        with there:
+            child = _start(child_python, there, errors)
+        try:
+            here.settimeout(timeout_s)
+            here.send(msgspec.json.encode(msgspec.structs.replace(job, scratch=scratch), enc_hook=str))
+            return _receive(here, child, errors)
+        except TimeoutError:
+            raise Unavailable(
+                f"compiling {job.sources[-1].name} took more than {timeout_s:.0f} s", "see whether the node is short of CPU"
+            ) from None
+        finally:
+            child.kill()
+            child.wait()
+
+
+@contextlib.contextmanager
+def _scratch() -> Any:
+    try:
+        directory = tempfile.TemporaryDirectory(prefix="dioptase-")
+    except OSError as error:
+        raise Unavailable(
+            f"no temporary directory can be made: {error.strerror}",
+            "make /tmp writable (in a pod: mount an emptyDir there) or set TMPDIR",
+        ) from error
+    with directory as path:
+        yield path
+
+
+def _start(python: Path, channel: socket.socket, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            [python, "-s", "-E", _COMPILER, str(channel.fileno())],
+            pass_fds=[channel.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+        )
+    except OSError as error:
+        raise Unavailable(
+            f"{python} cannot be run: {error.strerror}",
+            "install the distribution's Python and BCC: apt-get install python3-bpfcc",
+        ) from error
+
+
+def _receive(channel: socket.socket, child: subprocess.Popen[bytes], errors: IO[bytes]) -> Loaded:
+    try:
+        message, descriptors, _, _ = socket.recv_fds(channel, 1 << 20, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        message, descriptors = b"", []
+    if not message:
+        raise _died(child, errors)
+    answer = msgspec.json.decode(message, type=_Answer)
+    if answer.error:
+        raise _explain(answer)
+    if len(descriptors) != len(answer.maps) + 2 * len(answer.programs):
+        for fd in descriptors:
+            os.close(fd)
+        raise Unavailable(
+            f"the kernel passed on {len(descriptors)} descriptors of a probe, not all of them",
+            "raise the limit of open files: ulimit -n 1024",
+        )
+    return Loaded(answer, descriptors)
+
+
+def _died(child: subprocess.Popen[bytes], errors: IO[bytes]) -> Unavailable:
+    code = child.wait()
+    if code < 0:
+        return Unavailable(
+            f"the compiling child was killed by signal {-code}",
+            "give it memory: BCC needs 200 MiB for a second while a probe is loaded",
+        )
+    errors.seek(0)
+    said = errors.read().decode(errors="replace").strip().splitlines()[-1:]
+    return Unavailable(
+        f"the compiling child ended with status {code}" + "".join(f": {line}" for line in said),
+        "check that it is the distribution's Python 3.9 or later, with its package python3-bpfcc",
+    )
+
+
+def _explain(answer: _Answer, lockdown: Path = Path("/sys/kernel/security/lockdown")) -> Unavailable:
+    kind, reason = answer.error, answer.detail
+    if answer.refused:
+        reason += ": " + "; ".join(str(refusal) for refusal in answer.refused)
+        if all(refusal.errno == errno.EPERM for refusal in answer.refused):
+            kind = "permission"
+    remedy = _REMEDIES[kind]
+    if kind == "permission" and lockdown.exists() and "[confidentiality]" in lockdown.read_text():
+        remedy = (
+            "the kernel is locked down for confidentiality, which forbids BPF to read it; boot with lockdown=integrity"
+        )
+    return Unavailable(reason, remedy)

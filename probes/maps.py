@@ -1,0 +1,172 @@
+"""BPF maps as numpy arrays: a whole map in a handful of system calls, decoded by the layout that BCC read from the C source.
+
+The only door to numpy. Values of a per-CPU map have one more axis, the possible CPUs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault(
+    "OPENBLAS_NUM_THREADS", "1"
+)  # its thread pool costs megabytes and nothing here multiplies matrices
+
+import numpy as np
+import numpy.typing as npt
+
+from api.cpus import parse_cpu_list
+from probes import bpf
+from probes.loader import MapDescription
+
+CHUNK_BYTES = 1 << 20
+"""Most that one system call copies: bounds the memory of a read on a machine with hundreds of CPUs."""
+BRIDGE = 8
+"""Unused array elements that are copied along rather than starting another system call behind them."""
+_ENOTSUPP = 524
+_NO_BATCH = frozenset({errno.EINVAL, errno.EOPNOTSUPP, _ENOTSUPP})
+_SCALARS = {
+    "char": "i1", "signed char": "i1", "unsigned char": "u1", "_Bool": "u1",
+    "short": "i2", "unsigned short": "u2", "int": "i4", "unsigned int": "u4",
+    "long": "i8", "unsigned long": "u8", "long long": "i8", "unsigned long long": "u8",
+}  # fmt: skip
+
+Rows = npt.NDArray[Any]
+
+
+def dtype_of(description: Any) -> np.dtype[Any]:
+    """The numpy type of a key or leaf description of BCC. Raises ValueError for what has no such type (bitfield, union)."""
+    if isinstance(description, str):
+        if description not in _SCALARS:
+            raise ValueError(f"C type {description!r} has no counterpart here")
+        return np.dtype(_SCALARS[description])
+    name, members, *how = description
+    if how not in (["struct"], ["struct_packed"]):
+        raise ValueError(f"C type {name}: only structs can be read, not {how or 'this'}")
+    return np.dtype([_member(name, *member) for member in members], align=how == ["struct"])
+
+
+def _member(struct_name: str, name: str, kind: Any, *more: Any) -> tuple[Any, ...]:
+    if not more:
+        return name, dtype_of(kind)
+    if isinstance(more[0], list):
+        return name, dtype_of(kind), tuple(more[0])
+    if more[0] in ("struct", "struct_packed"):
+        return name, dtype_of([name, kind, more[0]])
+    raise ValueError(f"struct {struct_name}: member {name!r} is a bitfield or union, which cannot be read")
+
+
+def possible_cpus(sys_root: Path = Path("/sys")) -> int:
+    """How many values the kernel keeps for each element of a per-CPU map."""
+    return len(parse_cpu_list((sys_root / "devices/system/cpu/possible").read_text()))
+
+
+class Map:
+    """One map. Borrows the descriptor: whoever loaded the probe closes it."""
+
+    def __init__(self, fd: int, description: MapDescription, cpus: int) -> None:
+        info = bpf.map_info(fd)
+        self._fd, self._info, self._batch = fd, info, True
+        self.key, self.value = dtype_of(description.key), dtype_of(description.leaf)
+        if (self.key.itemsize, self.value.itemsize) != (info.key_size, info.value_size):
+            raise ValueError(
+                f"map {description.name}: described as {self.key.itemsize} and {self.value.itemsize} bytes,"
+                f" the kernel has {info.key_size} and {info.value_size}"
+            )
+        per_cpu = info.type in bpf.PER_CPU
+        self._copies = cpus if per_cpu else 1
+        self._shape = (cpus,) if per_cpu else ()
+        padding = -self.value.itemsize % 8 if per_cpu else 0
+        self._cell = np.dtype([("value", self.value), ("padding", "u1", padding)])
+
+    def items(self) -> tuple[Rows, Rows]:
+        """All keys and values of a hash map, in no order."""
+        return self._join(self._chunks(None, None))
+
+    def rows(self, places: Sequence[int]) -> Rows:
+        """Values of these elements of an array map; `places` are sorted and without repeats."""
+        chunks: list[tuple[Rows, Rows]] = []
+        for first, last in _runs(places):
+            chunks += self._chunks(np.array(first - 1, self.key).tobytes() if first else None, last - first + 1)
+        keys, values = self._join(chunks)
+        return values if len(keys) == len(places) else values[np.isin(keys, places)]
+
+    def set(self, key: int, value: bytes) -> None:
+        """Set one element, on all CPUs alike."""
+        cell = value + bytes(self._cell.itemsize - len(value))
+        bpf.update(self._fd, np.array(key, self.key).tobytes(), cell * self._copies)
+
+    def delete(self, key: int) -> None:
+        """Remove one element of a hash map; one that is gone already is no error."""
+        bpf.delete(self._fd, np.array(key, self.key).tobytes())
+
+    def _join(self, chunks: Iterable[tuple[Rows, Rows]]) -> tuple[Rows, Rows]:
+        pairs = [(np.empty(0, self.key), np.empty((0, *self._shape), self._cell)), *chunks]
+        return np.concatenate([keys for keys, _ in pairs]), np.concatenate([cells for _, cells in pairs])["value"]
+
+    def _chunks(self, before: bytes | None, wanted: int | None) -> Iterator[tuple[Rows, Rows]]:
+        """Keys and cells behind the position `before`, until the end of the map or as many as wanted."""
+        if self._batch:
+            try:
+                yield from self._batches(before, wanted)
+            except OSError as error:
+                if error.errno not in _NO_BATCH:
+                    raise
+                self._batch = False
+        if not self._batch:
+            yield from self._singles(before, wanted)
+
+    def _batches(self, before: bytes | None, wanted: int | None) -> Iterator[tuple[Rows, Rows]]:
+        room = max(1, CHUNK_BYTES // (self._cell.itemsize * self._copies + self.key.itemsize))
+        room = min(room, self._info.max_entries)
+        left, last = wanted, False
+        while not last and left != 0:
+            count = room if left is None else min(room, left)
+            keys, cells = np.empty(count, self.key), np.empty((count, *self._shape), self._cell)
+            after = ctypes.create_string_buffer(max(self.key.itemsize, 8))
+            try:
+                taken, last = bpf.lookup_batch(self._fd, before, after, keys.ctypes.data, cells.ctypes.data, count)
+            except OSError as error:
+                if error.errno != errno.ENOSPC or room >= self._info.max_entries:
+                    raise
+                room = min(2 * room, self._info.max_entries)  # a bucket of the hash is longer than the room was
+                continue
+            yield keys[:taken], cells[:taken]
+            before, left = after.raw, None if left is None else left - taken
+
+    def _singles(self, before: bytes | None, wanted: int | None) -> Iterator[tuple[Rows, Rows]]:
+        """One by one, for kernels without the batch calls (before 5.6; before 5.13 for a per-CPU array)."""
+        key, size = before, self._cell.itemsize * self._copies
+        for _ in range(self._info.max_entries if wanted is None else wanted):
+            key = bpf.next_key(self._fd, key, self.key.itemsize)
+            if key is None:
+                return
+            try:
+                raw = bpf.lookup(self._fd, key, size)
+            except FileNotFoundError:
+                continue
+            yield np.frombuffer(key, self.key), np.frombuffer(raw, self._cell).reshape((1, *self._shape))
+
+
+def total(values: Rows) -> npt.NDArray[np.uint64]:
+    """Sum over the CPUs of values made of 64-bit counters only: one row of counters per element."""
+    counters = np.ascontiguousarray(values).view(np.uint64).reshape(*values.shape, values.dtype.itemsize // 8)
+    summed: npt.NDArray[np.uint64] = counters.sum(axis=1, dtype=np.uint64)
+    return summed
+
+
+def _runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First and last of each stretch of places with no gap longer than BRIDGE."""
+    if not places:
+        return
+    start = previous = places[0]
+    for place in places:
+        if place - previous > BRIDGE:
+            yield start, previous
+            start = place
+        previous = place
+    yield start, previous

@@ -1,0 +1,135 @@
+"""Run-queue latency per cgroup: how long tasks were runnable before they got a CPU. Every task, every switch, unsampled.
+
+What the numbers mean: `sum_ns` and `count` are the scheduler's own run_delay and pcount (/proc/PID/schedstat) added up over
+the tasks of a cgroup, including those that have exited; the 27 slots are those of `api.histograms`. Time throttled by a
+quota counts as waiting. A task belongs to the cgroup whose CPU weight it has: where the cpu controller is not enabled
+(version 2), to its nearest ancestor that has it; autogroups belong to the root.
+
+What it cannot see: a wait that is still going on, and, in the forms tp_btf and raw_tp, the part of a wait before the task
+was pulled to another CPU: the scheduler stamps it anew there (1 to 3 % of the sum beside four burners on two CPUs).
+The classic form keeps that part, and pays for it with two more probes and a hash map. bench/RESULTS.md has the costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from api.histograms import SLOTS
+from api.ports import Unavailable
+from api.samples import Wait
+from probes import bpf
+from probes.btf import VMLINUX
+from probes.groups import GroupTable, Lost, places_for
+from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load
+from probes.maps import possible_cpus
+
+FORMS = ("tp_btf", "raw_tp", "classic")
+"""In order of preference, which is that of their cost."""
+WAITING = 65536
+"""Runnable tasks that the classic form can remember at one time."""
+_GROUP_FIELDS = {
+    "TASK_GROUP": [("task_struct", "sched_task_group", 8)],
+    "CSS_SERIAL": [("task_group", "css.serial_nr", 8)],
+    "CSS_CGROUP": [("task_group", "css.cgroup", 8)],
+    "CGROUP_KN": [("cgroup", "kn", 8)],
+    "KN_ID": [("kernfs_node", "id", 8)],
+}
+_STAMPED_FIELDS = {
+    **_GROUP_FIELDS,
+    "LAST_QUEUED": [("task_struct", "sched_info.last_queued", 8)],
+    "CFS_RQ": [("task_struct", "se.cfs_rq", 8)],
+    "RQ": [("cfs_rq", "rq", 8)],
+    "RQ_CLOCK": [("rq", "clock", 8)],
+}
+_CLASSIC_FIELDS = {
+    **_GROUP_FIELDS,
+    "PID": [("task_struct", "pid", 4)],
+    # Renamed and narrowed by 2f064a59a11f (Linux 5.14).
+    "STATE": [("task_struct", "__state", 4), ("task_struct", "state", 8)],
+}
+_SWITCH = Program("on_switch", "sched_switch", "dtse_runqlat")
+_FORMS = {
+    "tp_btf": Form(name="tp_btf", typed=True, fields=_STAMPED_FIELDS, programs=[_SWITCH], constants={"TYPED": 1}),
+    "raw_tp": Form(name="raw_tp", typed=False, fields=_STAMPED_FIELDS, programs=[_SWITCH]),
+    "classic": Form(
+        name="classic",
+        typed=False,
+        fields=_CLASSIC_FIELDS,
+        programs=[
+            _SWITCH,
+            Program("on_wakeup", "sched_wakeup", "dtse_rql_wakeup"),
+            Program("on_wakeup", "sched_wakeup_new", "dtse_rql_new"),
+        ],
+        constants={"CLASSIC": 1, "WAITING": WAITING},
+    ),
+}
+
+
+class RunqLat:
+    """The running probe: a WaitSource (`api.ports`) with what a person may want to know beside it."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self._table: GroupTable | None = GroupTable(loaded, "runqlat")
+        self.form = loaded.form
+        self.refused = loaded.refused
+        """Forms that were tried before this one, and why the kernel did not take them."""
+
+    def read(self, live: Mapping[int, str]) -> Mapping[int, Wait]:
+        """Waits by cgroup id since the probe was opened. Raises Unavailable once it is closed."""
+        try:
+            ids, rows = self._open_table().read(live)
+        except OSError as error:
+            raise Unavailable(
+                f"the maps of runqlat cannot be read: {error.strerror}", "start the agent again"
+            ) from error
+        return decode(ids, rows.tolist())
+
+    def lost(self) -> Lost:
+        """Switches that were not counted, by reason."""
+        return self._open_table().lost()
+
+    def stats(self) -> dict[str, bpf.ProgramInfo]:
+        """Runs and run time of each program; they grow only while kernel statistics are on."""
+        return self._loaded.stats()
+
+    def close(self) -> None:
+        """Detach from the kernel. Idempotent."""
+        self._table = None
+        self._loaded.close()
+
+    def _open_table(self) -> GroupTable:
+        if self._table is None:
+            raise Unavailable("the probe runqlat is closed", "open it again")
+        return self._table
+
+
+def decode(ids: Sequence[int], rows: Sequence[Sequence[int]]) -> dict[int, Wait]:
+    """Pure: rows of `struct hist`, sum first, to waits by cgroup id."""
+    return {
+        number: Wait(sum_ns=row[0], count=sum(row[1:]), slots=tuple(row[1:]))
+        for number, row in zip(ids, rows, strict=True)
+    }
+
+
+def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:
+    """What the child is asked to do."""
+    here = Path(__file__).parent
+    return Job(
+        sources=[here / "common.bpf.h", here / "runqlat.bpf.c"],
+        forms=[_FORMS[name] for name in forms],
+        maps=["runqlat", "groups", "owners", "lost"],
+        constants={"SLOTS": SLOTS, "PLACES": places_for(cpus, 8 * (1 + SLOTS))},
+        btf=btf,
+    )
+
+
+def open_waits(*, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX) -> RunqLat:
+    """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
+    loaded = load(job(forms, possible_cpus(), btf), child_python=child_python)
+    try:
+        return RunqLat(loaded)
+    except BaseException:
+        loaded.close()
+        raise
