@@ -1,0 +1,66 @@
+"""docs/metrics.md, made from the catalogue: `python -m exporters.reference docs/metrics.md`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from api.catalogue import CATALOGUE, CGROUP_LABELS, WAIT_BOUNDS_S, Metric
+
+PARTS = (
+    ("dioptase_node_", "The node"),
+    ("dioptase_cgroup_", "Every cgroup"),
+    ("dioptase_indicator_", "What pods say of themselves"),
+    (("dioptase_pool_", "dioptase_share_", "dioptase_reclaim_"), "What is lent"),
+    (("dioptase_decisions_", "dioptase_rounds_"), "What was decided"),
+    ("dioptase_", "The agent itself"),
+)
+HEAD = f"""# Metrics
+
+Made from `api/catalogue.py` by `python -m exporters.reference docs/metrics.md`; change that, not this.
+
+Prometheus reads `/metrics`, in its own text or in OpenMetrics, whichever it asks for. The same rows go to an OpenTelemetry
+collector by OTLP over gRPC when `OTEL_EXPORTER_OTLP_ENDPOINT` is set. Both show the snapshot that the advisor judged.
+
+- A fact that the kernel, the cgroup hierarchy or the agent's privileges do not give has no sample: never 0, never -1.
+- `CGROUP` stands for the labels {", ".join(f"`{label}`" for label in CGROUP_LABELS)}; all but the first are empty where no
+  listed pod owns the cgroup. Only a container's own cgroup carries its pod, so sums over pods count nothing twice.
+- CPU, memory and pressure of a cgroup include its descendants, as the kernel counts them. Run-queue waits do not: they
+  are those of the cgroup's own tasks.
+- Run-queue waits are histograms with {len(WAIT_BOUNDS_S)} bounds from 1 us to 34 s, each twice the one before. Where the kernel
+  refuses every probe they have one bucket: count and sum are known, from `/proc/PID/schedstat`, and the distribution is not.
+- What the kernel counts, it counts from boot or from the making of the cgroup, and a pod counts its requests from its own
+  start. What the agent counts, marked so, begins with the agent.
+- `process_*` are the agent's own, from the Prometheus client library.
+"""
+
+
+def reference() -> str:
+    """The whole document."""
+    rest = list(CATALOGUE)
+    text = HEAD
+    for prefix, title in PARTS:
+        rows = [metric for metric in rest if metric.name.startswith(prefix)]
+        rest = [metric for metric in rest if metric not in rows]
+        text += f"\n## {title}\n\n| metric | what it says | labels |\n| --- | --- | --- |\n"
+        text += "".join(f"| {_name(metric)} | {metric.help} | {_labels(metric)} |\n" for metric in rows)
+    return text
+
+
+def _name(metric: Metric) -> str:
+    counts = metric.kind != "gauge" and metric.since == "agent"
+    kind = ", ".join(filter(None, (metric.kind, metric.unit, "from the agent's start" if counts else "")))
+    return f"`{metric.name}`<br>{kind}<br>OTel: `{metric.otel_name}`"
+
+
+def _labels(metric: Metric) -> str:
+    own = tuple(label for label in metric.labels if label not in CGROUP_LABELS) if _of_cgroup(metric) else metric.labels
+    return ", ".join((("CGROUP",) if _of_cgroup(metric) else ()) + tuple(f"`{label}`" for label in own))
+
+
+def _of_cgroup(metric: Metric) -> bool:
+    return metric.labels[: len(CGROUP_LABELS)] == CGROUP_LABELS
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(reference())
