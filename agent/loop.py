@@ -9,7 +9,7 @@ import asyncio
 import logging
 import select
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -19,10 +19,10 @@ from agent.advisor.latency import alarmed
 from agent.advisor.memory import Memory
 from agent.config import Config
 from agent.qrm.actuator import Actuator
-from agent.qrm.cpu import decide
+from agent.qrm.cpu import decide, managed
 from agent.sense.psi import PsiTrigger
 from agent.sense.sensor import Sensor
-from api.decisions import Act, Advice, Knob, Outcome, Round
+from api.decisions import Act, Advice, Outcome, Round
 from api.ports import Sink
 from api.samples import Snapshot, SourceStatus, Wait
 
@@ -39,19 +39,17 @@ class Loop:
         config: Config,
         sensor: Sensor,
         actuator: Actuator,
-        act: Act,
-        knobs: Collection[Knob],
         sinks: Sequence[Sink],
+        banner: tuple[str, ...] = (),
     ) -> None:
-        self._config, self._sensor, self._actuator, self._act, self._knobs = config, sensor, actuator, act, knobs
-        self._sinks = sinks
+        self._config, self._sensor, self._actuator, self._act = config, sensor, actuator, actuator.act
+        self._sinks, self._banner = sinks, banner
         self._memory = Memory()
         self._previous: Snapshot | None = None
         self._seq = 0
         self._stop = asyncio.Event()
         self._alarm = asyncio.Event()
         self._trigger = "tick"
-        self.banner: tuple[str, ...] = ()
 
     def stop(self) -> None:
         """End after the round that runs now."""
@@ -93,7 +91,9 @@ class Loop:
                 advice, self._memory = advise(snapshot, self._config.advisor, self._memory, started)
             if advice is not None:
                 stage = "actuator"
-                outcomes = self._actuator.apply(decide(advice, snapshot, self._knobs))
+                ours = managed(snapshot.pods)
+                outcomes = self._actuator.apply(decide(advice, snapshot, self._actuator.knobs(ours)))
+                outcomes += self._actuator.release(ours)
         except Exception as error:
             log.exception("round %d: the %s failed; nothing more is changed in this round", self._seq, stage)
             snapshot = _with_failure(snapshot, stage, error)
@@ -105,7 +105,7 @@ class Loop:
             advice=advice,
             outcomes=outcomes,
             duration_ns=time.monotonic_ns() - started,
-            banner=self.banner,
+            banner=self._banner,
         )
         self._previous = snapshot
         for sink in self._sinks:

@@ -11,7 +11,7 @@ idle. Cpusets grow from the top down before others shrink from the bottom up, so
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -19,7 +19,8 @@ import msgspec
 from agent.qrm.bounds import Limits, bound
 from agent.qrm.knobs import KnobFiles, Original, RawValue, canonical
 from agent.qrm.originals import Originals
-from agent.qrm.restore import ORDER, PINNED
+from agent.qrm.restore import ORDER, PINNED, key_of
+from agent.qrm.table import UNLIMITED
 from api.cpus import format_cpu_list, parse_cpu_list
 from api.decisions import Act, Decision, Knob, Outcome, Status
 from api.ports import Unavailable, Vanished
@@ -83,6 +84,22 @@ class Actuator:
             outcomes.update(self._journal_and_write(plans))
         return tuple(outcomes[index] for index in range(len(decisions)))
 
+    @property
+    def act(self) -> Act:
+        """How far this actuator goes."""
+        return self._act
+
+    def knobs(self, cgroups: Collection[str]) -> frozenset[Knob]:
+        """What this kernel has, asked of cgroups that would be written: the root group lacks most knobs."""
+        return frozenset(knob for knob in Knob if any(self._files.available(knob, cgroup) for cgroup in cgroups))
+
+    def release(self, managed: Collection[str]) -> tuple[Outcome, ...]:
+        """Give back every cgroup that was changed and is managed no longer."""
+        changed = self._originals.entries() if self._originals else ()
+        if self._originals is None or self._act is not Act.ON or all(entry.cgroup in managed for entry in changed):
+            return ()
+        return self._originals.restore(self._files, [key_of(entry) for entry in changed if entry.cgroup in managed])
+
     def _plan(self, decision: Decision, state: _RoundState) -> _Plan | Outcome:
         """What has to be written for a decision, or the outcome where nothing has."""
         cgroup, cgroup_id, knob = decision.cgroup, decision.cgroup_id, decision.knob
@@ -93,7 +110,7 @@ class Actuator:
             asked = canonical(knob, decision.value)
             raw = self._files.read_raw(cgroup, cgroup_id, knob)
             before = self._files.decode(cgroup, knob, raw)
-            value = bound(knob, asked, self._limits(decision, state))
+            value = bound(knob, asked, self._limits(decision, state, before))
             if value != asked:
                 decision, clamped_from = msgspec.structs.replace(decision, value=value), decision.value
             if knob is Knob.CPUSET and value:
@@ -109,12 +126,26 @@ class Actuator:
             return _failed(decision, error, before=before)
         return plan.outcome(Status.UNCHANGED, after=before) if before == value else plan
 
-    def _limits(self, decision: Decision, state: _RoundState) -> Limits:
+    def _limits(self, decision: Decision, state: _RoundState, before: str) -> Limits:
         ceiling = None
         if decision.knob is Knob.CPUSET:
             above = decision.cgroup.rpartition("/")[0]
             ceiling = state.cpus.get(above) or self._files.ceiling(decision.cgroup)
-        return Limits(ceiling=ceiling, cpu_count=state.cpu_count, inherits=self._files.hierarchy.mode == "v2")
+        own_quota = self._original_value(decision, before) if decision.knob is Knob.QUOTA else UNLIMITED
+        return Limits(
+            ceiling=ceiling,
+            cpu_count=state.cpu_count,
+            inherits=self._files.hierarchy.mode == "v2",
+            own_quota=own_quota,
+        )
+
+    def _original_value(self, decision: Decision, current: str) -> str:
+        """What the owner set: the journalled original, or what is there now if the agent never wrote it."""
+        key = (decision.cgroup, decision.cgroup_id, decision.knob)
+        for entry in self._originals.entries() if self._originals else ():
+            if (entry.cgroup, entry.cgroup_id, entry.knob) == key:
+                return self._files.decode(entry.cgroup, entry.knob, entry.raw)
+        return current
 
     def _will_be_idle(self, decision: Decision, state: _RoundState) -> bool:
         if decision.cgroup not in state.idle:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 
 from agent.qrm.table import UNLIMITED
 from api.cpus import format_cpu_list, parse_cpu_list
@@ -28,6 +29,8 @@ class Limits:
     cpu_count: int
     inherits: bool
     """Whether an empty cpuset means the parent's (version 2); on version 1 it would be no CPU at all."""
+    own_quota: str = UNLIMITED
+    """The owner's quota in canonical notation: a limit that somebody set for a reason is never loosened."""
 
 
 def bound(knob: Knob, value: str, limits: Limits) -> str:
@@ -53,13 +56,19 @@ def _weight(value: str, _limits: Limits) -> str:
 
 def _quota(value: str, limits: Limits) -> str:
     quota, period = value.split()
-    if quota == "max":
-        return UNLIMITED
+    if _ratio(value) >= _ratio(limits.own_quota):
+        return limits.own_quota
     asked_us, asked_period_us = int(quota), max(int(period), 1)
     period_us = min(max(asked_period_us, MIN_PERIOD_US), MAX_PERIOD_US)
     # The same part of a CPU, whatever became of the period.
     quota_us = max(asked_us * period_us // asked_period_us, MIN_QUOTA_US)
     return UNLIMITED if quota_us >= period_us * limits.cpu_count else f"{quota_us} {period_us}"
+
+
+def _ratio(value: str) -> float:
+    """CPUs' worth of a canonical quota."""
+    quota, period = value.split()
+    return inf if quota == "max" else int(quota) / max(int(period), 1)
 
 
 def _idle(value: str, _limits: Limits) -> str:

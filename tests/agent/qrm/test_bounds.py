@@ -41,3 +41,18 @@ def test_values_are_brought_inside(knob: Knob, asked: str, limits: Limits, expec
 def test_cpus_that_nobody_has_are_refused_and_not_replaced() -> None:
     with pytest.raises(ValueError, match=r"none of the CPUs 6-7 .* 0-3"):
         bound(Knob.CPUSET, "6-7", V1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "own", "expected"),
+    [
+        ("max 100000", "50000 100000", "50000 100000"),
+        ("80000 100000", "50000 100000", "50000 100000"),
+        ("40000 100000", "50000 100000", "40000 100000"),
+        ("80000 100000", "10000 50000", "10000 50000"),
+        ("max 100000", "max 100000", "max 100000"),
+    ],
+)
+def test_the_owners_own_limit_is_never_loosened(asked: str, own: str, expected: str) -> None:
+    limits = Limits(ceiling=None, cpu_count=4, inherits=False, own_quota=own)
+    assert bound(Knob.QUOTA, asked, limits) == expected
