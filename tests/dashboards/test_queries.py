@@ -1,0 +1,97 @@
+"""Every query of the dashboard and of the rules is answered with data by a real Prometheus, and some with known numbers.
+
+`target` is what Prometheus scrapes: here a Server that is fed rounds in which online pods suffer beside batch work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.report.journal import DecisionJournal
+from api.decisions import Round
+from exporters.http import Server
+from tests.dashboards.support import Prometheus, every_query, prometheus, until
+from tests.fakes import BOOTED_AT_NS, SLOW_WAITS, S, busy_round
+
+pytestmark = pytest.mark.prometheus
+FEED_EVERY_S = 0.2
+
+
+def suffering(seq: int) -> Round:
+    """A round as of now: the counters of second `seq`, the clock of this machine."""
+    finished = busy_round(seq, per_second=SLOW_WAITS)
+    snapshot = msgspec.structs.replace(finished.snapshot, wall_time_ns=time.time_ns())
+    return msgspec.structs.replace(finished, snapshot=snapshot)
+
+
+async def feed(server: Server, bound: list[int], ready: threading.Event, stop: threading.Event) -> None:
+    bound.append(await server.start("127.0.0.1", 0))
+    started = time.monotonic()
+    while not stop.is_set():
+        server.publish(suffering(10 + int(time.monotonic() - started)))
+        ready.set()
+        await asyncio.sleep(FEED_EVERY_S)
+    await server.stop()
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[str]:
+    """HOST:PORT of a live Server."""
+    server = Server(journal=DecisionJournal(None), version="1.2.3")
+    bound: list[int] = []
+    ready, stop = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(feed(server, bound, ready, stop)))
+    thread.start()
+    assert ready.wait(10)
+    yield f"127.0.0.1:{bound[0]}"
+    stop.set()
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def scraped(prometheus_binary: str, target: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """A Prometheus that has scraped the target often enough for rates over what happened since."""
+    directory: Path = tmp_path_factory.mktemp("prometheus")
+    with prometheus(prometheus_binary, target, directory) as server:
+        until(lambda: server.query("count_over_time(dioptase_build_info[1m]) >= 8"))
+        yield server
+
+
+@pytest.mark.parametrize(("name", "expr"), every_query(), ids=[name for name, _ in every_query()])
+def test_the_query_is_answered_with_data(scraped: Prometheus, name: str, expr: str) -> None:
+    answer = until(lambda: scraped.query(expr))
+    assert all(labels.get("instance", "127.0.0.1").startswith("127.0.0.1") for labels, _ in answer)
+
+
+def test_a_quantile_is_the_one_that_went_in(scraped: Prometheus) -> None:
+    # 80 of 100 waits are of slot 7 and 20 of slot 15 (16.384 to 32.768 ms): the 99th is 19/20 through that slot.
+    value = scraped.value('dioptase:online_runq_wait_seconds:p99_rate1m{pod="web"}')
+    assert value == pytest.approx(0.016384 + 0.95 * 0.016384, rel=1e-6)
+
+
+def test_a_rate_is_the_one_that_went_in(scraped: Prometheus) -> None:
+    # 2.25 cores, in steps of a second of which a window may catch one more or one less.
+    rate = 'sum(rate(dioptase_cgroup_cpu_usage_seconds_total{qos="reclaimed_cores"}[8s]))'
+    assert scraped.value(rate) == pytest.approx(2.25, rel=0.3)
+
+
+def test_the_alert_is_pending_for_the_pod_that_suffers(scraped: Prometheus) -> None:
+    ((labels, _),) = until(lambda: scraped.query('ALERTS{alertname="DioptaseOnlineWaitHigh"}'))
+    assert (labels["alertstate"], labels["pod"]) == ("pending", "web")
+    assert scraped.query('ALERTS{alertname="DioptaseAgentSilent"}') == []
+
+
+def test_the_scrape_is_whole(scraped: Prometheus, target: str) -> None:
+    with urllib.request.urlopen(f"http://{target}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    assert scraped.value('up{job="dioptase"}') == 1
+    assert scraped.value("scrape_samples_post_metric_relabeling") == sum(not line.startswith("#") for line in lines)
+    assert scraped.value("dioptase_snapshot_timestamp_seconds") * S > BOOTED_AT_NS
