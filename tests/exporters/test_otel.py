@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import queue
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +25,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
 from api.catalogue import CATALOGUE, WAIT_BOUNDS_S
 from api.decisions import Status
 from api.ports import Unavailable
-from exporters import otel
-from exporters.otel import MAX_SPANS, OtelSink, start
+from exporters import otlp
+from exporters.otel import start
+from exporters.otlp import MAX_SPANS, OtelSink
 from tests.fakes import BATCH_ID, MS, bare_round, busy_round, outcome
 
 PATIENCE_S = 20
@@ -203,8 +206,8 @@ def test_rounds_have_traces_of_their_own_and_the_least_of_them_arrives_too(recei
 def test_a_span_has_at_most_128_events_changes_first() -> None:
     same = tuple(outcome(value=str(i), status=Status.UNCHANGED) for i in range(200))
     finished = busy_round(2, outcomes=(*same, outcome(value="changed")))
-    scope = otel.InstrumentationScope("dioptase")
-    shown = otel.span(finished, otel.Resource({}), scope)
+    scope = otlp.InstrumentationScope("dioptase")
+    shown = otlp.span(finished, otlp.Resource({}), scope)
     assert len(shown.events) == 128
     assert shown.events[0].attributes is not None
     assert shown.events[0].attributes["dioptase.value"] == "changed"
@@ -308,6 +311,11 @@ def wait_for(condition: Any) -> None:
 )
 def test_without_an_endpoint_nothing_is_started(environ: Mapping[str, str]) -> None:
     assert start(environ) is None
+
+
+def test_without_an_endpoint_nothing_of_opentelemetry_is_loaded() -> None:
+    program = "import sys; from exporters import otel; otel.start({}); sys.exit(bool({'opentelemetry', 'grpc'} & {*sys.modules}))"
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True)
 
 
 def test_each_signal_may_have_its_own_endpoint_or_none(receiver: Receiver) -> None:
