@@ -314,7 +314,8 @@ def test_without_an_endpoint_nothing_is_started(environ: Mapping[str, str]) -> N
 
 
 def test_without_an_endpoint_nothing_of_opentelemetry_is_loaded() -> None:
-    program = "import sys; from exporters import otel; otel.start({}); sys.exit(bool({'opentelemetry', 'grpc'} & {*sys.modules}))"
+    loaded = "bool({'opentelemetry', 'grpc'} & {*sys.modules})"
+    program = f"import sys; from exporters import otel; otel.start({{}}); sys.exit({loaded})"
     subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True)
 
 
