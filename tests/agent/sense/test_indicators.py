@@ -1,0 +1,144 @@
+"""Pods' own latency: what is read from a real endpoint, and what hostile ones cannot do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.sense.indicators import Garbage, Indicators, parse, target
+from api.pods import Pod
+from api.qos import QoSLevel
+
+GOOD = """# TYPE lat_seconds histogram
+lat_seconds_bucket{path="/a",le="0.1"} 3
+lat_seconds_bucket{path="/a",le="+Inf"} 4
+lat_seconds_sum{path="/a"} 0.9
+lat_seconds_count{path="/a"} 4
+lat_seconds_bucket{path="/b",le="0.1"} 10
+lat_seconds_bucket{path="/b",le="+Inf"} 10
+lat_seconds_sum{path="/b"} 0.5
+lat_seconds_count{path="/b"} 10
+"""
+
+
+def pod(port: int | str, **extra: str) -> Pod:
+    annotations = {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(port),
+        "dioptase.io/latency-metric": "lat_seconds",
+        **{key.replace("_", "/", 1): value for key, value in extra.items()},
+    }
+    return Pod(uid="u", namespace="n", name="web", qos=QoSLevel.SHARED, containers=(), annotations=annotations)
+
+
+def test_series_of_one_histogram_are_added_up() -> None:
+    indicator = parse(GOOD, "lat_seconds", 7)
+    assert indicator.bounds_s == (0.1,)
+    assert indicator.buckets == (13, 14)
+    assert indicator.sum_s == pytest.approx(1.4)
+    assert indicator.sampled_at_ns == 7
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "lat_seconds 3\n",
+        GOOD.replace("+Inf", "5"),
+        GOOD.replace('le="+Inf"} 4', 'le="+Inf"} NaN'),
+        GOOD.replace('le="0.1"} 3', 'le="0.1"} 300'),
+        GOOD.replace('le="0.1"', 'le="soon"').replace("+Inf", "later"),
+        "lat_seconds_bucket{le=",
+    ],
+)
+def test_what_is_no_histogram_is_refused(text: str) -> None:
+    with pytest.raises(Garbage):
+        parse(text, "lat_seconds", 0)
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_an_indicator_or_garbage(text: str) -> None:
+    with pytest.raises(Garbage):
+        parse(text, "lat_seconds", 0)
+
+
+@pytest.mark.parametrize("port", ["", "0", "65536", "http", "-1", "9" * 5000, "\u0663"])
+def test_a_port_that_is_none_names_the_annotation(port: str) -> None:
+    with pytest.raises(Garbage, match=r"prometheus\.io/port"):
+        target(pod(port))
+
+
+def test_a_pod_without_annotations_is_not_asked() -> None:
+    assert target(Pod(uid="u", namespace="n", name="x", qos=QoSLevel.SHARED, containers=())) is None
+
+
+@asynccontextmanager
+async def endpoint(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[int]:
+    app = web.Application()
+    app.router.add_get("/{tail:.*}", handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+async def ask(port: int, until: Callable[[Indicators], bool]) -> Indicators:
+    indicators = Indicators()
+    task = asyncio.create_task(indicators.run(lambda: (pod(port),)))
+    try:
+        async with asyncio.timeout(10):
+            while not until(indicators):
+                await asyncio.sleep(0.02)
+    finally:
+        task.cancel()
+    return indicators
+
+
+async def test_a_live_endpoint_is_read() -> None:
+    async def good(_request: web.Request) -> web.Response:
+        return web.Response(text=GOOD)
+
+    async with endpoint(good) as port:
+        indicators = await ask(port, lambda i: bool(i.latest()))
+    assert indicators.latest()["n/web"].buckets == (13, 14)
+    assert indicators.errors() == {}
+
+
+async def test_huge_slow_redirecting_and_failing_endpoints_are_errors_of_their_pod() -> None:
+    async def huge(_request: web.Request) -> web.Response:
+        return web.Response(text="x" * (2 << 20))
+
+    async def slow(_request: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    async def elsewhere(_request: web.Request) -> web.Response:
+        raise web.HTTPFound("http://127.0.0.1:1/")
+
+    async def broken(_request: web.Request) -> web.Response:
+        return web.Response(body=b"\xff\x00lat_seconds")
+
+    seen = {}
+    for name, handler in (("huge", huge), ("slow", slow), ("elsewhere", elsewhere), ("broken", broken)):
+        async with endpoint(handler) as port:
+            indicators = await ask(port, lambda i: bool(i.errors()))
+        assert indicators.latest() == {}
+        seen[name] = indicators.errors()["n/web"]
+    assert "more than 1048576 bytes" in seen["huge"]
+    assert "status 302" in seen["elsewhere"]
+    assert "not a Prometheus exposition" in seen["broken"]
+
+
+async def test_nobody_listening_is_an_error_of_the_pod() -> None:
+    indicators = await ask(1, lambda i: bool(i.errors()))
+    assert indicators.latest() == {}
