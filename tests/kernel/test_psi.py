@@ -1,0 +1,65 @@
+"""Pressure triggers of this kernel: armed, fired by two burners on one CPU, and gone with their cgroup."""
+
+from __future__ import annotations
+
+import os
+import select
+from pathlib import Path
+
+import pytest
+
+from agent.sense.psi import TriggerSet, open_trigger
+from api.ports import Unavailable
+from tests.kernel.support import cgroup, require_writable_cgroups
+
+pytestmark = pytest.mark.kernel
+
+
+def wait_ready(fd: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def test_two_tasks_on_one_cpu_fire_the_trigger_and_none_do_not() -> None:
+    hierarchy = require_writable_cgroups()
+    if hierarchy.v2 is None or not (hierarchy.v2 / "cpu.pressure").exists():
+        pytest.skip("this machine has no unified hierarchy with PSI: boot with psi=1")
+    with cgroup(hierarchy, "psi") as group:
+        path = hierarchy.v2 / group.path.lstrip("/") / "cpu.pressure"
+        triggers = TriggerSet(stall_us=150_000, window_us=1_000_000)
+        triggers.watch([path])
+        assert not wait_ready(triggers.fileno(), 2.5), "nothing runs there yet"
+        cpu = min(os.sched_getaffinity(0))
+        for process in group.burn(2):
+            os.sched_setaffinity(process.pid, {cpu})
+        assert wait_ready(triggers.fileno(), 15), "half of a second stalls in every second, the threshold is 15 %"
+        assert triggers.fired()
+        triggers.watch([])
+        assert not wait_ready(triggers.fileno(), 0.1)
+        triggers.close()
+        triggers.close()
+
+
+def test_a_trigger_ends_with_its_cgroup() -> None:
+    hierarchy = require_writable_cgroups()
+    if hierarchy.v2 is None or not (hierarchy.v2 / "cpu.pressure").exists():
+        pytest.skip("this machine has no unified hierarchy with PSI: boot with psi=1")
+    triggers = TriggerSet(stall_us=150_000, window_us=1_000_000)
+    with cgroup(hierarchy, "psi-gone") as group:
+        path = hierarchy.v2 / group.path.lstrip("/") / "cpu.pressure"
+        triggers.watch([path])
+    assert wait_ready(triggers.fileno(), 5)
+    assert not triggers.fired()
+    assert not wait_ready(triggers.fileno(), 0.1), "the dead trigger was dropped"
+    triggers.close()
+
+
+def test_a_file_that_is_not_there_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable) as caught:
+        open_trigger(tmp_path / "cpu.pressure", 150_000, 1_000_000)
+    assert "psi=1" in caught.value.remedy
+    triggers = TriggerSet(stall_us=150_000, window_us=1_000_000)
+    triggers.watch([tmp_path / "cpu.pressure"])
+    assert not wait_ready(triggers.fileno(), 0.1)
+    triggers.close()
