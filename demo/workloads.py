@@ -100,6 +100,10 @@ class Workloads:
         """`online`, `batch` or `client`; KeyError where it was not started."""
         return self._processes[name]
 
+    def has(self, name: str) -> bool:
+        """Whether `online`, `batch` or `client` was started and not yet stopped."""
+        return name in self._processes
+
     def units(self) -> int:
         """Units that the batch job has done."""
         return sum(self.batch.values())

@@ -1,0 +1,286 @@
+"""One cell of the colocation bench: one mode at one load for some seconds, from fresh cgroups to removed ones."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+
+import msgspec
+
+from agent.hierarchy import Hierarchy
+from api.histograms import quantile_ns
+from api.rates import wait_delta
+from api.samples import Wait
+from bench.machine import TICKS_PER_S, NodeTimes, children_of, cpu_ns_of, node_times
+from bench.modes import BATCH, ONLINE, Mode, Node
+from demo.cgroups import DemoCgroups
+from demo.counters import Cell
+from demo.launch import launch
+from demo.schedule import Constant, Schedule
+from demo.workloads import Size, Workloads
+
+NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
+WARMUP_S = 2.0
+AGENT_WARMUP_S = 15.0
+"""The agent starts cautiously and lends more step by step; what is measured is what it arrives at."""
+DIOPTASE = (sys.executable, "-P", "-c", "from cli.main import main; main(prog_name='dioptase')")
+PODS = f"""pods:
+- name: online
+  annotations: {{katalyst.kubewharf.io/qos_level: shared_cores}}
+  containers: [{{name: online, cgroup: /{ONLINE}}}]
+- name: batch
+  annotations: {{katalyst.kubewharf.io/qos_level: reclaimed_cores}}
+  containers: [{{name: batch, cgroup: /{BATCH}}}]
+"""
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers of one cell. Latencies include what was lost, with its age at the timeout."""
+
+    mode: str
+    load: float
+    round: int
+    seconds: float
+    requests: int
+    lost: int
+    p50_ms: float
+    p99_ms: float
+    p999_ms: float
+    units_per_s: float
+    node_use: float
+    """Busy share of all CPU time, 0 to 1."""
+    stolen: float
+    """Share of all CPU time that the hypervisor took."""
+    others: float
+    """Share of all CPU time that neither the workloads nor the client nor the agent used: how quiet the machine was."""
+    online_us: float
+    """CPU time of the service for one request."""
+    client_cores: float
+    lag_us: float
+    """How late the client sent, on average."""
+    wait_p50_us: float | None = None
+    wait_p99_us: float | None = None
+    wait_p999_us: float | None = None
+    wait_mean_us: float | None = None
+
+
+class Marks(msgspec.Struct, frozen=True):
+    """Counters at one end of the measured time."""
+
+    wall_ns: int
+    units: int
+    node: NodeTimes
+    online_ns: int
+    client_ns: int
+    rest_ns: int
+    """CPU time of the batch job and of the agent."""
+    answered: int
+    wait: Wait | None
+
+
+WaitReader = Callable[[int], Wait | None]
+"""Run-queue waits so far of the cgroup with this id."""
+
+
+def quantile_ms(latencies_ns: Sequence[int], q: float) -> float:
+    """The q-quantile of sorted latencies; the nearest sample, no interpolation."""
+    if not latencies_ns:
+        return float("nan")
+    return latencies_ns[min(len(latencies_ns) - 1, int(q * len(latencies_ns)))] / NS_PER_MS
+
+
+@contextmanager
+def bench_cgroups(hierarchy: Hierarchy) -> Iterator[DemoCgroups]:
+    groups = DemoCgroups.make(hierarchy.v1, hierarchy.v2, (ONLINE, BATCH))
+    try:
+        yield groups
+    finally:
+        groups.remove()
+
+
+@contextmanager
+def colocated(
+    node: Node, mode: Mode, size: Size, directory: Path, schedule: Schedule, **client: object
+) -> Iterator[tuple[Workloads, Agent | None]]:
+    """The workloads running in that mode, and the agent where the mode has one."""
+    loads = Workloads(size, directory, node.groups.procs(ONLINE), node.groups.procs(BATCH))
+    agent: Agent | None = None
+    try:
+        if mode.turn is not None:
+            mode.turn(node)
+        loads.start_online()
+        if mode.batch:
+            loads.start_batch(idle=mode.sched_idle)
+        if mode.agent_config is not None:
+            agent = Agent(directory, mode.agent_config)
+        loads.start_client(schedule, **client)  # type: ignore[arg-type]
+        yield loads, agent
+    finally:
+        loads.stop()
+        if agent is not None:
+            agent.stop()
+        loads.close()
+
+
+class Agent:
+    """The real agent process on the bench's pods, acting."""
+
+    def __init__(self, directory: Path, config: str) -> None:
+        (directory / "pods.yaml").write_text(PODS)
+        (directory / "agent.yaml").write_text(config)
+        self.port = free_port()
+        command = [*DIOPTASE, "agent", "--act", "on", "--listen", f"127.0.0.1:{self.port}"]
+        for option, name in (("--pods", "pods.yaml"), ("--config", "agent.yaml"), ("--state-dir", "state")):
+            command += [option, str(directory / name)]
+        self.process = launch(command, end_signal=signal.SIGTERM)
+        self._wait_healthy()
+
+    def _wait_healthy(self) -> None:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the agent ended with {self.process.returncode} while starting; see its messages")
+            if healthy(self.port):
+                return
+            time.sleep(0.1)
+        self.stop()
+        raise RuntimeError("the agent was not healthy within 30 s")
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise RuntimeError("the agent did not end within 20 s of SIGTERM") from None
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def healthy(port: int) -> bool:
+    connection = HTTPConnection("127.0.0.1", port, timeout=1)
+    try:
+        connection.request("GET", "/healthz")
+        return connection.getresponse().status == 200
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+class Bed(msgspec.Struct, frozen=True, kw_only=True):
+    """What all cells of a run have in common."""
+
+    hierarchy: Hierarchy
+    cpus: tuple[int, ...]
+    size: Size
+    seconds: float
+    """Measured time of a cell, after its warm-up."""
+    waits: WaitReader | None = None
+
+
+def measure(bed: Bed, mode: Mode, load: float, round_number: int) -> Measured:
+    """Run one cell."""
+    warmup, seconds = WARMUP_S if mode.agent_config is None else AGENT_WARMUP_S, bed.seconds
+    with bench_cgroups(bed.hierarchy) as groups, tempfile.TemporaryDirectory(prefix="dioptase-bench-") as name:
+        node, directory = Node(bed.hierarchy, groups, bed.cpus, load), Path(name)
+        schedule, samples = Constant(rate=bed.size.rate(load)), directory / "samples"
+        cgroup_id = (bed.hierarchy.primary / ONLINE).stat().st_ino
+        options: dict[str, object] = {"duration_s": warmup + seconds + 0.5, "samples": samples, "seed": round_number}
+        with colocated(node, mode, bed.size, directory, schedule, **options) as (loads, agent):
+            while not loads.client[Cell.STARTED_NS]:
+                time.sleep(0.01)
+            time.sleep(warmup)
+            before = _mark(loads, agent, cgroup_id, bed.waits)
+            time.sleep(seconds)
+            after = _mark(loads, agent, cgroup_id, bed.waits)
+            if (client := loads.process("client")).wait(60) != 0:
+                raise RuntimeError(f"the client ended with {client.returncode}")
+            pairs = array("Q", samples.read_bytes())
+            lag_us = loads.client[Cell.LAG_NS] / max(loads.client[Cell.SENT], 1) / 1000
+            lost = loads.client[Cell.LOST]
+    inside = [
+        latency for due, latency in zip(pairs[::2], pairs[1::2], strict=True) if before.wall_ns <= due < after.wall_ns
+    ]
+    return _numbers(mode, load, round_number, (before, after), sorted(inside), (lag_us, lost))
+
+
+def _mark(loads: Workloads, agent: Agent | None, cgroup_id: int, waits: WaitReader | None) -> Marks:
+    online = loads.process("online").pid
+    rest = [loads.process("batch").pid] if loads.has("batch") else []
+    rest += [agent.process.pid] if agent else []
+    return Marks(
+        time.time_ns(),
+        loads.units(),
+        node_times(),
+        _family_cpu_ns(online),
+        cpu_ns_of(loads.process("client").pid),
+        sum(map(_family_cpu_ns, rest)),
+        loads.client[Cell.ANSWERED],
+        waits(cgroup_id) if waits else None,
+    )
+
+
+def _family_cpu_ns(pid: int) -> int:
+    return sum(cpu_ns_of(member) for member in (pid, *children_of(pid)))
+
+
+def _numbers(
+    mode: Mode,
+    load: float,
+    round_number: int,
+    marks: tuple[Marks, Marks],
+    latencies: list[int],
+    client: tuple[float, int],
+) -> Measured:
+    before, after = marks
+    seconds = (after.wall_ns - before.wall_ns) / NS_PER_S
+    total = max(after.node.total - before.node.total, 1)
+    known_ns = sum(getattr(after, n) - getattr(before, n) for n in ("online_ns", "client_ns", "rest_ns"))
+    busy = (after.node.busy - before.node.busy) / total
+    return Measured(
+        mode=mode.name,
+        load=load,
+        round=round_number,
+        seconds=seconds,
+        requests=len(latencies),
+        lost=client[1],
+        p50_ms=quantile_ms(latencies, 0.5),
+        p99_ms=quantile_ms(latencies, 0.99),
+        p999_ms=quantile_ms(latencies, 0.999),
+        units_per_s=(after.units - before.units) / seconds,
+        node_use=busy,
+        others=busy - known_ns / NS_PER_S / (total / TICKS_PER_S),
+        stolen=(after.node.stolen - before.node.stolen) / total,
+        online_us=(after.online_ns - before.online_ns) / max(after.answered - before.answered, 1) / 1000,
+        client_cores=(after.client_ns - before.client_ns) / NS_PER_S / seconds,
+        lag_us=client[0],
+        **_wait_numbers(before.wait, after.wait),
+    )
+
+
+def _wait_numbers(before: Wait | None, after: Wait | None) -> dict[str, float | None]:
+    wait = wait_delta(before, after)
+    if wait is None or not wait.count:
+        return {}
+    numbers: dict[str, float | None] = {"wait_mean_us": wait.sum_ns / wait.count / 1000}
+    for name, q in (("wait_p50_us", 0.5), ("wait_p99_us", 0.99), ("wait_p999_us", 0.999)):
+        value = quantile_ns(wait.slots, q) if wait.slots is not None else None
+        numbers[name] = None if value is None else value / 1000
+    return numbers

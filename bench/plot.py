@@ -1,0 +1,107 @@
+"""A line chart as SVG, by hand: loads along x, a logarithmic y, one line with its spread per mode. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+
+import msgspec
+
+WIDTH, HEIGHT = 860, 470
+LEFT, RIGHT, TOP, BOTTOM = 70, 190, 46, 52
+COLOURS = ("#4d4d4d", "#1f9d8a", "#d1495b", "#e08e0b", "#7b4fb5", "#0b6fd6", "#05b0d6", "#8c6d46")
+"""Told apart by people with the common colour blindnesses too; lines also differ by their labels' places."""
+
+
+class Point(msgspec.Struct, frozen=True):
+    """One median and the smallest and largest of its rounds."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+
+
+Lines = Mapping[str, Sequence[Point]]
+
+
+def chart(title: str, x_label: str, y_label: str, lines: Lines) -> str:
+    """The whole SVG document. Points without a positive y are left out: the axis is logarithmic."""
+    shown = {name: [p for p in points if p.y > 0] for name, points in lines.items()}
+    points = [point for line in shown.values() for point in line]
+    if not points:
+        return _document([f'<text x="20" y="30">{escape(title)}: no data</text>'])
+    axes = _Axes(points)
+    body = [f'<text x="{LEFT}" y="24" font-size="16" font-weight="600">{escape(title)}</text>']
+    body += _grid(axes, x_label, y_label)
+    for (name, line), y in zip(shown.items(), _label_rows(axes, shown), strict=True):
+        if line:
+            body += _line(axes, name, line, COLOURS[list(shown).index(name) % len(COLOURS)], y)
+    return _document(body)
+
+
+class _Axes:
+    """From numbers to pixels."""
+
+    def __init__(self, points: Sequence[Point]) -> None:
+        self.xs = sorted({point.x for point in points})
+        self.low = math.floor(math.log10(min(p.low if p.low > 0 else p.y for p in points)))
+        self.high = max(math.ceil(math.log10(max(p.high for p in points))), self.low + 1)
+
+    def x(self, value: float) -> float:
+        span = (self.xs[-1] - self.xs[0]) or 1
+        return LEFT + 14 + (value - self.xs[0]) / span * (WIDTH - LEFT - RIGHT - 28)
+
+    def y(self, value: float) -> float:
+        share = (math.log10(max(value, 10**self.low)) - self.low) / (self.high - self.low)
+        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+
+
+def _grid(axes: _Axes, x_label: str, y_label: str) -> list[str]:
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    out = []
+    for power in range(axes.low, axes.high + 1):
+        y = axes.y(10.0**power)
+        out.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="#ddd"/>')
+        out.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{10.0**power:g}</text>')
+    for value in axes.xs:
+        x = axes.x(value)
+        out.append(f'<line x1="{x:.1f}" y1="{bottom}" x2="{x:.1f}" y2="{bottom + 5}" stroke="#777"/>')
+        out.append(f'<text x="{x:.1f}" y="{bottom + 20}" text-anchor="middle">{value:g}</text>')
+    middle = (LEFT + right) / 2
+    out.append(f'<text x="{middle:.0f}" y="{HEIGHT - 12}" text-anchor="middle">{escape(x_label)}</text>')
+    y = (TOP + bottom) / 2
+    out.append(f'<text transform="translate(18 {y:.0f}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text>')
+    return out
+
+
+def _label_rows(axes: _Axes, lines: Lines) -> list[float]:
+    """A height for each line's label: at its last point, pushed down where labels would cover each other."""
+    wanted = {name: axes.y(line[-1].y) if line else float(HEIGHT) for name, line in lines.items()}
+    rows: dict[str, float] = {}
+    last = float(TOP) - 16
+    for name in sorted(wanted, key=lambda key: wanted[key]):
+        last = rows[name] = max(wanted[name], last + 16)
+    return [rows[name] for name in lines]
+
+
+def _line(axes: _Axes, name: str, points: Sequence[Point], colour: str, label_y: float) -> list[str]:
+    path = " ".join(f"{axes.x(p.x):.1f},{axes.y(p.y):.1f}" for p in points)
+    out = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>']
+    for p in points:
+        x = f"{axes.x(p.x):.1f}"
+        spread = f'y1="{axes.y(p.low):.1f}" x2="{x}" y2="{axes.y(p.high):.1f}"'
+        out.append(f'<line x1="{x}" {spread} stroke="{colour}" stroke-opacity="0.45" stroke-width="3"/>')
+        out.append(f'<circle cx="{x}" cy="{axes.y(p.y):.1f}" r="3.5" fill="{colour}"/>')
+    text = f"{name} {points[-1].y:.3g}"
+    out.append(f'<text x="{WIDTH - RIGHT + 10}" y="{label_y + 4:.1f}" fill="{colour}">{escape(text)}</text>')
+    return out
+
+
+def _document(body: Sequence[str]) -> str:
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'font-family="system-ui, sans-serif" font-size="13">'
+    )
+    return "\n".join([head, f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>', *body, "</svg>\n"])
