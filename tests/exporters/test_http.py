@@ -187,6 +187,18 @@ async def test_the_page_and_its_files_have_types_and_a_strict_policy(client: Cli
     assert status == 304
 
 
+async def test_every_file_of_the_real_page_is_served() -> None:
+    server = Server(journal=DecisionJournal(None), version="1")
+    client = Client(server, await server.start("127.0.0.1", 0))
+    for file in http.PAGE.iterdir():
+        status, headers, body = await client.get(f"/static/{file.name}")
+        assert (status, body) == (200, file.read_bytes())
+        assert headers["Content-Type"].partition(";")[0] == http.TYPES[file.suffix]
+    assert (await client.get("/"))[2] == (http.PAGE / "index.html").read_bytes()
+    await client.session.close()
+    await server.stop()
+
+
 @pytest.mark.parametrize(
     "path", ["/static/", "/static/nothing.js", "/static/notes.txt", "/static/..%2Fsecret.js", "/static/%2e%2e/secret.js",
              "/secret.js", "/api/v1", "/api/v1/nothing", "//"],
