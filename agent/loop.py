@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import select
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -20,9 +19,10 @@ from agent.advisor.memory import Memory
 from agent.config import Config
 from agent.qrm.actuator import Actuator
 from agent.qrm.cpu import decide, managed
-from agent.sense.psi import PsiTrigger
+from agent.sense.psi import TriggerSet
 from agent.sense.sensor import Sensor
 from api.decisions import Act, Advice, Outcome, Round
+from api.pods import Pod
 from api.ports import Sink
 from api.samples import Snapshot, SourceStatus, Wait
 
@@ -40,10 +40,11 @@ class Loop:
         sensor: Sensor,
         actuator: Actuator,
         sinks: Sequence[Sink],
+        triggers: TriggerSet | None = None,
         banner: tuple[str, ...] = (),
     ) -> None:
         self._config, self._sensor, self._actuator, self._act = config, sensor, actuator, actuator.act
-        self._sinks, self._banner = sinks, banner
+        self._sinks, self._triggers, self._banner = sinks, triggers, banner
         self._memory = Memory()
         self._previous: Snapshot | None = None
         self._seq = 0
@@ -51,15 +52,20 @@ class Loop:
         self._alarm = asyncio.Event()
         self._trigger = "tick"
 
+    def pods(self) -> tuple[Pod, ...]:
+        """The pods of the latest round."""
+        return self._previous.pods if self._previous is not None else ()
+
     def stop(self) -> None:
         """End after the round that runs now."""
         self._stop.set()
         self._alarm.set()
 
-    async def run(self, triggers: Sequence[PsiTrigger] = ()) -> None:
+    async def run(self) -> None:
         """Rounds until `stop`: one every interval_s, and one at once on a wait alarm or a pressure trigger."""
         watcher = asyncio.create_task(self._watch())
-        unregister = self._register(triggers)
+        if self._triggers is not None:
+            asyncio.get_running_loop().add_reader(self._triggers.fileno(), self._pressed)
         due = time.monotonic()
         try:
             while not self._stop.is_set():
@@ -76,7 +82,8 @@ class Loop:
                     continue
         finally:
             watcher.cancel()
-            unregister()
+            if self._triggers is not None:
+                asyncio.get_running_loop().remove_reader(self._triggers.fileno())
 
     def turn(self, trigger: str) -> Round:
         """One round. Never raises: a bug becomes a source named `advisor` or `actuator` that is not ok."""
@@ -108,6 +115,8 @@ class Loop:
             banner=self._banner,
         )
         self._previous = snapshot
+        if self._triggers is not None:
+            self._triggers.watch(container.cgroup for container in online_containers(snapshot))
         for sink in self._sinks:
             sink.publish(finished)
         return finished
@@ -145,28 +154,9 @@ class Loop:
         self._trigger = trigger
         self._alarm.set()
 
-    def _register(self, triggers: Sequence[PsiTrigger]) -> Callable[[], None]:
-        """Wake on PSI triggers. asyncio cannot wait for POLLPRI, but an epoll that can is itself readable."""
-        if not triggers:
-            return lambda: None
-        epoll, loop = select.epoll(), asyncio.get_running_loop()
-        for trigger in triggers:
-            epoll.register(trigger.fileno(), select.EPOLLPRI)
-
-        def fired() -> None:
-            for fd, event in epoll.poll(0):
-                if event & select.EPOLLERR:
-                    epoll.unregister(fd)  # its cgroup is gone
-                elif event & select.EPOLLPRI and self._can_shrink():
-                    self._ring("psi")
-
-        loop.add_reader(epoll.fileno(), fired)
-
-        def unregister() -> None:
-            loop.remove_reader(epoll.fileno())
-            epoll.close()
-
-        return unregister
+    def _pressed(self) -> None:
+        if self._triggers is not None and self._triggers.fired() and self._can_shrink():
+            self._ring("psi")
 
 
 def _with_failure(snapshot: Snapshot, stage: str, error: Exception) -> Snapshot:

@@ -63,35 +63,37 @@ def _remedy(code: int | None) -> str:
 
 
 class TriggerSet:
-    """The triggers of a changing set of files, waited for as one descriptor.
+    """The pressure triggers of a changing set of cgroups, waited for as one descriptor.
 
     asyncio cannot wait for POLLPRI, but an epoll that can is itself readable when something in it is ready.
     """
 
-    def __init__(self, stall_us: int, window_us: int) -> None:
-        self._stall_us, self._window_us = stall_us, window_us
+    def __init__(self, root: Path, *, stall_us: int, window_us: int) -> None:
+        """`root` is the mount point of the unified hierarchy: only there have cgroups pressure files."""
+        self._root, self._stall_us, self._window_us = root, stall_us, window_us
         self._epoll = select.epoll()
-        self._armed: dict[Path, PsiTrigger] = {}
-        self._by_fd: dict[int, Path] = {}
-        self._refused: set[Path] = set()
+        self._armed: dict[str, PsiTrigger] = {}
+        self._by_fd: dict[int, str] = {}
+        self._refused: set[str] = set()
 
     def fileno(self) -> int:
         return self._epoll.fileno()
 
-    def watch(self, paths: Iterable[Path]) -> None:
-        """Arm what is new and disarm what is no longer wanted; a file that refused is not asked again while wanted."""
-        wanted = set(paths)
-        for path in set(self._armed) - wanted:
-            self._disarm(path)
+    def watch(self, cgroups: Iterable[str]) -> None:
+        """Arm what is new and disarm what is no longer wanted; one that refused is not asked again while wanted."""
+        wanted = set(cgroups)
+        for cgroup in set(self._armed) - wanted:
+            self._disarm(cgroup)
         self._refused &= wanted
-        for path in wanted - set(self._armed) - self._refused:
+        for cgroup in wanted - set(self._armed) - self._refused:
+            path = self._root / cgroup.lstrip("/") / "cpu.pressure"
             try:
                 trigger = open_trigger(path, self._stall_us, self._window_us)
             except Unavailable:
-                self._refused.add(path)
+                self._refused.add(cgroup)
                 continue
-            self._armed[path] = trigger
-            self._by_fd[trigger.fileno()] = path
+            self._armed[cgroup] = trigger
+            self._by_fd[trigger.fileno()] = cgroup
             self._epoll.register(trigger.fileno(), select.EPOLLPRI)
 
     def fired(self) -> bool:
@@ -107,12 +109,12 @@ class TriggerSet:
 
     def close(self) -> None:
         """Disarm all. Idempotent."""
-        for path in list(self._armed):
-            self._disarm(path)
+        for cgroup in list(self._armed):
+            self._disarm(cgroup)
         self._epoll.close()
 
-    def _disarm(self, path: Path) -> None:
-        trigger = self._armed.pop(path)
+    def _disarm(self, cgroup: str) -> None:
+        trigger = self._armed.pop(cgroup)
         del self._by_fd[trigger.fileno()]
         self._epoll.unregister(trigger.fileno())
         trigger.close()

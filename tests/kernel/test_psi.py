@@ -26,9 +26,8 @@ def test_two_tasks_on_one_cpu_fire_the_trigger_and_none_do_not() -> None:
     if hierarchy.v2 is None or not (hierarchy.v2 / "cpu.pressure").exists():
         pytest.skip("this machine has no unified hierarchy with PSI: boot with psi=1")
     with cgroup(hierarchy, "psi") as group:
-        path = hierarchy.v2 / group.path.lstrip("/") / "cpu.pressure"
-        triggers = TriggerSet(stall_us=150_000, window_us=1_000_000)
-        triggers.watch([path])
+        triggers = TriggerSet(hierarchy.v2, stall_us=150_000, window_us=1_000_000)
+        triggers.watch([group.path])
         assert not wait_ready(triggers.fileno(), 2.5), "nothing runs there yet"
         cpu = min(os.sched_getaffinity(0))
         for process in group.burn(2):
@@ -45,10 +44,9 @@ def test_a_trigger_ends_with_its_cgroup() -> None:
     hierarchy = require_writable_cgroups()
     if hierarchy.v2 is None or not (hierarchy.v2 / "cpu.pressure").exists():
         pytest.skip("this machine has no unified hierarchy with PSI: boot with psi=1")
-    triggers = TriggerSet(stall_us=150_000, window_us=1_000_000)
+    triggers = TriggerSet(hierarchy.v2, stall_us=150_000, window_us=1_000_000)
     with cgroup(hierarchy, "psi-gone") as group:
-        path = hierarchy.v2 / group.path.lstrip("/") / "cpu.pressure"
-        triggers.watch([path])
+        triggers.watch([group.path])
     assert wait_ready(triggers.fileno(), 5)
     assert not triggers.fired()
     assert not wait_ready(triggers.fileno(), 0.1), "the dead trigger was dropped"
@@ -59,7 +57,7 @@ def test_a_file_that_is_not_there_is_refused_with_a_remedy(tmp_path: Path) -> No
     with pytest.raises(Unavailable) as caught:
         open_trigger(tmp_path / "cpu.pressure", 150_000, 1_000_000)
     assert "psi=1" in caught.value.remedy
-    triggers = TriggerSet(stall_us=150_000, window_us=1_000_000)
-    triggers.watch([tmp_path / "cpu.pressure"])
+    triggers = TriggerSet(tmp_path, stall_us=150_000, window_us=1_000_000)
+    triggers.watch(["/none"])
     assert not wait_ready(triggers.fileno(), 0.1)
     triggers.close()
