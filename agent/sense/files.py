@@ -1,0 +1,138 @@
+"""Kernel files that are read every second: opened once, read from the start with one system call, reopened when needed.
+
+Reading 1,600 cgroup files takes 25 ms with open, read and close, and 5 ms with descriptors that stay open. A kept
+descriptor costs no memory of ours worth speaking of, but the kernel keeps a page for it once it has been read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+
+from api.ports import Vanished
+
+FIRST_READ_BYTES = 1024
+"""Holds every file of a cgroup but the lists of tasks. A text that ends earlier is complete: seq_file hands out large
+texts in pieces of a page less a record, never less."""
+LONGEST_TEXT_BYTES = 4 << 20
+"""A kernel file that is longer is cut: 4 MiB are half a million thread ids."""
+RESERVED = 512
+"""Descriptors left for others in this process: sockets, probes, the actuator's directories, the journal."""
+_GONE = (errno.ENODEV, errno.ENOENT, errno.ESRCH)
+_PIECE_BYTES = 1 << 16
+
+
+class Budget:
+    """How many files may stay open in this process. The soft limit is raised to the hard one when it runs short.
+
+    When that does not suffice either, `take` says no and the file is opened for each read: slower, and never a failure.
+    """
+
+    def __init__(self) -> None:
+        self.kept = 0
+        self.opened = 0
+        """How many times a file was opened: grows when a name may have come to mean another file."""
+        self.short = False
+        """Whether the hard limit was reached, so that some files are opened for each read."""
+        self._limit = _soft_limit() - RESERVED
+
+    def take(self) -> bool:
+        """Whether one more file may stay open."""
+        if self.kept >= self._limit and not self.short:
+            self._limit = _raise_limit() - RESERVED
+            self.short = self.kept >= self._limit
+        if self.kept >= self._limit:
+            return False
+        self.kept += 1
+        return True
+
+    def give_back(self) -> None:
+        """A kept file was closed."""
+        self.kept -= 1
+
+
+def _soft_limit() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft if soft != resource.RLIM_INFINITY else 1 << 30
+
+
+def _raise_limit() -> int:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        # Only the hard limit that is infinite while fs.nr_open is not, or a sandbox, says no here.
+        return _soft_limit()
+    return _soft_limit()
+
+
+class KeptFile:
+    """One file, named relative to a directory's descriptor. Closes itself when the last reference goes."""
+
+    __slots__ = ("_budget", "_dir_fd", "_fd", "_name")
+
+    def __init__(self, budget: Budget, name: bytes, dir_fd: int | None = None) -> None:
+        self._budget, self._name, self._dir_fd = budget, name, dir_fd
+        self._fd = -1
+
+    @property
+    def name(self) -> str:
+        """For people: the name, whatever bytes it is made of."""
+        return self._name.decode(errors="backslashreplace")
+
+    def read(self) -> bytes:
+        """The whole text, from its start. Raises Vanished when there is no such file any more, or another OSError."""
+        if self._fd >= 0:
+            try:
+                text = os.pread(self._fd, FIRST_READ_BYTES, 0)
+            except OSError as error:
+                self.close()
+                if error.errno not in _GONE:
+                    raise
+            else:
+                return text if len(text) < FIRST_READ_BYTES else _rest(self._fd, text)
+        return self._read_anew()
+
+    def close(self) -> None:
+        """Give the descriptor back. Idempotent; the next read opens the file again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self._budget.give_back()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _read_anew(self) -> bytes:
+        try:
+            fd = os.open(self._name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=self._dir_fd)
+            self._budget.opened += 1
+            try:
+                text = _rest(fd, os.pread(fd, FIRST_READ_BYTES, 0))
+            except OSError:
+                os.close(fd)
+                raise
+        except OSError as error:
+            if error.errno in _GONE:
+                raise Vanished(f"{self.name}: {error.strerror}") from None
+            raise
+        if self._budget.take():
+            self._fd = fd
+        else:
+            os.close(fd)
+        return text
+
+
+def _rest(fd: int, text: bytes) -> bytes:
+    if len(text) < FIRST_READ_BYTES:
+        return text
+    pieces = [text]
+    length = len(text)
+    while length < LONGEST_TEXT_BYTES:
+        piece = os.pread(fd, _PIECE_BYTES, length)
+        if not piece:
+            break
+        pieces.append(piece)
+        length += len(piece)
+    return b"".join(pieces)

@@ -1,0 +1,167 @@
+"""Kernel texts to numbers. Pure and total: what cannot be read is None or left out, and nothing here ever raises.
+
+Numbers are those of the kernel, in nanoseconds, microseconds and bytes as the names say. A number that does not fit
+into 64 bits is garbage, as is a negative one: none of these files holds any.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from api.samples import CpuTimes, Pressure
+
+LARGEST = (1 << 64) - 1
+"""Kernel counters are unsigned and of 64 bits."""
+NS_PER_S = 1_000_000_000
+NS_PER_US = 1000
+KIB = 1024
+_DIGITS = 20
+_CPU_FIELDS = 8
+"""user nice system idle iowait irq softirq steal; the two guest fields are contained in user and nice."""
+
+
+def number(text: bytes) -> int | None:
+    """A file that holds one number: cpuacct.usage, memory.current, pids.current. `max` is no number."""
+    word = text.strip()
+    if not word.isdigit() or len(word) > _DIGITS:
+        return None
+    value = int(word)
+    return value if value <= LARGEST else None
+
+
+def keyed(key: bytes, scale: int = 1) -> Callable[[bytes], int | None]:
+    """A reader of one `key value` line of cpu.stat and its like; the value is multiplied with `scale`."""
+    start, inner = key + b" ", b"\n" + key + b" "
+
+    def read(text: bytes) -> int | None:
+        if text.startswith(start):
+            at = len(start)
+        else:
+            at = text.find(inner)
+            if at < 0:
+                return None
+            at += len(inner)
+        end = text.find(b"\n", at)
+        value = number(text[at:] if end < 0 else text[at:end])
+        return None if value is None or value * scale > LARGEST else value * scale
+
+    return read
+
+
+def task_count(text: bytes) -> int | None:
+    """How many threads a `tasks` or `cgroup.threads` file lists."""
+    return None if text.translate(None, b"0123456789\n") else text.count(b"\n")
+
+
+def task_ids(text: bytes) -> tuple[int, ...]:
+    """Thread ids of a `tasks` or `cgroup.threads` file. 0 stands for a task outside of our PID namespace: left out."""
+    found = (number(line) for line in text.split(b"\n"))
+    return tuple(tid for tid in found if tid)
+
+
+def pressure(text: bytes) -> Pressure | None:
+    """A PSI file: `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`, and the same of `full` where the kernel has it."""
+    some = full = None
+    for line in text.split(b"\n"):
+        if line.startswith(b"some "):
+            some = some or _stall(line)
+        elif line.startswith(b"full "):
+            full = full or _stall(line)
+    if some is None:
+        return None
+    return Pressure(
+        some_us=some[0],
+        some_avg10=some[1],
+        full_us=full[0] if full else None,
+        full_avg10=full[1] if full else None,
+    )
+
+
+def cpu_lines(text: bytes, hz: int) -> tuple[CpuTimes | None, dict[int, CpuTimes]]:
+    """/proc/stat: the line of all CPUs, and one for each that is online. `hz` is the kernel's unit, sysconf(_SC_CLK_TCK)."""
+    total: CpuTimes | None = None
+    per_cpu: dict[int, CpuTimes] = {}
+    for line in text.split(b"\n"):
+        if not line.startswith(b"cpu"):
+            continue
+        label, *words = line.split()
+        times = _cpu_times(words, hz)
+        if times is None:
+            continue
+        if label == b"cpu":
+            total = times
+        elif (cpu := number(label[3:])) is not None:
+            per_cpu[cpu] = times
+    return total, per_cpu
+
+
+def meminfo_bytes(key: bytes) -> Callable[[bytes], int | None]:
+    """A reader of one line of /proc/meminfo, such as `MemTotal:  24684092 kB`."""
+    start = key + b":"
+
+    def read(text: bytes) -> int | None:
+        for line in text.split(b"\n"):
+            if line.startswith(start):
+                value = number(line[len(start) :].strip().removesuffix(b"kB"))
+                return None if value is None else value * KIB
+        return None
+
+    return read
+
+
+def load_averages(text: bytes) -> tuple[float, float, float] | None:
+    """/proc/loadavg: runnable and uninterruptible tasks over 1, 5 and 15 minutes."""
+    words = text.split()
+    if len(words) < 3:
+        return None
+    one, five, fifteen = (_decimal(word) for word in words[:3])
+    return None if one is None or five is None or fifteen is None else (one, five, fifteen)
+
+
+def schedstat(text: bytes) -> tuple[int, int, int] | None:
+    """/proc/TID/schedstat: nanoseconds on a CPU, nanoseconds runnable and waiting, number of times it got a CPU."""
+    words = [number(word) for word in text.split()]
+    if len(words) != 3:
+        return None
+    run_ns, wait_ns, slices = words
+    return None if run_ns is None or wait_ns is None or slices is None else (run_ns, wait_ns, slices)
+
+
+def start_ticks(text: bytes) -> int | None:
+    """/proc/TID/stat: when the thread started, in ticks since boot. The name in it may hold blanks and parentheses."""
+    fields = text.rpartition(b")")[2].split()
+    return number(fields[19]) if len(fields) > 19 else None
+
+
+def _cpu_times(words: list[bytes], hz: int) -> CpuTimes | None:
+    values = [number(word) for word in words[:_CPU_FIELDS]]
+    if len(values) < 4 or hz <= 0:
+        return None
+    # Kernels before 2.6.11 had no steal; what a line leaves out is zero there, and only there.
+    numbers = [value for value in values if value is not None]
+    if len(numbers) != len(values):
+        return None
+    user, nice, system, idle, iowait, irq, softirq, steal = (
+        value * NS_PER_S // hz for value in (*numbers, *(0,) * (_CPU_FIELDS - len(numbers)))
+    )
+    return CpuTimes(
+        user_ns=user, nice_ns=nice, system_ns=system, idle_ns=idle,
+        iowait_ns=iowait, irq_ns=irq, softirq_ns=softirq, steal_ns=steal,
+    )  # fmt: skip
+
+
+def _stall(line: bytes) -> tuple[int, float] | None:
+    words = line.split(b" ")
+    if len(words) < 5 or not words[1].startswith(b"avg10=") or not words[4].startswith(b"total="):
+        return None
+    avg10, total = _decimal(words[1][6:]), number(words[4][6:])
+    return None if avg10 is None or total is None else (total, avg10)
+
+
+def _decimal(word: bytes) -> float | None:
+    whole, point, fraction = word.partition(b".")
+    if not whole.isdigit() or len(word) > _DIGITS or (point and not fraction.isdigit()):
+        return None
+    value = float(word)
+    return value if math.isfinite(value) else None

@@ -1,0 +1,126 @@
+"""One Snapshot from all sources. Each source is read in a guard of its own: the others go on, and its failure is a fact.
+
+A source that cannot give something says why and what to do; a bug in one is caught, shown with its text, and logged once.
+Nothing is made up: what a source did not give this time is absent from this snapshot.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from agent.hierarchy import Hierarchy
+from agent.sense.cgroups import CgroupReader
+from agent.sense.indicators import Indicators
+from agent.sense.node import NodeReader
+from agent.sense.schedstat import SchedstatWaits
+from agent.sense.topology import TopologyReader
+from api.cpus import Topology
+from api.pods import Pod
+from api.ports import PodSource, Unavailable, WaitSource
+from api.samples import CgroupSample, NodeSample, Snapshot, SourceStatus, Wait
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Sensor:
+    """Reads every source once per `snapshot`. `close` gives the cgroup files back; the wait source is its owner's."""
+
+    def __init__(
+        self,
+        *,
+        hierarchy: Hierarchy,
+        proc: Path,
+        sys: Path,
+        pods: PodSource,
+        waits: WaitSource,
+        indicators: Indicators,
+        limit: int = 4096,
+    ) -> None:
+        self._pods, self._waits, self._indicators = pods, waits, indicators
+        self._cgroups = CgroupReader(hierarchy, limit=limit)
+        self._node = NodeReader(proc)
+        self._topology = TopologyReader(sys)
+        self._boot_id = (proc / "sys/kernel/random/boot_id").read_text().strip()
+        self._live: dict[int, str] = {}
+        self._known_pods: tuple[Pod, ...] = ()
+        self._known_topology: Topology | None = None
+        self._statuses: list[SourceStatus] = []
+        self._logged: set[tuple[str, str]] = set()
+
+    def snapshot(self, seq: int, taken_at_ns: int, wall_time_ns: int) -> Snapshot:
+        """Everything known of the node now, stamped with the caller's clocks. Never raises."""
+        self._statuses = []
+        # The last good list of pods and of CPUs stays in force: forgetting a pod would give its cgroup back.
+        self._known_pods = self._guard("pods", self._pods.read, self._known_pods)
+        self._known_topology = self._guard("topology", self._topology.read, self._known_topology)
+        node = self._guard("node", self._node.read, NodeSample())
+        cgroups = self._guard("cgroups", self._cgroups.read, dict[str, CgroupSample]())
+        self._statuses.extend(self._cgroups.problems())
+        if cgroups:
+            self._live = {sample.id: path for path, sample in cgroups.items()}
+        waits = self._guard("waits", self.read_waits, dict[int, Wait](), self._waits.form)
+        cgroups = {
+            path: sample if (wait := waits.get(sample.id)) is None else msgspec.structs.replace(sample, wait=wait)
+            for path, sample in cgroups.items()
+        }
+        indicators = self._indicators.latest()
+        self._statuses.extend(
+            SourceStatus(
+                name="indicator", ok=False, detail=key, error=error, remedy="mend the pod's annotations or endpoint"
+            )
+            for key, error in sorted(self._indicators.errors().items())
+        )
+        return Snapshot(
+            seq=seq,
+            taken_at_ns=taken_at_ns,
+            wall_time_ns=wall_time_ns,
+            boot_id=self._boot_id,
+            topology=self._known_topology or Topology(cpus=()),
+            node=node,
+            cgroups=cgroups,
+            pods=self._known_pods,
+            indicators=indicators,
+            sources=tuple(self._statuses),
+        )
+
+    def read_waits(self) -> Mapping[int, Wait]:
+        """Waits alone, by cgroup id: cheap enough for ten times a second. Raises Unavailable."""
+        if isinstance(self._waits, SchedstatWaits):
+            self._waits.watch([container.cgroup for pod in self._known_pods for container in pod.containers])
+        return self._waits.read(self._live)
+
+    def close(self) -> None:
+        """Close every kept file. Idempotent."""
+        self._cgroups.close()
+
+    def _guard(self, name: str, read: Callable[[], T], default: T, detail: str = "") -> T:
+        started = time.perf_counter_ns()
+        error = remedy = ""
+        value = default
+        try:
+            value = read()
+        except Unavailable as failure:
+            error, remedy = failure.reason, failure.remedy
+        except Exception as failure:
+            error, remedy = f"{type(failure).__name__}: {failure}", "this is a bug: report it with the agent's log"
+            if (name, error) not in self._logged:
+                self._logged.add((name, error))
+                log.exception("source %s failed; the round goes on without it", name)
+        self._statuses.append(
+            SourceStatus(
+                name=name,
+                ok=not error,
+                duration_ns=time.perf_counter_ns() - started,
+                detail=detail,
+                error=error,
+                remedy=remedy,
+            )
+        )
+        return value

@@ -1,0 +1,147 @@
+"""The tree of cgroups of one hierarchy, kept between reads: which groups there are, by path and by inode.
+
+Each walk looks at every group with one stat: is it still the same directory, and has it as many children as before.
+Directories are listed only when that number changed, or when a child was gone that the number did not tell of.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from agent.sense.names import to_text
+
+RELISTS = 3
+"""So often one walk looks for the successors of groups that vanished under it; later ones wait for the next walk."""
+COUNTED_LINKS = 2
+"""A directory's links are 2 and one per child; file systems that do not count them say 1, and are listed every time."""
+
+
+class Group:
+    """One cgroup. `rel` is its path below the mount as the kernel spells it, and `path` as everyone else does."""
+
+    __slots__ = ("children", "id", "left_out", "links", "parent", "path", "rel")
+
+    def __init__(self, rel: bytes, parent: Group | None) -> None:
+        self.rel, self.parent, self.path = rel, parent, f"/{to_text(rel)}"
+        self.id = 0
+        self.links = -1
+        self.children: dict[bytes, Group] = {}
+        self.left_out = 0
+
+    def below(self, name: bytes) -> bytes:
+        """Path below the mount of something inside this group."""
+        return self.rel + b"/" + name if self.rel else name
+
+
+class CgroupTree:
+    """Groups below an open directory, at most `limit` of them."""
+
+    def __init__(self, mount_fd: int, limit: int) -> None:
+        self.skipped = 0
+        """Groups seen and left out because of the limit: the deepest, and among siblings the youngest. What is below
+        them is not even seen."""
+        self.denied: list[str] = []
+        """What the latest walk was not allowed to look at."""
+        self._mount_fd, self._limit = mount_fd, limit
+        self._root = Group(b"", None)
+        self._count = 1
+        self._stale: list[Group] = []
+
+    def walk(self) -> Iterator[Group]:
+        """Every group there is now, parents first. What the consumer finds gone it hands to `drop` before it goes on."""
+        self.denied.clear()
+        yield from self._levels([self._root])
+        for _ in range(RELISTS):
+            if not self._stale:
+                break
+            stale, self._stale = dict.fromkeys(self._stale), []
+            yield from self._levels([child for group in stale for child in self._list(group)])
+
+    def inode(self, group: Group) -> int | None:
+        """What the group's path leads to now."""
+        found = self._stat(group)
+        return found.st_ino if found is not None else None
+
+    def drop(self, group: Group) -> None:
+        """The group is gone, or is not what it was: this walk will look for what is there instead."""
+        self._forget_below(group)
+        if group.parent is not None and group.parent.children.pop(_name(group), None) is not None:
+            self._count -= 1
+            self._stale.append(group.parent)
+
+    def _levels(self, level: list[Group]) -> Iterator[Group]:
+        # Level by level, so that the limit strikes the deepest.
+        while level:
+            below: list[Group] = []
+            for group in level:
+                if self._look(group):
+                    yield group
+                    below.extend(group.children.values())
+            level = below
+
+    def _look(self, group: Group) -> bool:
+        found = self._stat(group)
+        if found is None:
+            return False
+        if found.st_ino != group.id:
+            self._forget_below(group)
+            group.id, group.links = found.st_ino, -1
+        room_again = group.left_out and self._count < self._limit
+        if found.st_nlink != group.links or found.st_nlink < COUNTED_LINKS or room_again:
+            self._list(group)
+            group.links = found.st_nlink
+        return True
+
+    def _stat(self, group: Group) -> os.stat_result | None:
+        try:
+            return os.stat(group.rel or b".", dir_fd=self._mount_fd, follow_symlinks=False)
+        except PermissionError as error:
+            self.denied.append(f"{group.path}: {error.strerror}")
+        except OSError:
+            self.drop(group)
+        return None
+
+    def _list(self, group: Group) -> list[Group]:
+        # Bring the children up to date and return the new ones.
+        try:
+            present = _subdirectories(self._mount_fd, group.rel or b".")
+        except PermissionError as error:
+            self.denied.append(f"{group.path}: {error.strerror}")
+            return []
+        except OSError:
+            return []  # gone, or going: the next look at it tells
+        for name in [name for name in group.children if name not in present]:
+            self._forget_below(group.children.pop(name))
+            self._count -= 1
+        new = sorted((inode, name) for name, inode in present.items() if name not in group.children)
+        room = max(self._limit - self._count, 0)
+        self._leave_out(group, max(len(new) - room, 0))
+        fresh = {name: Group(group.below(name), group) for _, name in new[:room]}
+        group.children.update(fresh)
+        self._count += len(fresh)
+        return list(fresh.values())
+
+    def _forget_below(self, group: Group) -> None:
+        self._leave_out(group, 0)
+        for child in group.children.values():
+            self._forget_below(child)
+        self._count -= len(group.children)
+        group.children.clear()
+
+    def _leave_out(self, group: Group, count: int) -> None:
+        self.skipped += count - group.left_out
+        group.left_out = count
+
+
+def _name(group: Group) -> bytes:
+    return group.rel.rpartition(b"/")[2]
+
+
+def _subdirectories(mount_fd: int, rel: bytes) -> dict[bytes, int]:
+    fd = os.open(rel, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=mount_fd)
+    try:
+        with os.scandir(fd) as entries:
+            return {os.fsencode(entry.name): entry.inode() for entry in entries if entry.is_dir(follow_symlinks=False)}
+    finally:
+        os.close(fd)
