@@ -14,12 +14,11 @@ from typing import TypeVar
 
 import msgspec
 
-from agent.hierarchy import Hierarchy
 from agent.sense.cgroups import CgroupReader
 from agent.sense.indicators import Indicators
 from agent.sense.node import NodeReader
 from agent.sense.schedstat import SchedstatWaits
-from agent.sense.topology import TopologyReader
+from agent.sense.topology import online_text, read_topology
 from api.cpus import Topology
 from api.pods import Pod
 from api.ports import PodSource, Unavailable, WaitSource
@@ -30,27 +29,24 @@ T = TypeVar("T")
 
 
 class Sensor:
-    """Reads every source once per `snapshot`. `close` gives the cgroup files back; the wait source is its owner's."""
+    """Reads every source once per `snapshot`. The readers are their owner's to close."""
 
     def __init__(
         self,
         *,
-        hierarchy: Hierarchy,
-        proc: Path,
+        cgroups: CgroupReader,
+        node: NodeReader,
         sys: Path,
         pods: PodSource,
         waits: WaitSource,
         indicators: Indicators,
-        limit: int = 4096,
     ) -> None:
+        self._cgroups, self._node, self._sys = cgroups, node, sys
         self._pods, self._waits, self._indicators = pods, waits, indicators
-        self._cgroups = CgroupReader(hierarchy, limit=limit)
-        self._node = NodeReader(proc)
-        self._topology = TopologyReader(sys)
-        self._boot_id = (proc / "sys/kernel/random/boot_id").read_text().strip()
         self._live: dict[int, str] = {}
         self._known_pods: tuple[Pod, ...] = ()
-        self._known_topology: Topology | None = None
+        self._known_topology = Topology(cpus=())
+        self._online = ""
         self._statuses: list[SourceStatus] = []
         self._logged: set[tuple[str, str]] = set()
 
@@ -59,10 +55,10 @@ class Sensor:
         self._statuses = []
         # The last good list of pods and of CPUs stays in force: forgetting a pod would give its cgroup back.
         self._known_pods = self._guard("pods", self._pods.read, self._known_pods)
-        self._known_topology = self._guard("topology", self._topology.read, self._known_topology)
+        self._known_topology = self._guard("topology", self._topology, self._known_topology)
         node = self._guard("node", self._node.read, NodeSample())
         cgroups = self._guard("cgroups", self._cgroups.read, dict[str, CgroupSample]())
-        self._statuses.extend(self._cgroups.problems())
+        self._statuses.extend((*self._node.problems(), *self._cgroups.problems()))
         if cgroups:
             self._live = {sample.id: path for path, sample in cgroups.items()}
         waits = self._guard("waits", self.read_waits, dict[int, Wait](), self._waits.form)
@@ -81,8 +77,8 @@ class Sensor:
             seq=seq,
             taken_at_ns=taken_at_ns,
             wall_time_ns=wall_time_ns,
-            boot_id=self._boot_id,
-            topology=self._known_topology or Topology(cpus=()),
+            boot_id=self._node.boot_id,
+            topology=self._known_topology,
             node=node,
             cgroups=cgroups,
             pods=self._known_pods,
@@ -96,9 +92,13 @@ class Sensor:
             self._waits.watch([container.cgroup for pod in self._known_pods for container in pod.containers])
         return self._waits.read(self._live)
 
-    def close(self) -> None:
-        """Close every kept file. Idempotent."""
-        self._cgroups.close()
+    def _topology(self) -> Topology:
+        """Read anew only when CPUs came or went: on a large node it is a thousand files."""
+        online = online_text(self._sys)
+        if online != self._online or not self._known_topology.cpus:
+            self._online = online
+            return read_topology(self._sys)
+        return self._known_topology
 
     def _guard(self, name: str, read: Callable[[], T], default: T, detail: str = "") -> T:
         started = time.perf_counter_ns()

@@ -1,0 +1,188 @@
+"""Composition root of the node agent: options in, objects made and joined, the loop run, everything put back at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from contextlib import AsyncExitStack
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+from agent.config import Config, load
+from agent.hierarchy import Hierarchy, detect
+from agent.loop import Loop
+from agent.qrm.actuator import Actuator
+from agent.qrm.knobs import KnobFiles
+from agent.qrm.originals import Locked, Originals, boot_id, open_originals
+from agent.report.journal import DecisionJournal
+from agent.sense.cgroups import CgroupReader
+from agent.sense.indicators import Indicators
+from agent.sense.node import NodeReader
+from agent.sense.pods import StaticPods
+from agent.sense.psi import TriggerSet
+from agent.sense.schedstat import SchedstatWaits
+from agent.sense.sensor import Sensor
+from api.decisions import Act, Status
+from api.ports import PodSource, Sink, Unavailable, WaitSource
+from exporters import otel
+from exporters.http import Server
+from probes.runqlat import open_waits
+
+log = logging.getLogger("dioptase")
+PSI_STALL_US, PSI_WINDOW_US = 150_000, 1_000_000
+"""An online cgroup in which some task stalled for 15 % of a second starts a round."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line says."""
+
+    pods: Path
+    act: Act
+    host: str
+    port: int
+    state_dir: Path
+    config: Path | None = None
+    duration_s: float | None = None
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+
+
+def main(options: Options) -> int:
+    """Run the agent until a signal or the duration ends it; the exit status is 1 if something could not be put back.
+
+    Raises ConfigError, PodsError and Unavailable before anything was changed.
+    """
+    return asyncio.run(_run(options, load(options.config), StaticPods(options.pods)))
+
+
+async def _run(options: Options, config: Config, pods: PodSource) -> int:
+    hierarchy = detect(options.proc)
+    async with AsyncExitStack() as stack:
+        files = KnobFiles(hierarchy)
+        stack.callback(files.close)
+        originals, state_missing = _open_originals(options)
+        if originals is not None:
+            stack.callback(originals.close)
+        act, act_missing = _effective(options.act, files, originals)
+        waits, waits_missing = _open_waits(options, hierarchy)
+        stack.callback(waits.close)
+        journal = DecisionJournal(None if originals is None else options.state_dir / "decisions.jsonl")
+        stack.callback(journal.close)
+        indicators = Indicators()
+        cgroups = CgroupReader(hierarchy, limit=config.max_cgroups)
+        stack.callback(cgroups.close)
+        node = NodeReader(options.proc)
+        stack.callback(node.close)
+        sensor = Sensor(
+            cgroups=cgroups,
+            node=node,
+            sys=options.sys,
+            pods=pods,
+            waits=waits,
+            indicators=indicators,
+        )
+        sinks = await _open_exporters(options, journal, stack)
+        loop = Loop(
+            config=config,
+            sensor=sensor,
+            actuator=Actuator(files, originals, act),
+            sinks=sinks,
+            triggers=_triggers(hierarchy, stack),
+            banner=(*state_missing, *act_missing, *waits_missing),
+        )
+        polling = asyncio.create_task(indicators.run(loop.pods))
+        stack.callback(polling.cancel)
+        try:
+            await _until_told(loop, options)
+        finally:
+            left = _put_back(originals, files) if act is Act.ON else 0
+    return 1 if left else 0
+
+
+def _open_originals(options: Options) -> tuple[Originals | None, tuple[str, ...]]:
+    """The journal of originals. Only an agent that holds the lock goes on to act; watching needs none."""
+    try:
+        originals = open_originals(options.state_dir, boot_id(options.proc))
+    except Locked:
+        if options.act is Act.ON:
+            raise
+        return None, ()
+    except Unavailable as error:
+        return None, (f"{error.reason}: {error.remedy}.",)
+    left = len(originals.entries())
+    found = (f"An earlier agent left {left} values changed; they are put back when this one ends with --act on.",)
+    return originals, (*originals.messages, *(found if left else ()))
+
+
+def _effective(asked: Act, files: KnobFiles, originals: Originals | None) -> tuple[Act, tuple[str, ...]]:
+    """What can really be done: without write access or a journal of originals, decisions run dry."""
+    if asked is not Act.ON:
+        return asked, ()
+    obstacle = files.obstacle()
+    if obstacle is not None:
+        return Act.DRY_RUN, (f"Decisions run dry: {obstacle.reason}: {obstacle.remedy}.",)
+    if originals is None:
+        return Act.DRY_RUN, ("Decisions run dry: original values cannot be journalled.",)
+    return Act.ON, ()
+
+
+def _open_waits(options: Options, hierarchy: Hierarchy) -> tuple[WaitSource, tuple[str, ...]]:
+    """The probe, or /proc/PID/schedstat where the kernel refuses it."""
+    try:
+        return open_waits(), ()
+    except Unavailable as error:
+        coarse = "Run-queue waits come from schedstat, as sums without a distribution"
+        return SchedstatWaits(options.proc, hierarchy), (f"{coarse}: {error.reason}: {error.remedy}.",)
+
+
+async def _open_exporters(options: Options, journal: DecisionJournal, stack: AsyncExitStack) -> list[Sink]:
+    server = Server(journal=journal, version=version("dioptase"))
+    port = await server.start(options.host, options.port)
+    stack.push_async_callback(server.stop)
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    log.info("page, API and metrics on http://%s:%d", host, port)
+    sinks: list[Sink] = [journal, server]
+    spans = otel.start(os.environ)
+    if spans is not None:
+        stack.callback(spans.close)
+        sinks.append(spans)
+    return sinks
+
+
+def _triggers(hierarchy: Hierarchy, stack: AsyncExitStack) -> TriggerSet | None:
+    """Pressure triggers of online cgroups where there is a unified hierarchy; without one, waits have to do."""
+    if hierarchy.v2 is None:
+        return None
+    triggers = TriggerSet(hierarchy.v2, stall_us=PSI_STALL_US, window_us=PSI_WINDOW_US)
+    stack.callback(triggers.close)
+    return triggers
+
+
+async def _until_told(loop: Loop, options: Options) -> None:
+    """Run rounds until SIGTERM, SIGINT or the duration."""
+    running = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        running.add_signal_handler(number, loop.stop)
+    if options.duration_s is not None:
+        running.call_later(options.duration_s, loop.stop)
+    await loop.run()
+
+
+def _put_back(originals: Originals | None, files: KnobFiles) -> int:
+    """Restore every original; how many could not be."""
+    if originals is None:
+        return 0
+    outcomes = originals.restore(files)
+    done = sum(outcome.status in (Status.APPLIED, Status.UNCHANGED) for outcome in outcomes)
+    log.info("%d changed values were put back", done)
+    for outcome in outcomes:
+        if outcome.error and outcome.status is not Status.VANISHED:
+            log.error("%s %s: %s", outcome.decision.cgroup, outcome.decision.knob.value, outcome.error)
+    left = len(originals.entries())
+    if left:
+        log.error("%d values could not be put back; run `dioptase reset`", left)
+    return left
