@@ -23,9 +23,9 @@ from agent.sense.cgroups import CgroupReader
 from agent.sense.indicators import Indicators
 from agent.sense.node import NodeReader
 from agent.sense.pods import StaticPods
-from agent.sense.psi import TriggerSet
 from agent.sense.schedstat import SchedstatWaits
 from agent.sense.sensor import Sensor
+from agent.sense.triggers import TriggerSet
 from api.decisions import Act, Status
 from api.ports import PodSource, Sink, Unavailable, WaitSource
 from exporters import otel

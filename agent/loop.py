@@ -19,8 +19,8 @@ from agent.advisor.memory import Memory
 from agent.config import Config
 from agent.qrm.actuator import Actuator
 from agent.qrm.cpu import decide, managed
-from agent.sense.psi import TriggerSet
 from agent.sense.sensor import Sensor
+from agent.sense.triggers import TriggerSet
 from api.decisions import Act, Advice, Outcome, Round
 from api.pods import Pod
 from api.ports import Sink

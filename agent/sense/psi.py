@@ -1,120 +1,82 @@
-"""Pressure triggers: the kernel wakes the agent when tasks of a cgroup have stalled too long, instead of being asked.
+"""PSI triggers: the kernel wakes the agent when tasks of a cgroup stalled for too long, without any polling.
 
-A trigger is text written to a PSI file and lives as long as the descriptor (Documentation/accounting/psi.rst). Without
-CAP_SYS_RESOURCE the kernel takes only windows that are multiples of two seconds, since those cost it nothing extra.
+The kernel takes windows of half a second to ten; without CAP_SYS_RESOURCE they must be multiples of two seconds (Linux
+6.4), and then averages are updated every two seconds too. `some` counts time in which at least one task stalled.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import select
-from collections.abc import Iterable
 from pathlib import Path
 
 from api.ports import Unavailable
 
-UNPRIVILEGED_WINDOW_US = 2_000_000
+UNPRIVILEGED_STEP_US = 2_000_000
+"""Windows that any process may use are multiples of this (kernel/sched/psi.c, psi_trigger_create)."""
+_REMEDIES = {
+    errno.ENOENT: "boot with psi=1 on a kernel with CONFIG_PSI, and make the cgroup in the unified hierarchy",
+    errno.ENODEV: "the cgroup is gone: nothing to do",
+    errno.EOPNOTSUPP: "boot with psi=1",
+    errno.EACCES: "run the agent as root",
+    errno.EPERM: "run the agent as root, or grant CAP_SYS_RESOURCE",
+    errno.EROFS: "mount the unified cgroup hierarchy read-write",
+    errno.EBUSY: "another trigger exists on this descriptor: report it",
+}
 
 
 class PsiTrigger:
-    """One armed trigger; `fileno()` becomes ready for POLLPRI when it fires, for POLLERR when its cgroup is gone."""
+    """One trigger. The descriptor becomes readable with POLLPRI when it fires, and with POLLERR when its cgroup is gone.
 
-    def __init__(self, fd: int, window_us: int) -> None:
+    At most one event per window; closing the descriptor ends it.
+    """
+
+    def __init__(self, fd: int, path: Path, stall_us: int, window_us: int) -> None:
         self._fd = fd
-        self.window_us = window_us
+        self.path, self.stall_us, self.window_us = path, stall_us, window_us
 
     def fileno(self) -> int:
+        """The descriptor to poll; -1 once closed."""
         return self._fd
 
     def close(self) -> None:
-        """Disarm. Idempotent."""
+        """Give the trigger back to the kernel. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def open_trigger(path: Path, stall_us: int, window_us: int) -> PsiTrigger:
-    """Arm a trigger for `some` stall of so long within the window; the share is kept where the window must be longer.
+    """Fire when tasks stalled for stall_us within window_us. `path` is a pressure file, of the node or of a cgroup.
 
-    Raises Unavailable where the file is not there or the kernel refuses both windows.
+    Where the kernel refuses the window, the next multiple of two seconds is used, with the stall in proportion.
+    Raises Unavailable.
     """
-    fallback = max(UNPRIVILEGED_WINDOW_US, window_us)
-    refused = ""
-    for window in dict.fromkeys((window_us, fallback)):
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as error:
-            raise Unavailable(f"{path}: {error.strerror}", _remedy(error.errno)) from None
-        try:
-            os.write(fd, f"some {stall_us * window // window_us} {window}\0".encode())
-        except OSError as error:
-            os.close(fd)
-            refused = f"{path}: a trigger over {window / 1e6:g} s is refused: {error.strerror}"
-            continue
-        return PsiTrigger(fd, window)
-    raise Unavailable(refused, "Linux 5.2 or newer with PSI enabled; CAP_SYS_RESOURCE allows windows below 2 s")
+    if not 0 < stall_us <= window_us:
+        raise ValueError(f"a stall of {stall_us} us does not fit into a window of {window_us} us")
+    wider_us = -(-window_us // UNPRIVILEGED_STEP_US) * UNPRIVILEGED_STEP_US
+    try:
+        return _open(path, stall_us, window_us)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EPERM) or wider_us == window_us:
+            raise _unavailable(path, error) from None
+    try:
+        return _open(path, stall_us * wider_us // window_us, wider_us)
+    except OSError as error:
+        raise _unavailable(path, error) from None
 
 
-def _remedy(code: int | None) -> str:
-    if code in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "run the agent as root with the cgroup file system mounted read-write"
-    return "boot with psi=1 (CONFIG_PSI); a cgroup has pressure files in the unified hierarchy only"
+def _open(path: Path, stall_us: int, window_us: int) -> PsiTrigger:
+    fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        # /proc/pressure cuts off the last byte, which is meant to be the NUL.
+        os.write(fd, f"some {stall_us} {window_us}\0".encode())
+    except OSError:
+        os.close(fd)
+        raise
+    return PsiTrigger(fd, path, stall_us, window_us)
 
 
-class TriggerSet:
-    """The pressure triggers of a changing set of cgroups, waited for as one descriptor.
-
-    asyncio cannot wait for POLLPRI, but an epoll that can is itself readable when something in it is ready.
-    """
-
-    def __init__(self, root: Path, *, stall_us: int, window_us: int) -> None:
-        """`root` is the mount point of the unified hierarchy: only there have cgroups pressure files."""
-        self._root, self._stall_us, self._window_us = root, stall_us, window_us
-        self._epoll = select.epoll()
-        self._armed: dict[str, PsiTrigger] = {}
-        self._by_fd: dict[int, str] = {}
-        self._refused: set[str] = set()
-
-    def fileno(self) -> int:
-        return self._epoll.fileno()
-
-    def watch(self, cgroups: Iterable[str]) -> None:
-        """Arm what is new and disarm what is no longer wanted; one that refused is not asked again while wanted."""
-        wanted = set(cgroups)
-        for cgroup in set(self._armed) - wanted:
-            self._disarm(cgroup)
-        self._refused &= wanted
-        for cgroup in wanted - set(self._armed) - self._refused:
-            path = self._root / cgroup.lstrip("/") / "cpu.pressure"
-            try:
-                trigger = open_trigger(path, self._stall_us, self._window_us)
-            except Unavailable:
-                self._refused.add(cgroup)
-                continue
-            self._armed[cgroup] = trigger
-            self._by_fd[trigger.fileno()] = cgroup
-            self._epoll.register(trigger.fileno(), select.EPOLLPRI)
-
-    def fired(self) -> bool:
-        """Called when `fileno` is readable: whether a trigger fired. One whose cgroup is gone is dropped instead.
-
-        The kernel clears an event as soon as anybody polls for it, and waiting for `fileno` has polled: finding nothing
-        ready is what a trigger that fired looks like from here.
-        """
-        dead = {fd for fd, event in self._epoll.poll(0) if event & select.EPOLLERR}
-        for fd in dead:
-            self._disarm(self._by_fd[fd])
-        return not dead
-
-    def close(self) -> None:
-        """Disarm all. Idempotent."""
-        for cgroup in list(self._armed):
-            self._disarm(cgroup)
-        self._epoll.close()
-
-    def _disarm(self, cgroup: str) -> None:
-        trigger = self._armed.pop(cgroup)
-        del self._by_fd[trigger.fileno()]
-        self._epoll.unregister(trigger.fileno())
-        trigger.close()
+def _unavailable(path: Path, error: OSError) -> Unavailable:
+    remedy = _REMEDIES.get(error.errno or 0, "see kernel documentation, accounting/psi.rst")
+    return Unavailable(f"no pressure trigger on {path}: {error.strerror}", remedy)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.sense.psi import TriggerSet, open_trigger
+from agent.sense.psi import open_trigger
+from agent.sense.triggers import TriggerSet
 from api.ports import Unavailable
 from tests.kernel.support import cgroup, require_writable_cgroups
 
