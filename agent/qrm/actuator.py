@@ -141,11 +141,11 @@ class Actuator:
 
     def _original_value(self, decision: Decision, current: str) -> str:
         """What the owner set: the journalled original, or what is there now if the agent never wrote it."""
-        key = (decision.cgroup, decision.cgroup_id, decision.knob)
-        for entry in self._originals.entries() if self._originals else ():
-            if (entry.cgroup, entry.cgroup_id, entry.knob) == key:
-                return self._files.decode(entry.cgroup, entry.knob, entry.raw)
-        return current
+        entry = self._known(decision, decision.knob)
+        return current if entry is None else self._files.decode(entry.cgroup, entry.knob, entry.raw)
+
+    def _known(self, decision: Decision, knob: Knob) -> Original | None:
+        return self._originals.find(decision.cgroup, decision.cgroup_id, knob) if self._originals else None
 
     def _will_be_idle(self, decision: Decision, state: _RoundState) -> bool:
         if decision.cgroup not in state.idle:
@@ -219,13 +219,12 @@ class Actuator:
 
     def _give_weight_back(self, decision: Decision) -> str:
         # The kernel has just reset the weight; unless a decision on it follows, the original is what the owner wanted.
-        key = (decision.cgroup, decision.cgroup_id, Knob.WEIGHT)
-        for entry in self._originals.entries() if self._originals else ():
-            if (entry.cgroup, entry.cgroup_id, entry.knob) == key:
-                try:
-                    self._files.write_raw(*key, entry.raw.texts)
-                except Unavailable as error:
-                    return f"the weight from before could not be put back: {error.reason}: {error.remedy}"
+        entry = self._known(decision, Knob.WEIGHT)
+        try:
+            if entry is not None:
+                self._files.write_raw(entry.cgroup, entry.cgroup_id, entry.knob, entry.raw.texts)
+        except Unavailable as error:
+            return f"the weight from before could not be put back: {error.reason}: {error.remedy}"
         return ""
 
 

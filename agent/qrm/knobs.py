@@ -121,8 +121,13 @@ class KnobFiles:
             )
         mount = self._mount(place.controller)
         current = self.read_raw(cgroup, cgroup_id, knob).texts
-        for file, text in place.steps(current, texts):
-            self._write(mount, cgroup, cgroup_id, knob, (file, text))
+        try:
+            for step in place.steps(current, texts):
+                self._write(mount, cgroup, cgroup_id, knob, step)
+        except Refused as error:
+            if len(place.files) > 1:
+                self._undo(cgroup, cgroup_id, knob, current, error)
+            raise
 
     def available(self, knob: Knob, cgroup: str) -> bool:
         """Whether the files of this knob are there: asked of the file system, not of a version number."""
@@ -180,9 +185,17 @@ class KnobFiles:
         return mount
 
     def _raw(self, mount: Path, cgroup: str, cgroup_id: int, files: tuple[str, ...]) -> RawValue:
-        directory = self._directory(mount, cgroup, cgroup_id)
         try:
-            texts = {file: _text(directory, file) for file in files}
+            directory = self._directory(mount, cgroup, cgroup_id)
+            try:
+                texts = {file: _text(directory, file) for file in files}
+            except OSError as error:
+                if error.errno not in _GONE:
+                    raise
+                # The kept descriptor may be of a directory that was replaced meanwhile.
+                self._forget(mount, cgroup, cgroup_id)
+                directory = self._directory(mount, cgroup, cgroup_id)
+                texts = {file: _text(directory, file) for file in files}
         except OSError as error:
             raise self._failure(error, mount, cgroup, cgroup_id, f"read {' and '.join(files)}") from None
         return RawValue(directory_id=os.fstat(directory).st_ino, texts=texts)
@@ -210,19 +223,25 @@ class KnobFiles:
         finally:
             os.close(fd)
 
+    def _undo(self, cgroup: str, cgroup_id: int, knob: Knob, texts: Mapping[str, str], refused: Refused) -> None:
+        """Half a change would leave neither the old value nor the new one."""
+        place = self._place(knob)
+        mount = self._mount(place.controller)
+        try:
+            for step in place.steps(self.read_raw(cgroup, cgroup_id, knob).texts, texts):
+                self._write(mount, cgroup, cgroup_id, knob, step)
+        except Unavailable as error:
+            reason = f"{refused.reason}, and what was there before could not be written again: {error.reason}"
+            raise Refused(reason, refused.remedy, refused.code) from None
+
     def _failure(self, error: OSError, mount: Path, cgroup: str, cgroup_id: int, action: str) -> Exception:
         # Why opening or reading failed, judged after a second look at the directory.
         reason = f"{cgroup}: cannot {action}: {error.strerror}"
-        code = error.errno or 0
-        if code in _GONE:
+        if error.errno in _GONE:
             self._forget(mount, cgroup, cgroup_id)
             self._directory(mount, cgroup, cgroup_id)
             return Unavailable(reason, f"the kernel must offer it and {mount} must have its controller enabled there")
-        if code == errno.EROFS:
-            return Forbidden(reason, f"mount {mount} read-write", code)
-        if code in (errno.EACCES, errno.EPERM):
-            return Forbidden(reason, "run the agent as root", code)
-        return Refused(reason, "see the kernel's log", code)
+        return _refusal(error, reason, mount)
 
     def _directory(self, mount: Path, cgroup: str, cgroup_id: int) -> int:
         """Descriptor of the cgroup's directory in that hierarchy, after the path was seen to be that cgroup's."""
@@ -283,16 +302,24 @@ def _walk(mount: Path, cgroup: str) -> int:
     except OSError as error:
         if fd >= 0:
             os.close(fd)
-        code = error.errno or 0
         reason = f"{cgroup}: cannot open it below {mount}: {error.strerror}"
-        if code in _GONE:
+        if error.errno in _GONE:
             raise Absent(reason, f"make the cgroup there too: mkdir -p {mount}{cgroup}") from None
-        if code in (errno.EACCES, errno.EPERM):
-            raise Forbidden(reason, "run the agent as root", code) from None
-        if code == errno.EMFILE:
-            raise Refused(reason, "raise the limit of open files (ulimit -n)", code) from None
-        raise Refused(reason, "name a real directory: symbolic links are not followed", code) from None
+        raise _refusal(error, reason, mount) from None
     return fd
+
+
+def _refusal(error: OSError, reason: str, mount: Path) -> Refused:
+    code = error.errno or 0
+    if code == errno.EROFS:
+        return Forbidden(reason, f"mount {mount} read-write", code)
+    if code in (errno.EACCES, errno.EPERM):
+        return Forbidden(reason, "run the agent as root", code)
+    if code in (errno.ELOOP, errno.ENOTDIR):
+        return Refused(reason, "name a real directory: symbolic links are not followed", code)
+    if code in (errno.EMFILE, errno.ENFILE):
+        return Refused(reason, "raise the limit of open files (ulimit -n)", code)
+    return Refused(reason, "see the kernel's log", code)
 
 
 def _effective(directory: Path) -> tuple[int, ...] | None:

@@ -26,7 +26,7 @@ import msgspec
 
 from agent.qrm.knobs import KnobFiles, Original
 from agent.qrm.restore import Key, key_of, put_back
-from api.decisions import Outcome
+from api.decisions import Knob, Outcome
 from api.ports import Unavailable
 
 VERSION = 1
@@ -96,6 +96,11 @@ class Originals:
     def entries(self) -> tuple[Original, ...]:
         """Everything that may still differ from its original."""
         return tuple(self._entries.values())
+
+    def find(self, cgroup: str, cgroup_id: int, knob: Knob) -> Original | None:
+        """The original of that knob, or None if the agent never wrote it."""
+        entry = self._entries.get((cgroup, knob))
+        return entry if entry is not None and entry.cgroup_id == cgroup_id else None
 
     def damaged(self) -> tuple[Path, ...]:
         """Files set aside because they could not be trusted, until a person removes them."""

@@ -131,7 +131,7 @@ def _current(entry: Original, files: KnobFiles) -> RawValue:
 def _widen(entry: Original, files: KnobFiles) -> None:
     # Refusals show when the entry itself is tried again.
     try:
-        has = parse_cpu_list(files.read(entry.cgroup, entry.cgroup_id, Knob.CPUSET))
+        has = parse_cpu_list(files.decode(entry.cgroup, Knob.CPUSET, _current(entry, files)))
         wants = parse_cpu_list(files.decode(entry.cgroup, Knob.CPUSET, entry.raw))
         files.write(entry.cgroup, entry.cgroup_id, Knob.CPUSET, format_cpu_list((*has, *wants)))
     except (Unavailable, Vanished):

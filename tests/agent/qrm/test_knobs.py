@@ -183,12 +183,17 @@ def test_descriptors_are_bounded_and_given_back(tmp_path: Path) -> None:
     assert _descriptors() == before
 
 
-def test_running_out_of_descriptors_is_a_refusal_with_a_remedy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [False, True])
+def test_running_out_of_descriptors_is_a_refusal_with_a_remedy(tmp_path: Path, *, kept: bool) -> None:
     tree = Tree(tmp_path, "v2")
     cgroup_id = tree.make("/batch")
     files = KnobFiles(tree.hierarchy)
+    if kept:
+        files.read("/batch", cgroup_id, Knob.WEIGHT)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (_descriptors() - 1, hard))
+    lowest_free = os.open("/", os.O_RDONLY)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
     try:
         with pytest.raises(Refused) as caught:
             files.read("/batch", cgroup_id, Knob.WEIGHT)

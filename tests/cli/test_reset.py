@@ -1,0 +1,73 @@
+"""`dioptase reset` as a person meets it: what it says and its exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from agent.qrm.knobs import Original, RawValue
+from agent.qrm.originals import FILE_NAME, boot_id, encode_file, open_originals
+from api.decisions import Knob
+from cli.reset import reset
+
+GONE = Original(
+    cgroup="/dioptase-test-no-such-cgroup",
+    cgroup_id=1,
+    knob=Knob.IDLE,
+    raw=RawValue(directory_id=1, texts={"cpu.idle": "0\n"}),
+)
+
+
+def run(state: Path) -> Result:
+    return CliRunner().invoke(reset, ["--state-dir", str(state)])
+
+
+def test_without_a_state_directory_there_is_nothing_to_do(tmp_path: Path) -> None:
+    result = run(tmp_path / "none")
+    assert (result.exit_code, result.output) == (0, f"Nothing to put back: {tmp_path}/none does not exist.\n")
+    assert not (tmp_path / "none").exists()
+
+
+def test_an_empty_journal_is_all_done(tmp_path: Path) -> None:
+    result = run(tmp_path)
+    assert (result.exit_code, result.output) == (0, "Nothing is left to put back.\n")
+
+
+def test_cgroups_that_are_gone_need_nothing(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(encode_file(boot_id(), [GONE]))
+    result = run(tmp_path)
+    assert result.exit_code == 0
+    assert "/dioptase-test-no-such-cgroup  cpu.idle" in result.output
+    assert "cgroup is gone" in result.output
+    assert not (tmp_path / FILE_NAME).exists()
+    assert run(tmp_path).output == "Nothing is left to put back.\n"
+
+
+def test_originals_of_another_boot_are_dropped_aloud(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(encode_file("another-boot", [GONE]))
+    result = run(tmp_path)
+    assert result.exit_code == 0
+    assert "dropped 1 originals of another boot" in result.stderr
+
+
+def test_a_damaged_journal_is_no_success_until_a_person_removed_it(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(encode_file(boot_id(), [GONE])[:-9])
+    aside = tmp_path / f"{FILE_NAME}.damaged-1"
+    for _ in range(2):
+        result = run(tmp_path)
+        assert result.exit_code == 1
+        assert f"{aside} holds originals that could not be read" in result.stderr
+    aside.unlink()
+    assert run(tmp_path).exit_code == 0
+
+
+def test_a_state_directory_in_use_is_left_alone(tmp_path: Path) -> None:
+    holder = open_originals(tmp_path, boot_id())
+    holder.record(GONE)
+    result = run(tmp_path)
+    holder.close()
+    assert result.exit_code == 1
+    assert "is in use by process" in result.stderr
+    assert result.stdout == ""
+    assert (tmp_path / FILE_NAME).exists()

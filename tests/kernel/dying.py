@@ -1,0 +1,82 @@
+"""Processes that act or reset and are killed before the n-th system call that leaves something behind.
+
+Killed before such a call is killed after the one before it, so all n together are every state that can survive.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from agent.hierarchy import detect
+from agent.qrm.actuator import Actuator
+from agent.qrm.knobs import KnobFiles
+from agent.qrm.originals import boot_id, open_originals
+from api.decisions import Act, Decision
+from cli.reset import reset
+
+CALLS = ("mkdir", "open", "write", "fsync", "rename", "unlink")
+CHANGES = os.O_CREAT | os.O_TRUNC
+"""Opening a file matters only with one of these."""
+_context = get_context("forkserver")
+_context.set_forkserver_preload([__name__])
+
+
+class Fate:
+    """Counts calls of this process and ends it with SIGKILL before the n-th; 0 lets it live. Remembers what it saw."""
+
+    def __init__(self, last: int) -> None:
+        self.last, self.count = last, 0
+        self.names: dict[int, str] = {}
+        self.seen: list[tuple[str, str]] = []
+        for name in CALLS:
+            setattr(os, name, self._counted(name, getattr(os, name)))
+
+    def _counted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            if name != "open" or args[1] & CHANGES:
+                self.count += 1
+                if self.count == self.last:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            result = call(*args, **kwargs)
+            path = self.names.get(args[0], "?") if isinstance(args[0], int) else str(args[0])
+            if name == "open":
+                self.names[result] = path
+            else:
+                self.seen.append((name, Path(path).name))
+            return result
+
+        return counted
+
+
+def act(last: int, state: Path, rounds: Sequence[Sequence[Decision]], trace: Path | None = None) -> None:
+    """What the agent does in these rounds, up to its end without a farewell."""
+    files = KnobFiles(detect())
+    fate = Fate(last)
+    actuator = Actuator(files, open_originals(state, boot_id()), Act.ON)
+    failed = [o for decisions in rounds for o in actuator.apply(decisions) if o.status not in ("applied", "unchanged")]
+    if failed:
+        sys.exit(f"not applied: {failed}")
+    if trace is not None:
+        trace.write_text("\n".join(f"{call} {name}" for call, name in fate.seen))
+    os._exit(0)
+
+
+def run_reset(last: int, state: Path) -> None:
+    """`dioptase reset`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    Fate(last)
+    sys.exit(reset.main(["--state-dir", str(state)], standalone_mode=False))
+
+
+def outlive(work: Callable[..., None], *args: object) -> int | None:
+    """Exit code of that work in a process of its own, negative for a signal."""
+    process = _context.Process(target=work, args=args)
+    process.start()
+    process.join()
+    return process.exitcode
