@@ -84,6 +84,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     rule: str
     reason: str
+    threshold: float | None = None
+    """What the rule compared with, in the unit that `reason` names (rules `wait_*`: milliseconds)."""
     node_cpus: int
     busy_cores: float | None
     steal_cores: float | None
@@ -122,6 +124,7 @@ def build(finished: Round) -> View:
         action=advice.action if advice else "",
         rule=advice.verdict.rule if advice else "",
         reason=advice.verdict.text if advice else "",
+        threshold=advice.verdict.threshold if advice else None,
         node_cpus=len(snapshot.topology.cpus),
         busy_cores=change.node.busy_cores if change else None,
         steal_cores=change.node.steal_cores if change else None,

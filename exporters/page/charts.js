@@ -1,0 +1,263 @@
+// Time charts in SVG: stacked areas, lines and steps over the last five minutes, with one cursor for all of them.
+//
+// A chart is also a slider: Tab reaches it, the arrow keys walk through time, and its value is spoken. Its numbers are in
+// a table below it. Colours come from CSS classes only.
+
+import { clock, NONE } from "/static/format.js";
+import { el, say, svg, table } from "/static/dom.js";
+
+export const SPAN_MS = 300_000;
+const GAP = 3.5; // so many intervals without a round, and the line breaks: the agent was away
+const LABEL_PX = 14;
+
+/** What the charts share: the moment that the pointer or the keys are at. */
+export class Cursor {
+  #listeners = [];
+  time = null;
+
+  listen(listener) { this.#listeners.push(listener); }
+
+  set(time) {
+    this.time = time;
+    for (const listener of this.#listeners) listener();
+  }
+}
+
+export class TimeChart {
+  #rows = [];
+  #marks = [];
+  #size = { width: 0, height: 0 };
+
+  /** spec: {name, series: [{key, label, kind: area|line|step, css}], top(rows) or log, format, tick, axis, threshold()}. */
+  constructor(figure, spec, cursor) {
+    this.spec = spec;
+    this.cursor = cursor;
+    this.plot = el("div", { class: "plot", tabindex: 0, role: "slider", "aria-label": `${spec.name}: arrow keys walk through time`, "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0 });
+    this.drawing = svg("svg", { "aria-hidden": "true" });
+    this.hand = svg("g", { class: "hand" });
+    this.readout = el("div", { class: "readout", "aria-hidden": "true", hidden: "" });
+    this.details = el("details", { class: "data" }, el("summary", { "aria-label": `${spec.name} as a table` }, "table"));
+    this.plot.append(this.drawing, this.readout);
+    figure.append(this.plot, this.details);
+    this.details.addEventListener("toggle", () => this.#tabulate());
+    this.plot.addEventListener("pointermove", (event) => this.#point(event));
+    this.plot.addEventListener("pointerdown", (event) => this.#point(event));
+    this.plot.addEventListener("pointerleave", () => cursor.set(null));
+    this.plot.addEventListener("blur", () => cursor.set(null));
+    this.plot.addEventListener("focus", () => { if (this.plot.matches(":focus-visible")) cursor.set(this.#rows.at(-1)?.time ?? null); });
+    this.plot.addEventListener("keydown", (event) => this.#key(event));
+    cursor.listen(() => this.#drawHand());
+    new ResizeObserver(([entry]) => {
+      this.#size = { width: entry.contentRect.width, height: entry.contentRect.height };
+      this.#draw();
+    }).observe(this.plot);
+  }
+
+  update(rows, marks = []) {
+    this.#rows = rows;
+    this.#marks = marks;
+    this.#draw();
+    if (this.details.open) this.#tabulate();
+  }
+
+  #frame() {
+    const { width, height } = this.#size;
+    const narrow = width < 420;
+    const box = { left: narrow ? 40 : 46, right: width - (narrow ? 84 : 98), top: 8, bottom: height - (this.spec.axis === false ? 8 : 18) };
+    const end = this.#rows.at(-1)?.time ?? 0;
+    const scale = this.spec.log ? logScale(this.spec, this.#rows) : linearScale(this.spec.top(this.#rows));
+    const x = (time) => box.right - ((end - time) / SPAN_MS) * (box.right - box.left);
+    const y = (value) => box.bottom - scale.at(value) * (box.bottom - box.top);
+    return { box, scale, x, y, end };
+  }
+
+  #draw() {
+    const { width, height } = this.#size;
+    if (width < 120 || height < 40) return;
+    this.drawing.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    const frame = this.#frame();
+    this.drawing.replaceChildren(...this.#axes(frame));
+    if (this.#rows.length === 0) return;
+    const labels = [...this.#series(frame), ...this.#threshold(frame)];
+    if (!this.drawing.querySelector(".line")) {
+      const { left, right, top, bottom } = frame.box;
+      this.drawing.append(svg("text", { class: "none", x: (left + right) / 2, y: (top + bottom) / 2, "text-anchor": "middle" }, "nothing measured yet"));
+    }
+    this.#drawMarks(frame);
+    this.drawing.append(...placeLabels(labels, frame.box));
+    this.drawing.append(this.hand);
+    this.#drawHand();
+  }
+
+  #axes({ box, scale, y }) {
+    const nodes = [];
+    for (const value of scale.ticks) {
+      nodes.push(svg("line", { class: "grid", x1: box.left, x2: box.right, y1: y(value), y2: y(value) }));
+      nodes.push(svg("text", { class: "tick", x: box.left - 6, y: y(value) + 4, "text-anchor": "end" }, this.spec.tick(value)));
+    }
+    for (let minute = 0; minute <= 5; minute += 1) {
+      const x = box.right - (minute / 5) * (box.right - box.left);
+      nodes.push(svg("line", { class: "grid", x1: x, x2: x, y1: box.bottom, y2: box.bottom + 4 }));
+      if (this.spec.axis !== false) nodes.push(svg("text", { class: "tick", x, y: box.bottom + 15, "text-anchor": minute === 5 ? "start" : "middle" }, minute ? `−${minute} min` : "now"));
+    }
+    return nodes;
+  }
+
+  #series(frame) {
+    const floor = new Map(this.#rows.map((row) => [row, 0]));
+    const labels = [];
+    for (const series of this.spec.series) {
+      const area = series.kind === "area";
+      const ends = this.#rows.map((row) => {
+        const value = row[series.key];
+        if (value === null) return null;
+        const low = area ? floor.get(row) : 0;
+        if (area) floor.set(row, low + value);
+        return { x: frame.x(row.time), low: frame.y(low), high: frame.y(area ? low + value : value), time: row.time };
+      });
+      for (const run of runs(ends)) {
+        if (area) this.drawing.append(svg("path", { class: `area ${series.css}`, d: areaPath(run) }));
+        this.drawing.append(svg("path", { class: `line ${series.css}`, d: linePath(run, series.kind === "step") }));
+      }
+      const last = ends.at(-1);
+      if (last && !(series.quiet && Math.abs(last.low - last.high) < 2)) {
+        const text = `${series.label} ${this.spec.format(this.#rows.at(-1)[series.key])}`;
+        labels.push({ text, css: series.css, y: area ? (last.low + last.high) / 2 : last.high });
+      }
+    }
+    return labels;
+  }
+
+  #threshold(frame) {
+    const line = this.spec.threshold?.() ?? null;
+    if (line === null || frame.scale.at(line) < 0 || frame.scale.at(line) > 1) return [];
+    const y = frame.y(line);
+    this.drawing.append(svg("line", { class: "target", x1: frame.box.left, x2: frame.box.right, y1: y, y2: y }));
+    return [{ text: `target ${this.spec.tick(line)}`, css: "t-target", y }];
+  }
+
+  #drawMarks({ box, x, end }) {
+    for (const mark of this.#marks) {
+      if (end - mark.time > SPAN_MS || mark.time > end) continue;
+      const at = x(mark.time), y = box.bottom;
+      const shape = mark.kind === "shrink" ? `M${at - 4} ${y - 8}h8l-4 7z` : mark.kind === "grow" ? `M${at - 4} ${y - 1}h8l-4 -7z` : `M${at} ${y - 9}l4 4l-4 4l-4 -4z`;
+      this.drawing.append(svg("path", { class: `mark ${mark.kind}`, d: shape }));
+    }
+  }
+
+  #nearest() {
+    const time = this.cursor.time;
+    if (time === null || this.#rows.length === 0) return null;
+    return this.#rows.reduce((best, row) => (Math.abs(row.time - time) < Math.abs(best.time - time) ? row : best));
+  }
+
+  #drawHand() {
+    const row = this.#nearest();
+    this.hand.replaceChildren();
+    this.readout.hidden = row === null;
+    if (row === null) return;
+    const { box, x } = this.#frame();
+    const at = x(row.time);
+    this.hand.append(svg("line", { x1: at, x2: at, y1: box.top, y2: box.bottom }));
+    const parts = this.spec.series.map((series) => [series, this.spec.format(row[series.key])]);
+    this.readout.replaceChildren(
+      el("b", {}, clock(row.time)),
+      ...parts.map(([series, text]) => el("span", { class: series.css }, el("i", {}), `${series.label} `, el("b", {}, text))),
+    );
+    this.readout.style.left = `${at}px`;
+    this.readout.classList.toggle("flip", at > this.#size.width / 2);
+    const index = this.#rows.indexOf(row);
+    this.plot.setAttribute("aria-valuemax", this.#rows.length - 1);
+    this.plot.setAttribute("aria-valuenow", index);
+    this.plot.setAttribute("aria-valuetext", `${clock(row.time)}: ${parts.map(([s, text]) => `${s.label} ${text === NONE ? "not known" : text}`).join(", ")}`);
+  }
+
+  #point(event) {
+    const { box, end } = this.#frame();
+    const x = event.clientX - this.plot.getBoundingClientRect().left;
+    this.cursor.set(end - ((box.right - x) / (box.right - box.left)) * SPAN_MS);
+  }
+
+  #key(event) {
+    const steps = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1, PageDown: -30, PageUp: 30, Home: -Infinity, End: Infinity };
+    if (event.key === "Escape") this.cursor.set(null);
+    if (!(event.key in steps) || this.#rows.length === 0) return;
+    event.preventDefault();
+    const from = this.#nearest() ?? this.#rows.at(-1);
+    const index = Math.min(Math.max(this.#rows.indexOf(from) + steps[event.key], 0), this.#rows.length - 1);
+    this.cursor.set(this.#rows[index].time);
+  }
+
+  #tabulate() {
+    if (!this.details.open) return;
+    const heads = ["time", ...this.spec.series.map((s) => s.label)];
+    const rows = [...this.#rows].reverse().map((row) => [clock(row.time), ...this.spec.series.map((s) => this.spec.format(row[s.key]))]);
+    const made = el("div", { class: "wide", tabindex: 0, role: "group", "aria-label": `${this.spec.name}, newest first` }, table(`${this.spec.name}, newest first`, heads, rows));
+    const old = this.details.querySelector(".wide");
+    const place = old?.scrollTop ?? 0;
+    old?.remove();
+    this.details.append(made);
+    made.scrollTop = place;
+  }
+}
+
+function linearScale(top) {
+  const step = [1, 2, 5, 10, 20, 50, 100].map((n) => n * 10 ** Math.floor(Math.log10(top) - 1)).find((s) => top / s <= 4) ?? top;
+  const ticks = [];
+  for (let value = 0; value <= top * 1.0001; value += step) ticks.push(value);
+  return { at: (value) => value / top, ticks };
+}
+
+/** From 1, 2 or 5 below everything that is drawn to 1, 2 or 5 above, and a decade and a half at least, so that quiet lines stay quiet. */
+function logScale(spec, rows) {
+  const values = rows.flatMap((row) => spec.series.map((s) => row[s.key])).filter((v) => v !== null && v > 0);
+  const line = spec.threshold?.() ?? null;
+  if (line !== null) values.push(line);
+  if (values.length === 0) values.push(200, 20_000);
+  const steps = Array.from({ length: 36 }, (_, i) => [1, 2, 5][i % 3] * 10 ** (Math.floor(i / 3) - 2));
+  const least = steps.findLast((step) => step <= Math.min(...values)) ?? steps[0];
+  const low = Math.log10(least), high = Math.log10(steps.find((step) => step >= Math.max(...values) * 1.05 && step >= least * 40) ?? steps.at(-1));
+  const ticks = steps.filter((step) => Math.log10(step) >= low && Math.log10(step) <= high && Math.abs(Math.log10(step) % 1) < 1e-9);
+  return { at: (value) => Math.max((Math.log10(Math.max(value, 1e-9)) - low) / (high - low), 0), ticks };
+}
+
+/** Split where a value is missing or the agent was away. */
+function runs(ends) {
+  const seen = ends.filter((end) => end !== null);
+  const steps = seen.slice(1).map((end, i) => end.time - seen[i].time).sort((a, b) => a - b);
+  const limit = GAP * (steps[Math.floor(steps.length / 2)] ?? Infinity);
+  const result = [];
+  let run = [];
+  for (const end of ends) {
+    if (end === null || (run.length && end.time - run.at(-1).time > limit)) {
+      if (run.length) result.push(run);
+      run = [];
+    }
+    if (end !== null) run.push(end);
+  }
+  if (run.length) result.push(run);
+  return result;
+}
+
+const px = (x) => x.toFixed(1);
+
+function linePath(run, step) {
+  return run.map((p, i) => (i === 0 ? `M${px(p.x)} ${px(p.high)}` : step ? `H${px(p.x)}V${px(p.high)}` : `L${px(p.x)} ${px(p.high)}`)).join("") + (run.length === 1 ? "h1" : "");
+}
+
+function areaPath(run) {
+  const back = [...run].reverse().map((p) => `L${px(p.x)} ${px(p.low)}`).join("");
+  return `${linePath(run, false)}${back}Z`;
+}
+
+/** Labels right of the plot, pushed apart until none covers another. */
+function placeLabels(labels, box) {
+  const placed = labels.map((label) => ({ ...label })).sort((a, b) => a.y - b.y);
+  for (let i = 1; i < placed.length; i += 1) placed[i].y = Math.max(placed[i].y, placed[i - 1].y + LABEL_PX);
+  let limit = box.bottom;
+  for (let i = placed.length - 1; i >= 0; i -= 1) {
+    placed[i].y = Math.min(placed[i].y, limit);
+    limit = placed[i].y - LABEL_PX;
+  }
+  return placed.map((label) => svg("text", { class: `label ${label.css}`, x: box.right + 8, y: label.y + 4 }, label.text));
+}

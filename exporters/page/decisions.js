@@ -1,0 +1,105 @@
+// The list of decisions: what was changed of which cgroup, from what to what, and why. Newest first.
+
+import { clock, knobValue, NONE } from "/static/format.js";
+import { byId, el, say } from "/static/dom.js";
+
+const KEEP = 500;
+const SIGNS = { applied: "✓", "dry-run": "◌", refused: "✕", vanished: "∅", mismatch: "≠" };
+const WAYS = { grow: "▲", shrink: "▼", other: "◆" };
+
+/** Which way a change went, where that can be told: less or more CPU for the cgroup. */
+export function direction(outcome) {
+  if (outcome.decision.knob !== "cpu.max" || outcome.before === null) return "other";
+  const size = (value) => (value.startsWith("max") ? Infinity : Number(value.split(" ")[0]) / Number(value.split(" ")[1]));
+  const before = size(outcome.before), after = size(outcome.decision.value);
+  return after < before ? "shrink" : after > before ? "grow" : "other";
+}
+
+function fact(name, value) {
+  return value === null || value === undefined || value === "" ? [] : [el("dt", {}, name), el("dd", {}, String(value))];
+}
+
+function build(entry) {
+  const { outcome } = entry, { decision } = outcome, { knob, verdict } = decision;
+  const way = direction(outcome);
+  const raw = (value) => (value === null ? NONE : value === "" ? "empty" : value);
+  return el(
+    "li", { class: "entry", "data-status": outcome.status, "data-way": way },
+    el("details", {},
+      el("summary", {},
+        el("span", { class: "change" },
+          el("time", { datetime: new Date(entry.wall_time_ns / 1e6).toISOString() }, clock(entry.wall_time_ns / 1e6)), " ",
+          el("span", { class: "knob" },
+            el("span", { class: "way", "aria-hidden": "true" }, WAYS[way]), " ",
+            el("code", {}, knob), " ",
+            el("span", { class: "before" }, knobValue(knob, outcome.before)),
+            el("span", { class: "arrow", role: "img", "aria-label": "to" }, " → "),
+            el("b", {}, knobValue(knob, decision.value))), " ",
+          el("span", { class: "status" }, el("span", { "aria-hidden": "true" }, `${SIGNS[outcome.status] ?? "?"} `), outcome.status)),
+        outcome.error ? el("span", { class: "error" }, outcome.error) : null,
+        el("span", { class: "why" }, el("b", {}, decision.pod), " ", verdict.text)),
+      el("dl", {},
+        ...fact("rule", verdict.rule), ...fact("threshold", verdict.threshold), ...fact("cgroup", decision.cgroup),
+        ...fact("written", `${raw(outcome.before)} → ${raw(decision.value)}`), ...fact("read back", outcome.after),
+        ...fact("bounded from", outcome.clamped_from), ...fact("round", `${entry.round_seq} (${entry.trigger})`), ...fact("policy", entry.policy),
+        ...Object.entries(verdict.inputs).flatMap(([name, value]) => fact(name, value ?? "not known")))),
+  );
+}
+
+/** What the filter looks through. */
+function words(entry) {
+  const { decision, status, error } = entry.outcome;
+  return [decision.pod, decision.cgroup, decision.knob, status, decision.verdict.rule, decision.verdict.text, error].join("\n").toLowerCase();
+}
+
+export class Decisions {
+  #items = []; // newest first: {entry, node, text}
+
+  constructor() {
+    this.list = byId("entries");
+    this.find = byId("find");
+    this.status = byId("status");
+    this.find.addEventListener("input", () => this.#filter());
+    this.status.addEventListener("change", () => this.#filter());
+    this.#filter();
+  }
+
+  get last() { return this.#items[0]?.entry.seq ?? 0; }
+
+  get entries() { return this.#items.map((item) => item.entry); }
+
+  clear() {
+    this.#items = [];
+    this.list.replaceChildren();
+    this.#filter();
+  }
+
+  /** Entries that are new, oldest first. */
+  add(entries) {
+    if (entries.length === 0) return;
+    for (const entry of entries) {
+      const node = build(entry);
+      this.#items.unshift({ entry, node, text: words(entry) });
+      this.list.prepend(node);
+    }
+    for (const item of this.#items.splice(KEEP)) item.node.remove();
+    this.#filter();
+  }
+
+  #filter() {
+    const asked = this.find.value.trim().toLowerCase().split(/\s+/).filter(Boolean);
+    const status = this.status.value;
+    let shown = 0;
+    for (const { entry, node, text } of this.#items) {
+      const fits = (status === "" || entry.outcome.status === status) && asked.every((word) => text.includes(word));
+      node.hidden = !fits;
+      shown += fits ? 1 : 0;
+    }
+    const all = this.#items.length;
+    say(byId("decisions-count"), shown === all ? `${all}` : `${shown} of ${all}`);
+    const empty = byId("no-entries");
+    empty.hidden = shown > 0;
+    this.list.hidden = shown === 0;
+    say(empty, all ? "No decision fits this filter." : "No cgroup was changed yet.");
+  }
+}

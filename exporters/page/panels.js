@@ -1,0 +1,157 @@
+// One View into the page's texts: header, limits, tiles, workloads, sources, and what is said while the agent is away.
+
+import { byId, el, say } from "/static/dom.js";
+import { bytes, chosen, clock, cores, duration, durationParts, integer, NONE, percent, quantile, reclaimed } from "/static/format.js";
+import { gather } from "/static/model.js";
+
+const ACTS = {
+  on: "● on: writes to cgroups",
+  "dry-run": "◌ dry-run: writes nothing",
+  off: "○ off: decides nothing",
+};
+const ACTIONS = { grow: "▲ grow", hold: "= hold", shrink: "▼ shrink", freeze: "‖ freeze" };
+const TRIGGERS = { wait: "Between ticks, because online pods waited too long.", psi: "Between ticks, because a pressure trigger fired." };
+const FORMS = { tp_btf: "BPF, typed tracepoint", raw_tp: "BPF, raw tracepoint", classic: "BPF, classic tracepoints", schedstat: "/proc/PID/schedstat, sums only" };
+
+export function showHeader(view) {
+  const act = byId("act");
+  act.dataset.act = view.act;
+  say(act, ACTS[view.act] ?? view.act);
+  say(byId("policy"), view.policy || "none");
+  const pools = Object.entries(view.pools).map(([name, cpus]) => `${name} ${cpus || "none"}`).join(" · ");
+  byId("pools").hidden = pools === "";
+  say(byId("pools"), `pools: ${pools}`);
+  say(byId("live-text"), `round ${integer(view.seq)} · ${clock(view.wall_time_ms)}`);
+  const action = byId("action");
+  action.dataset.action = view.action || "none";
+  say(action, ACTIONS[view.action] ?? (view.action || "no advice"));
+  const silent = view.act === "off" ? "The agent was told to decide nothing (--act off)." : "The policy gave no advice.";
+  say(byId("reason"), [view.reason || silent, TRIGGERS[view.trigger]].filter(Boolean).join(" "));
+}
+
+export function showLimits(view) {
+  const section = byId("limits");
+  section.hidden = view.banner.length === 0;
+  same(section.querySelector("ul"), view.banner, (text) => el("li", {}, text));
+}
+
+/** Rebuild children only when what they show has changed. */
+function same(parent, data, build) {
+  const key = JSON.stringify(data);
+  if (parent.dataset.shown === key) return;
+  parent.dataset.shown = key;
+  parent.replaceChildren(...data.map(build));
+}
+
+function bar(id, value, top) {
+  byId(id).style.width = `${value === null || !top ? 0 : Math.min(Math.max(value / top, 0), 1) * 100}%`;
+}
+
+export function showTiles(view, row, targetUs) {
+  const cpus = view.node_cpus;
+  say(byId("lent"), cores(view.lent_cores));
+  say(byId("lent-of"), `of ${cpus} cores`);
+  bar("lent-bar", view.lent_cores, cpus);
+  say(byId("lent-note"), view.lent_cores !== null && view.lent_cores >= cpus ? "all that online pods leave idle" : view.headroom_cores === null ? "" : `${cores(view.headroom_cores)} more could be promised`);
+  say(byId("used"), cores(view.reclaimed_cores));
+  bar("used-bar", view.reclaimed_cores, cpus);
+  say(byId("used-note"), view.reclaimed_cores !== null && view.lent_cores ? `${percent(view.reclaimed_cores / view.lent_cores)} of what is lent` : "");
+  say(byId("need"), cores(view.requirement_cores));
+  bar("need-bar", view.requirement_cores, cpus);
+  say(byId("need-note"), row.online === null ? "" : `estimated; uses ${cores(row.online)}`);
+  say(byId("busy"), cores(view.busy_cores));
+  say(byId("busy-of"), `of ${cpus} cores`);
+  bar("busy-bar", view.busy_cores, cpus);
+  say(byId("busy-note"), `stolen ${cores(view.steal_cores)} · pressure ${percent(view.cpu_pressure_ratio)}`);
+  showTimes(row, targetUs);
+}
+
+function showTimes(row, targetUs) {
+  const [latency, latencyUnit] = durationParts(row.latencyP99);
+  say(byId("latency"), latency);
+  say(byId("latency-unit"), latencyUnit);
+  const told = row.slowest?.container;
+  say(byId("latency-note"), told ? `p50 ${duration(row.latencyP50)} · ${integer(told.latency.per_second)} requests/s` : "no online pod reports its latency");
+  say(byId("latency-who"), told ? told.pod : "");
+  const [wait, waitUnit] = durationParts(row.waitP99);
+  const waiter = row.waiting?.container;
+  const mean = waiter && waiter.wait.p99_us === null;
+  say(byId("wait-name"), mean ? "Online run-queue wait, mean" : "Online run-queue wait p99");
+  say(byId("wait"), wait);
+  say(byId("wait-unit"), waitUnit);
+  const goal = targetUs === null ? "" : `target ${chosen(targetUs)}`;
+  say(byId("wait-note"), waiter ? [mean ? "" : `p50 ${duration(waiter.wait.p50_us)}`, goal].filter(Boolean).join(" · ") : "not measured yet");
+  say(byId("wait-who"), waiter ? waiter.pod : "");
+}
+
+export function showWaits(chart, view, rows, targetUs) {
+  const sides = { online: gather(rows, "online"), batch: gather(rows, "batch") };
+  chart.update({ bounds: view.bounds_us, targetUs, ...sides });
+  const form = view.sources.find((source) => source.detail.split(/\W/).some((word) => word in FORMS));
+  const word = form?.detail.split(/\W/).find((part) => part in FORMS);
+  say(byId("waits-form"), word ?? "");
+  byId("waits-form").title = word ? `${form.name}: ${FORMS[word]}` : "";
+  const last = rows.at(-1);
+  const lines = [
+    [sides.online, last?.throttledOnline ?? null, last?.throttledMsOnline ?? null],
+    [sides.batch, last?.throttledBatch ?? null, last?.throttledMsBatch ?? null],
+  ];
+  for (const [i, line] of [...byId("waits-table").tBodies[0].rows].entries()) {
+    const [side, ratio, ms] = lines[i];
+    const at = (q) => (side.slots === null ? (q === 0.5 && side.meanUs !== null ? `mean ${duration(side.meanUs)}` : NONE) : duration(quantile(side.slots, view.bounds_us, q)));
+    const throttled = ratio ? `${percent(ratio)}, ${duration(ms === null ? null : ms * 1000)}` : percent(ratio);
+    for (const [k, text] of [integer(side.count), at(0.5), at(0.99), throttled].entries()) say(line.cells[k + 1], text);
+  }
+}
+
+export function showWorkloads(view) {
+  const body = byId("workloads").tBodies[0];
+  byId("no-workloads").hidden = view.containers.length > 0;
+  while (body.rows.length > view.containers.length) body.deleteRow(-1);
+  for (const [i, c] of view.containers.entries()) {
+    const row = body.rows[i] ?? body.appendChild(el("tr", {}, el("th", { scope: "row" }), ...Array.from({ length: 13 }, () => el("td"))));
+    row.className = reclaimed(c.qos) ? "batch" : "online";
+    const times = [c.wait?.p50_us, c.wait?.p99_us].map((us) => duration(us));
+    if (c.wait && c.wait.p50_us === null && c.wait.mean_us !== null) times[0] = `mean ${duration(c.wait.mean_us)}`;
+    const texts = [
+      c.pod, c.container, c.qos, cores(c.cpu_cores), percent(c.throttled_ratio), percent(c.cpu_pressure_ratio),
+      integer(c.threads), bytes(c.memory_bytes), integer(c.wait?.count), ...times,
+      ...[c.latency?.p50_ms, c.latency?.p99_ms].map((ms) => duration(typeof ms === "number" ? ms * 1000 : null)), integer(c.latency?.per_second),
+    ];
+    for (const [k, text] of texts.entries()) say(row.cells[k], text);
+    row.cells[0].title = `${c.pod}, cgroup ${c.cgroup}`;
+  }
+}
+
+export function showSources(view) {
+  const list = byId("sources");
+  say(byId("sources-note"), `what the numbers come from; the latest round took ${duration(view.round_ms * 1000)}`);
+  const facts = view.sources.map((s) => ({ ...s, duration_ns: Math.round(s.duration_ns / 10_000) * 10_000 }));
+  same(list, facts, (s) =>
+    el("li", { "data-ok": String(s.ok) },
+      el("b", {}, el("span", { "aria-hidden": "true" }, s.ok ? "✓ " : "✕ "), s.name),
+      el("span", {}, s.ok ? s.detail || "ok" : `failed: ${s.error || s.detail}`),
+      el("span", { class: "time" }, duration(s.duration_ns / 1000)),
+      s.remedy && !s.ok ? el("em", {}, s.remedy) : null));
+}
+
+/** Say that the agent is away or stuck; say nothing while it is neither. */
+export function showAway({ failure, view, silentMs, stalledMs }) {
+  const alert = byId("alert"), live = byId("live");
+  const state = failure ? "away" : stalledMs ? "stuck" : "live";
+  live.dataset.live = state;
+  document.body.dataset.live = state;
+  document.title = state === "live" ? "Dioptase" : "Dioptase (no answer)";
+  alert.hidden = state === "live";
+  if (state === "live") return;
+  const when = view ? `The numbers below are of ${clock(view.wall_time_ms)}.` : "";
+  if (state === "stuck") {
+    say(alert, `The agent answers, but finishes no round. ${when} Look at its log.`);
+  } else if (failure instanceof TypeError || failure.name === "TimeoutError") {
+    say(alert, `The agent at ${location.host} does not answer. ${when} Asking again every second; dioptase agent starts it.`);
+  } else {
+    say(alert, `The agent at ${location.host} answers, but not with numbers: ${failure.message}. ${when} Asking again every second.`);
+  }
+  const seconds = Math.round((state === "away" ? silentMs : stalledMs) / 1000);
+  say(byId("live-text"), `${state === "away" ? "no answer" : "no new round"} for ${seconds} s`);
+}

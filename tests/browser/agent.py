@@ -1,0 +1,50 @@
+"""The agent's HTTP server on a thread of its own, showing rounds that a test hands it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable, Sequence
+
+from api.decisions import JournalEntry, Round
+from exporters.http import Server
+from tests.cli.story import Entries
+
+
+class Agent:
+    """What a browser sees of an agent: it can be shown rounds, go away, and come back on the same port."""
+
+    def __init__(self, entries: Sequence[JournalEntry] = ()) -> None:
+        self.journal = Entries(entries)
+        self.port = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._server: Server | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    def start(self) -> None:
+        """Listen; on the same port as before, with nothing remembered."""
+        self._server = Server(journal=self.journal, version="test")
+        started = asyncio.run_coroutine_threadsafe(self._server.start("127.0.0.1", self.port), self._loop)
+        self.port = started.result(10)
+
+    def show(self, rounds: Iterable[Round]) -> None:
+        assert self._server is not None
+        for finished in rounds:
+            self._server.publish(finished)
+
+    def go_away(self) -> None:
+        if self._server is not None:
+            asyncio.run_coroutine_threadsafe(self._server.stop(), self._loop).result(10)
+            self._server = None
+
+    def close(self) -> None:
+        self.go_away()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
