@@ -29,12 +29,17 @@ class CgroupReader:
         self._limit = limit
         self._budget = Budget()
         self._mounts: dict[Path, int] = {}
-        self._tree = CgroupTree(self._open_mount(hierarchy.primary), limit)
-        self._plan = sources(hierarchy)
-        self._mount_fds = [self._open_mount(source.mount) for source in self._plan]
         self._readings: dict[int, _Reading] = {}
         self._reads = 0
         self._failures: list[str] = []
+        self._closed_mounts: list[str] = []
+        self._plan = sources(hierarchy)
+        self._mount_fds = [self._open_mount(source.mount) for source in self._plan]
+        primary = self._open_mount(hierarchy.primary)
+        if primary < 0:
+            remedy = "mount the cgroup file system there, and let the agent read it"
+            raise Unavailable(self._closed_mounts[-1], remedy)
+        self._tree = CgroupTree(primary, limit)
 
     @property
     def skipped(self) -> int:
@@ -68,7 +73,7 @@ class CgroupReader:
     def problems(self) -> tuple[SourceStatus, ...]:
         """What the latest read had to leave out or to pay for, each with its remedy."""
         found = []
-        failures = [*self._tree.denied, *self._failures]
+        failures = [*self._closed_mounts, *self._tree.denied, *self._failures]
         if failures:
             error = f"{len(failures)} cgroup files cannot be read, the first is {failures[0]}"
             found.append(SourceStatus(name="cgroup-files", ok=False, error=error, remedy="run the agent as root"))
@@ -86,21 +91,25 @@ class CgroupReader:
             reading.close()
         self._readings.clear()
         while self._mounts:
-            os.close(self._mounts.popitem()[1])
+            _, fd = self._mounts.popitem()
+            if fd >= 0:
+                os.close(fd)
 
     def _open_mount(self, mount: Path) -> int:
+        # -1 where it cannot be opened: the fields of its files stay None.
         if mount not in self._mounts:
             try:
                 self._mounts[mount] = os.open(mount, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             except OSError as error:
-                remedy = "mount the cgroup file system there, and let the agent read it"
-                raise Unavailable(f"{mount}: {error.strerror}", remedy) from None
+                self._mounts[mount] = -1
+                self._closed_mounts.append(f"{mount}: {error.strerror}")
         return self._mounts[mount]
 
     def _sample(self, group: Group, reading: _Reading) -> CgroupSample:
         changed = False
         for index, source in enumerate(self._plan):
-            if source.instead_of is not None and reading.gives(source.instead_of):
+            unneeded = source.instead_of is not None and reading.gives(source.instead_of)
+            if unneeded or self._mount_fds[index] < 0:
                 continue
             cell = reading.cells[index]
             if cell is None:

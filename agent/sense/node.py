@@ -25,8 +25,8 @@ class NodeReader:
 
     def __init__(self, proc: Path) -> None:
         budget = Budget()
-        self.boot_id = (proc / "sys/kernel/random/boot_id").read_text().strip()
-        """What the kernel calls this boot; counters of another boot are not comparable."""
+        self.boot_id = _boot_id(proc)
+        """What the kernel calls this boot, empty where it does not tell; counters of another boot are not comparable."""
         self._hz = os.sysconf("SC_CLK_TCK")
         self._files = {
             name: KeptFile(budget, os.fsencode(proc / name))
@@ -79,3 +79,10 @@ class NodeReader:
         if value is None:
             self._failures.append(f"{name} is not what it should be")
         return value
+
+
+def _boot_id(proc: Path) -> str:
+    try:
+        return (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""

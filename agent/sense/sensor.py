@@ -26,6 +26,8 @@ from api.samples import CgroupSample, NodeSample, Snapshot, SourceStatus, Wait
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+MOST_LOGGED = 100
+"""So many different failures are logged, each once; in the snapshots every one of them is shown every time."""
 
 
 class Sensor:
@@ -61,7 +63,7 @@ class Sensor:
         self._statuses.extend((*self._node.problems(), *self._cgroups.problems()))
         if cgroups:
             self._live = {sample.id: path for path, sample in cgroups.items()}
-        waits = self._guard("waits", self.read_waits, dict[int, Wait](), self._waits.form)
+        waits: Mapping[int, Wait] = self._guard("waits", self._read_waits, {}, self._waits.form)
         cgroups = {
             path: sample if (wait := waits.get(sample.id)) is None else msgspec.structs.replace(sample, wait=wait)
             for path, sample in cgroups.items()
@@ -87,7 +89,17 @@ class Sensor:
         )
 
     def read_waits(self) -> Mapping[int, Wait]:
-        """Waits alone, by cgroup id: cheap enough for ten times a second. Raises Unavailable."""
+        """Waits alone, by cgroup id: cheap enough for ten times a second. Empty where the next snapshot will say why."""
+        try:
+            return self._read_waits()
+        except Unavailable:
+            return {}
+        except Exception as failure:
+            if self._is_new("waits", f"{type(failure).__name__}: {failure}"):
+                log.exception("source waits failed between two rounds")
+            return {}
+
+    def _read_waits(self) -> Mapping[int, Wait]:
         if isinstance(self._waits, SchedstatWaits):
             self._waits.watch([container.cgroup for pod in self._known_pods for container in pod.containers])
         return self._waits.read(self._live)
@@ -110,8 +122,7 @@ class Sensor:
             error, remedy = failure.reason, failure.remedy
         except Exception as failure:
             error, remedy = f"{type(failure).__name__}: {failure}", "this is a bug: report it with the agent's log"
-            if (name, error) not in self._logged:
-                self._logged.add((name, error))
+            if self._is_new(name, error):
                 log.exception("source %s failed; the round goes on without it", name)
         self._statuses.append(
             SourceStatus(
@@ -124,3 +135,9 @@ class Sensor:
             )
         )
         return value
+
+    def _is_new(self, name: str, error: str) -> bool:
+        if (name, error) in self._logged or len(self._logged) >= MOST_LOGGED:
+            return False
+        self._logged.add((name, error))
+        return True

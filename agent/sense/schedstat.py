@@ -1,0 +1,164 @@
+"""Run-queue wait without BPF: the sums that the kernel keeps per thread in /proc/TID/schedstat, added up per cgroup.
+
+What it gives: total wait and how often threads got a CPU (no histogram), for watched cgroups only, of threads directly
+in them. What it cannot see: threads that came and went between two reads, and the wait of one that still waits. Cost:
+one read per thread. Sums only grow: what an ended thread had waited stays, and a thread that moved in brings nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from agent.hierarchy import Hierarchy
+from agent.sense import parsers
+from agent.sense.files import Budget, KeptFile
+from agent.sense.names import to_bytes
+from api.ports import Unavailable, Vanished
+from api.samples import Wait
+
+REMEDY = "let the agent see the host's processes: run it outside of a container, or with the host's PID namespace"
+
+
+class SchedstatWaits:
+    """A WaitSource (api.ports) of form `schedstat`. Where the kernel does not count, every `read` says so."""
+
+    form = "schedstat"
+
+    def __init__(self, proc: Path, hierarchy: Hierarchy) -> None:
+        self._counting = any(_own_schedstat(proc) or ())
+        self._proc, self._root = proc, os.fsencode(hierarchy.primary)
+        self._list_name = b"tasks" if "cpu" in hierarchy.v1 else b"cgroup.threads"
+        self._hz = os.sysconf("SC_CLK_TCK")
+        self._budget = Budget()
+        self._watched: frozenset[str] = frozenset()
+        self._groups: dict[int, _Group] = {}
+
+    def watch(self, paths: Collection[str]) -> None:
+        """Read these cgroups from now on, and no others."""
+        self._watched = frozenset(paths)
+
+    def read(self, live: Mapping[int, str]) -> Mapping[int, Wait]:
+        """Waits of the watched cgroups among the live ones. Raises Unavailable when it can see none of their threads."""
+        if not self._counting:
+            raise Unavailable(f"{self._proc}/self/schedstat holds no counts", "use a kernel with CONFIG_SCHED_INFO")
+        wanted = {cgroup_id: path for cgroup_id, path in live.items() if path in self._watched}
+        for cgroup_id in self._groups.keys() - wanted.keys():
+            self._groups.pop(cgroup_id).close()
+        waits: dict[int, Wait] = {}
+        failures: list[str] = []
+        for cgroup_id, path in wanted.items():
+            if cgroup_id not in self._groups:
+                self._groups[cgroup_id] = _Group(KeptFile(self._budget, self._list_path(path)))
+            group = self._groups[cgroup_id]
+            try:
+                text = group.listing.read()
+            except Vanished:
+                continue
+            except OSError as error:
+                failures.append(f"{group.listing.name}: {error.strerror}")
+                continue
+            tids = parsers.task_ids(text)
+            if text and not tids:
+                failures.append(f"the threads of {path} are in a PID namespace out of sight")
+                continue
+            self._update(group, tids)
+            waits[cgroup_id] = Wait(sum_ns=group.sum_ns, count=group.count)
+        if failures and not waits:
+            raise Unavailable(failures[0], REMEDY)
+        return waits
+
+    def close(self) -> None:
+        """Close every descriptor. Idempotent."""
+        while self._groups:
+            self._groups.popitem()[1].close()
+
+    def _list_path(self, path: str) -> bytes:
+        rel = to_bytes(path).strip(b"/")
+        return b"/".join(part for part in (self._root, rel, self._list_name) if part)
+
+    def _update(self, group: _Group, tids: tuple[int, ...]) -> None:
+        now_ticks = int(time.clock_gettime(time.CLOCK_BOOTTIME) * self._hz)
+        for tid in group.members.keys() - set(tids):
+            group.members.pop(tid).file.close()
+        for tid in tids:
+            member = group.members.get(tid)
+            if member is not None and not self._advance(group, member):
+                group.members.pop(tid).file.close()
+                member = None  # it ended, and another thread may have its number by now
+            if member is None:
+                self._admit(group, tid)
+        group.read_at_ticks = now_ticks
+
+    def _advance(self, group: _Group, member: _Member) -> bool:
+        opened = self._budget.opened
+        counts = _counts(member.file)
+        if counts is None:
+            return False
+        if self._budget.opened != opened and self._start_ticks(member.tid) != member.start_ticks:
+            return False
+        group.sum_ns += max(counts[0] - member.wait_ns, 0)
+        group.count += max(counts[1] - member.slices, 0)
+        member.wait_ns, member.slices = counts
+        return True
+
+    def _admit(self, group: _Group, tid: int) -> None:
+        start_ticks = self._start_ticks(tid)
+        file = KeptFile(self._budget, os.fsencode(self._proc / str(tid) / "schedstat"))
+        counts = _counts(file)
+        if counts is None:
+            return  # ended meanwhile
+        group.members[tid] = _Member(tid, file, start_ticks, *counts)
+        born_here = start_ticks is not None and start_ticks >= (group.read_at_ticks or 0)
+        if group.read_at_ticks is None or born_here:
+            group.sum_ns += counts[0]
+            group.count += counts[1]
+
+    def _start_ticks(self, tid: int) -> int | None:
+        try:
+            return parsers.start_ticks((self._proc / str(tid) / "stat").read_bytes())
+        except OSError:
+            return None
+
+
+class _Member:
+    # One thread of a watched cgroup and what it had waited when it was last read.
+    __slots__ = ("file", "slices", "start_ticks", "tid", "wait_ns")
+
+    def __init__(self, tid: int, file: KeptFile, start_ticks: int | None, wait_ns: int, slices: int) -> None:
+        self.tid, self.file, self.start_ticks = tid, file, start_ticks
+        self.wait_ns, self.slices = wait_ns, slices
+
+
+class _Group:
+    # One watched cgroup: sums over all threads that it was ever seen with.
+    __slots__ = ("count", "listing", "members", "read_at_ticks", "sum_ns")
+
+    def __init__(self, listing: KeptFile) -> None:
+        self.listing = listing
+        self.members: dict[int, _Member] = {}
+        self.sum_ns = self.count = 0
+        self.read_at_ticks: int | None = None
+
+    def close(self) -> None:
+        self.listing.close()
+        for member in self.members.values():
+            member.file.close()
+
+
+def _counts(file: KeptFile) -> tuple[int, int] | None:
+    # None: the thread ended, or may not be looked at.
+    try:
+        found = parsers.schedstat(file.read())
+    except (Vanished, OSError):
+        return None
+    return found and found[1:]
+
+
+def _own_schedstat(proc: Path) -> tuple[int, int, int] | None:
+    try:
+        return parsers.schedstat((proc / "self/schedstat").read_bytes())
+    except OSError:
+        return None
