@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 import msgspec
@@ -23,8 +18,8 @@ from api.samples import Wait
 from bench.machine import TICKS_PER_S, NodeTimes, children_of, cpu_ns_of, node_times
 from bench.modes import BATCH, ONLINE, Mode, Node
 from demo.cgroups import DemoCgroups
+from demo.child import AgentChild, AgentEnded, free_port
 from demo.counters import Cell
-from demo.launch import launch
 from demo.schedule import Constant, Schedule
 from demo.workloads import Size, Workloads
 
@@ -33,7 +28,6 @@ NS_PER_MS = 1_000_000
 WARMUP_S = 2.0
 AGENT_WARMUP_S = 15.0
 """The agent starts cautiously and lends more step by step; what is measured is what it arrives at."""
-DIOPTASE = (sys.executable, "-P", "-c", "from cli.main import main; main(prog_name='dioptase')")
 PODS = f"""pods:
 - name: online
   annotations: {{katalyst.kubewharf.io/qos_level: shared_cores}}
@@ -111,10 +105,10 @@ def bench_cgroups(hierarchy: Hierarchy) -> Iterator[DemoCgroups]:
 @contextmanager
 def colocated(
     node: Node, mode: Mode, size: Size, directory: Path, schedule: Schedule, **client: object
-) -> Iterator[tuple[Workloads, Agent | None]]:
+) -> Iterator[tuple[Workloads, AgentChild | None]]:
     """The workloads running in that mode, and the agent where the mode has one."""
     loads = Workloads(size, directory, node.groups.procs(ONLINE), node.groups.procs(BATCH))
-    agent: Agent | None = None
+    agent: AgentChild | None = None
     try:
         if mode.turn is not None:
             mode.turn(node)
@@ -122,7 +116,7 @@ def colocated(
         if mode.batch:
             loads.start_batch(idle=mode.sched_idle)
         if mode.agent_config is not None:
-            agent = Agent(directory, mode.agent_config)
+            agent = start_agent(directory, mode.agent_config)
         loads.start_client(schedule, **client)  # type: ignore[arg-type]
         yield loads, agent
     finally:
@@ -132,56 +126,21 @@ def colocated(
         loads.close()
 
 
-class Agent:
-    """The real agent process on the bench's pods, acting."""
-
-    def __init__(self, directory: Path, config: str) -> None:
-        (directory / "pods.yaml").write_text(PODS)
-        (directory / "agent.yaml").write_text(config)
-        self.port = free_port()
-        command = [*DIOPTASE, "agent", "--act", "on", "--listen", f"127.0.0.1:{self.port}"]
-        for option, name in (("--pods", "pods.yaml"), ("--config", "agent.yaml"), ("--state-dir", "state")):
-            command += [option, str(directory / name)]
-        self.process = launch(command, end_signal=signal.SIGTERM)
-        self._wait_healthy()
-
-    def _wait_healthy(self) -> None:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                raise RuntimeError(f"the agent ended with {self.process.returncode} while starting; see its messages")
-            if healthy(self.port):
-                return
-            time.sleep(0.1)
-        self.stop()
-        raise RuntimeError("the agent was not healthy within 30 s")
-
-    def stop(self) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            raise RuntimeError("the agent did not end within 20 s of SIGTERM") from None
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
-def healthy(port: int) -> bool:
-    connection = HTTPConnection("127.0.0.1", port, timeout=1)
+def start_agent(directory: Path, config: str) -> AgentChild:
+    """The real agent process on the bench's pods, acting, once it has finished a round."""
+    (directory / "pods.yaml").write_text(PODS)
+    (directory / "agent.yaml").write_text(config)
+    files = (("--pods", "pods.yaml"), ("--config", "agent.yaml"), ("--state-dir", "state"))
+    options = [text for option, name in files for text in (option, str(directory / name))]
+    with (directory / "agent.log").open("wb") as log:
+        agent = AgentChild([*options, "--act", "on"], port=free_port(), output=log)
     try:
-        connection.request("GET", "/healthz")
-        return connection.getresponse().status == 200
-    except (OSError, HTTPException):
-        return False
-    finally:
-        connection.close()
+        agent.wait_healthy()
+    except AgentEnded as error:
+        agent.stop()
+        said = (directory / "agent.log").read_text(errors="replace").strip().splitlines()
+        raise RuntimeError(f"{error}: {' / '.join(said[-3:])}") from error
+    return agent
 
 
 class Bed(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,10 +180,10 @@ def measure(bed: Bed, mode: Mode, load: float, round_number: int) -> Measured:
     return _numbers(mode, load, round_number, (before, after), sorted(inside), (lag_us, lost))
 
 
-def _mark(loads: Workloads, agent: Agent | None, cgroup_id: int, waits: WaitReader | None) -> Marks:
+def _mark(loads: Workloads, agent: AgentChild | None, cgroup_id: int, waits: WaitReader | None) -> Marks:
     online = loads.process("online").pid
     rest = [loads.process("batch").pid] if loads.has("batch") else []
-    rest += [agent.process.pid] if agent else []
+    rest += [agent.pid] if agent else []
     return Marks(
         time.time_ns(),
         loads.units(),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from http.client import HTTPConnection
 from pathlib import Path
 
 import msgspec
@@ -72,7 +71,9 @@ def react(bed: Bed, mode: Mode, spikes: int) -> Reaction:
             try:
                 loads.process("client").wait(duration_s + 60)
                 start_ns = loads.client[Cell.STARTED_NS]
-                entries = journal(agent.port)
+                entries = msgspec.json.decode(
+                    agent.get("/api/v1/decisions?limit=2000") or b"[]", type=list[JournalEntry]
+                )
             finally:
                 watch.close()
     onsets = [start_ns + int(onset * NS_PER_S) for onset in wave.spikes(duration_s)]
@@ -95,13 +96,3 @@ def _reaction(mode: str, onsets_ns: list[int], applied: list[JournalEntry], chan
         written_ms=tuple(written),
         triggers=tuple(triggers),
     )
-
-
-def journal(port: int) -> list[JournalEntry]:
-    """All decisions that the agent still remembers."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        connection.request("GET", "/api/v1/decisions?limit=2000")
-        return msgspec.json.decode(connection.getresponse().read(), type=list[JournalEntry])
-    finally:
-        connection.close()

@@ -10,8 +10,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from demo.process import end_with_parent
 
@@ -24,10 +25,11 @@ def launch(
     procs: Sequence[Path] = (),
     end_signal: int = signal.SIGKILL,
     pass_fds: Sequence[int] = (),
-    environ: Mapping[str, str] | None = None,
+    output: IO[bytes] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start `argv` in its own session (a terminal's Ctrl-C reaches only us); `end_signal` comes when we end.
 
+    What it says goes to `output`, or where what we say goes.
     Call it from the main thread: the kernel watches the thread that forked, not the process.
     """
     joined = ":".join(str(path) for path in procs)
@@ -37,7 +39,9 @@ def launch(
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         pass_fds=tuple(pass_fds),
-        env={**(os.environ if environ is None else environ), "PYTHONPATH": _python_path()},
+        stdout=output,
+        stderr=output,
+        env={**os.environ, "PYTHONPATH": _python_path()},
     )
 
 

@@ -1,0 +1,314 @@
+"""`dioptase demo`: two ordinary workloads on this machine, the agent between them, and at the end what came of it.
+
+The demo is a user like any other: it makes two cgroups, writes a pods file and runs `dioptase agent` on it. What starts
+here ends here, in order: workloads, agent (which puts every value back itself), cgroups.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+
+import click
+import msgspec
+from click.core import ParameterSource
+
+from agent.hierarchy import detect
+from api.decisions import Act, JournalEntry, Status
+from api.ports import Unavailable
+from cli.agent import DEFAULT_LISTEN, parse_listen
+from demo.cgroups import DemoCgroups, Occupied
+from demo.child import COMMAND, AgentChild, AgentEnded, free_port, is_free
+from demo.counters import Cell
+from demo.metrics import LATENCY_METRIC, MetricsServer
+from demo.schedule import Wave
+from demo.summary import ALONE, BESIDE, SPIKE, Mean, Tally, table
+from demo.workloads import PEAK_SHARE, Size, Workloads, demo_wave, own_cpus, size_for
+from exporters.view import View
+
+ONLINE, BATCH = "dioptase-demo-online", "dioptase-demo-batch"
+ALONE_S = 10.0
+"""The service first runs without the batch job, to have something to compare with; shorter in short runs."""
+TICK_S, POLL_S, STATUS_S = 0.25, 1.0, 10.0
+NS_PER_S = 1_000_000_000
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line says."""
+
+    duration_s: float | None
+    act: Act
+    host: str
+    port: int
+    command: Sequence[str] = COMMAND
+    """What runs the agent; its options are appended."""
+
+    @property
+    def alone_s(self) -> float:
+        return ALONE_S if self.duration_s is None else min(ALONE_S, self.duration_s / 6)
+
+
+class Stop:
+    """Whether a signal or the end of the duration has asked us to end."""
+
+    def __init__(self, duration_s: float | None) -> None:
+        self._deadline = None if duration_s is None else time.monotonic() + duration_s
+        self.reason = "the duration is over"
+        self._caught = False
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(signum, self._catch)
+
+    def _catch(self, signum: int, _frame: FrameType | None) -> None:
+        self.reason, self._caught = signal.Signals(signum).name, True
+
+    def __call__(self) -> bool:
+        return self._caught or (self._deadline is not None and time.monotonic() >= self._deadline)
+
+
+class Show:
+    """What is seen while the demo runs, and what is remembered of it for the summary."""
+
+    def __init__(self, loads: Workloads, agent: AgentChild, wave: Wave) -> None:
+        self._loads, self._agent, self._wave = loads, agent, wave
+        self._began = time.monotonic()
+        self._seq = 0
+        self._polled = self._status_said = self._began
+        self.tally, self.lent, self.used = Tally(), Mean(), Mean()
+        self.outcomes: Counter[tuple[Status, str]] = Counter()
+        """Decisions by what came of them and the knob."""
+
+    def until(self, stop: Stop, alone_s: float) -> str | None:
+        """Watch until asked to stop; a sentence about whatever ended by itself, if something did."""
+        self._began = time.monotonic()
+        while not stop():
+            if (code := self._agent.ended()) is not None:
+                return f"the agent ended by itself with exit code {code}"
+            if sentence := self._loads.ended():
+                return sentence
+            if not self._loads.has("batch") and time.monotonic() - self._began >= alone_s:
+                self._loads.start_batch()
+                say(f"batch job started: {self._loads.size.burners} processes that take all they are given")
+            self.look()
+            time.sleep(TICK_S)
+        return None
+
+    def look(self) -> None:
+        """Read the counters, and once a second what the agent says."""
+        now = time.monotonic()
+        self.tally.read(self._phase(), now, self._loads.client.values(), self._loads.units())
+        if now - self._polled >= POLL_S:
+            self._polled = now
+            self.read_decisions()
+            self._read_view()
+
+    def _phase(self) -> str:
+        started_ns = self._loads.client[Cell.STARTED_NS]
+        running_s = (time.time_ns() - started_ns) / NS_PER_S if started_ns else 0.0
+        if not self._loads.has("batch"):
+            return ALONE
+        return SPIKE if self._wave.in_spike(max(running_s - TICK_S / 2, 0.0)) else BESIDE
+
+    def read_decisions(self) -> None:
+        """Count, and say, the decisions that are new."""
+        body = self._agent.get(f"/api/v1/decisions?after={self._seq}&limit=500")
+        for entry in msgspec.json.decode(body, type=list[JournalEntry]) if body else ():
+            self._seq = entry.seq
+            self.outcomes[entry.outcome.status, entry.outcome.decision.knob.value] += 1
+            click.echo(decision_line(entry))
+
+    def _read_view(self) -> None:
+        body = self._agent.get("/api/v1/view")
+        if body is None:
+            return
+        view = msgspec.json.decode(body, type=View)
+        self.lent.add(view.lent_cores)
+        self.used.add(view.reclaimed_cores)
+        if time.monotonic() - self._status_said >= STATUS_S:
+            self._status_said = time.monotonic()
+            click.echo(status_line(view))
+
+
+def decision_line(entry: JournalEntry) -> str:
+    outcome = entry.outcome
+    change = f"{outcome.before or '?'} -> {outcome.decision.value}"
+    return (
+        f"{time.strftime('%H:%M:%S', time.localtime(entry.wall_time_ns / NS_PER_S))} {outcome.decision.cgroup} "
+        f"{outcome.decision.knob.value} {change} ({outcome.status.value}, {entry.trigger}): {outcome.decision.verdict.text}"
+    )
+
+
+def status_line(view: View) -> str:
+    """One line of where things stand, for those without a live view."""
+    parts = [f"lent {_cores(view.lent_cores)} of {view.node_cpus} cores, batch uses {_cores(view.reclaimed_cores)}"]
+    for container in view.containers:
+        if container.latency is not None and container.latency.p99_ms is not None:
+            latency = container.latency
+            parts.append(f"{container.pod}: {latency.per_second:,.0f} requests/s, p99 {latency.p99_ms:.2f} ms")
+    return f"demo: {'; '.join(parts)}"
+
+
+def _cores(value: float | None) -> str:
+    return "?" if value is None else f"{value:.2f}"
+
+
+def summary(show: Show, cpus: int) -> Iterator[str]:
+    """What came of it, one line each."""
+    yield from table(show.tally)
+    lent, used = _cores(show.lent.value), _cores(show.used.value)
+    yield f"{'CPU lent':<15}{lent} of {cpus} cores on average, of which the batch job used {used}"
+    changes = Counter({knob: count for (status, knob), count in show.outcomes.items() if status is Status.APPLIED})
+    listed = ", ".join(f"{knob} {count}" for knob, count in changes.most_common())
+    yield f"{'changes':<15}{changes.total()}{f' ({listed})' if listed else ''}"
+    others = Counter(dict.fromkeys(Status, 0))
+    for (status, _), count in show.outcomes.items():
+        others[status] += count
+    for status in (Status.DRY_RUN, Status.REFUSED, Status.MISMATCH, Status.VANISHED):
+        if others[status]:
+            yield f"{'':<15}{others[status]} {status.value}"
+
+
+def put_back(groups: DemoCgroups | None) -> tuple[bool, str]:
+    """Compare every value with what it was, then remove the cgroups: whether all is as before, and a line that says so."""
+    if groups is None:
+        return True, f"{'cgroups':<15}none were made, none touched"
+    changed = groups.changed_knobs()
+    compared = groups.knobs
+    groups.remove()
+    if not changed:
+        return True, f"{'cgroups':<15}put back ({compared} values compared, none differs) and removed"
+    listed = "; ".join(f"{path} was {then!r}, is {now!r}" for path, (then, now) in changed.items())
+    return False, f"{'cgroups':<15}removed with {len(changed)} of {compared} values not put back: {listed}"
+
+
+def say(text: str) -> None:
+    click.echo(f"demo: {text}")
+
+
+def pods_file(size: Size, metrics_port: int) -> str:
+    """The two workloads as a user would list them; the service asks for what its highest peak needs."""
+    request = f"{round(1000 * PEAK_SHARE * size.cpus)}m"
+    return f"""pods:
+- name: online
+  namespace: demo
+  annotations:
+    katalyst.kubewharf.io/qos_level: shared_cores
+    prometheus.io/scrape: "true"
+    prometheus.io/port: "{metrics_port}"
+    dioptase.io/latency-metric: {LATENCY_METRIC}
+  containers:
+  - name: online
+    cgroup: /{ONLINE}
+    resources: {{requests: {{cpu: {request}}}}}
+- name: batch
+  namespace: demo
+  annotations:
+    katalyst.kubewharf.io/qos_level: reclaimed_cores
+  containers:
+  - name: batch
+    cgroup: /{BATCH}
+"""
+
+
+def make_cgroups() -> DemoCgroups | None:
+    """Cgroups of the demo's own; None, with a banner, where this machine or our rights give none. Occupied passes."""
+    try:
+        hierarchy = detect()
+        groups = DemoCgroups.make(hierarchy.v1, hierarchy.v2, (ONLINE, BATCH))
+    except Occupied:
+        raise
+    except Unavailable as error:
+        say(f"! {error.reason}: the workloads run without cgroups of their own, the agent runs dry")
+        say(f"! remedy: {error.remedy}")
+        return None
+    for note in groups.notes:
+        say(note)
+    say(f"made cgroups /{ONLINE} and /{BATCH} ({hierarchy.mode}, {len(groups.mounts)} hierarchies)")
+    return groups
+
+
+def run(settings: Settings) -> int:
+    """The whole demo; the exit status."""
+    stop, size = Stop(settings.duration_s), size_for(own_cpus())
+    with ExitStack() as stack:
+        groups = make_cgroups()
+        if groups is not None:
+            stack.callback(groups.remove)
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dioptase-demo-")))
+        procs = [groups.procs(name) if groups else [] for name in (ONLINE, BATCH)]
+        loads = Workloads(size, directory, *procs)
+        stack.callback(loads.close)
+        metrics = MetricsServer(loads.client, loads.batch)
+        stack.callback(metrics.close)
+        (directory / "pods.yaml").write_text(pods_file(size, metrics.port))
+        act = Act.DRY_RUN if groups is None and settings.act is Act.ON else settings.act
+        options = ["--pods", str(directory / "pods.yaml"), "--state-dir", str(directory / "state"), "--act", act.value]
+        log = stack.enter_context((directory / "agent.log").open("wb"))
+        agent = AgentChild(options, host=settings.host, port=settings.port, output=log, command=settings.command)
+        stack.callback(agent.stop)
+        show = Show(loads, agent, demo_wave(size))
+        failure = _start(loads, agent, act, stop) or show.until(stop, settings.alone_s)
+        if failure:
+            click.echo(f"demo: {failure}; its last words:\n{_tail(directory / 'agent.log')}", err=True)
+        say(f"ending: {failure or stop.reason}")
+        show.look()
+        show.read_decisions()
+        loads.stop()
+        agent.stop()
+        restored, line = put_back(groups)
+        for text in (*summary(show, size.cpus), line):
+            click.echo(text)
+    return 0 if restored and not failure else 1
+
+
+def _start(loads: Workloads, agent: AgentChild, act: Act, stop: Stop) -> str | None:
+    """Bring up service, agent and load; a sentence about what did not come up."""
+    size, wave = loads.size, demo_wave(loads.size)
+    loads.start_online()
+    try:
+        agent.wait_healthy(stop)
+    except AgentEnded as error:
+        return str(error)
+    say(f"agent with --act {act.value}: page, /metrics and API at {agent.url}")
+    loads.start_client(wave)
+    say(
+        f"online service started: {size.workers} workers, {size.service_us} us of CPU a request, {wave.low:,.0f} to "
+        f"{wave.high:,.0f} requests/s within {wave.period_s:g} s, with {wave.spike_s:g} s of {wave.spike:,.0f}/s"
+    )
+    return None
+
+
+def _tail(path: Path, lines: int = 20) -> str:
+    return "\n".join(f"  {line}" for line in path.read_text(errors="replace").splitlines()[-lines:])
+
+
+@click.command()
+@click.option("--duration", type=click.FloatRange(min=0, min_open=True), help="End after so many seconds.")
+@click.option(
+    "--act", type=click.Choice([act.value for act in Act]), default=Act.ON.value, show_default=True,
+    help="off: watch. dry-run: decide and write nothing. on: write.",
+)  # fmt: skip
+@click.option("--listen", default=DEFAULT_LISTEN, show_default=True, help="Where page, API and metrics are served.")
+@click.pass_context
+def demo(ctx: click.Context, duration: float | None, act: str, listen: str) -> None:
+    """See it work: an online service and a batch job on this machine, with the agent between them. Ctrl-C ends it."""
+    host, port = parse_listen(listen)
+    if port == 0:
+        port = free_port(host)
+    elif not is_free(host, port):
+        if ctx.get_parameter_source("listen") is not ParameterSource.DEFAULT:
+            raise click.UsageError(f"--listen: {listen} is in use; end who has it or name another port")
+        port = free_port(host)
+        say(f"port {DEFAULT_LISTEN} is in use: taking {port}")
+    try:
+        status = run(Settings(duration_s=duration, act=Act(act), host=host, port=port))
+    except Unavailable as error:
+        click.echo(f"dioptase demo: {error.reason}\n  remedy: {error.remedy}", err=True)
+        sys.exit(1)
+    sys.exit(status)

@@ -1,0 +1,178 @@
+"""The orchestration of `dioptase demo` around a stub of the agent: real workloads, real cgroups, a real Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from agent.hierarchy import Hierarchy
+from demo.child import free_port, is_free
+from demo.launch import ROOT
+from tests.demo.test_workloads import eventually, mentioning
+from tests.kernel.support import require_writable_cgroups
+
+STUB = Path(__file__).with_name("stub_agent.py")
+RUN = """
+import sys
+from api.decisions import Act
+from cli.demo import Settings, run
+print("began", flush=True)
+sys.exit(run(Settings(duration_s=float(sys.argv[3]) or None, act=Act.ON, host="127.0.0.1", port=int(sys.argv[2]),
+                      command=(sys.executable, sys.argv[1]))))
+"""
+
+
+class Demo:
+    """One `dioptase demo` on the stub, in a process of its own."""
+
+    def __init__(self, tmp_path: Path, duration_s: float, prefix: Sequence[str] = (), **environ: str) -> None:
+        self.note, self.mark, self.port = tmp_path / "note", f"DIOPTASE_TEST={tmp_path}", free_port()
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "STUB_NOTE": str(self.note),
+            "DIOPTASE_TEST": str(tmp_path),
+            **environ,
+        }
+        command = [*prefix, sys.executable, "-c", RUN, str(STUB), str(self.port), str(duration_s)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+
+    def output(self) -> tuple[int, str]:
+        out, err = self.process.communicate(timeout=60)
+        return self.process.returncode, out + err
+
+
+@pytest.fixture
+def hierarchy() -> Iterator[Hierarchy]:
+    found = require_writable_cgroups()
+    yield found
+    assert not (found.primary / "dioptase-demo-online").exists()
+    assert not (found.primary / "dioptase-demo-batch").exists()
+
+
+@pytest.mark.kernel
+def test_a_run_ends_by_itself_and_leaves_a_summary_and_nothing_else(hierarchy: Hierarchy, tmp_path: Path) -> None:
+    demo = Demo(tmp_path, 6)
+    code, text = demo.output()
+    assert code == 0, text
+    act, *_, pods_end, last = demo.note.read_text().splitlines()
+    assert (act, last) == ("on", "SIGTERM")
+    assert pods_end.strip() == "cgroup: /dioptase-demo-batch"
+    assert "/dioptase-demo-batch cpu.idle 0 -> 1" in text
+    assert "batch gives way" in text
+    assert "changes        1 (cpu.idle 1)" in text
+    assert re.search(r"CPU lent +1\.25 of \d+ cores on average, of which the batch job used 1\.00", text)
+    assert re.search(r"cgroups +put back \(\d+ values compared, none differs\) and removed", text)
+    alone, beside = (
+        re.search(rf"^{name} +([\d,]+) +(\d+) .* ([\d,]+)$", text, re.M) for name in ("alone", "beside batch")
+    )
+    assert alone is not None
+    assert beside is not None, text
+    answered, lost, units = (int(number.replace(",", "")) for number in beside.groups())
+    assert answered > 100
+    assert lost == 0
+    assert units > 100
+    assert int(alone[1].replace(",", "")) > 10
+    assert alone[3] == "0"
+    assert not mentioning(demo.mark)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_like_the_duration_does(hierarchy: Hierarchy, tmp_path: Path, signum: signal.Signals) -> None:
+    demo = Demo(tmp_path, 0)
+    assert eventually(lambda: (hierarchy.primary / "dioptase-demo-batch").exists() and demo.note.exists())
+    demo.process.send_signal(signum)
+    code, text = demo.output()
+    assert code == 0, text
+    assert f"ending: {signum.name}" in text
+    assert "none differs" in text
+    assert demo.note.read_text().endswith("SIGTERM\n")
+    assert not mentioning(demo.mark)
+
+
+@pytest.mark.kernel
+def test_after_kill_9_nobody_is_left_and_the_next_demo_starts_cleanly(hierarchy: Hierarchy, tmp_path: Path) -> None:
+    demo = Demo(tmp_path, 0)
+    assert eventually(demo.note.exists)
+    demo.process.kill()
+    demo.output()
+    assert eventually(lambda: not mentioning(demo.mark)), mentioning(demo.mark)
+    assert demo.note.read_text().endswith("SIGTERM\n")
+    assert (hierarchy.primary / "dioptase-demo-online").exists()
+    code, text = Demo(tmp_path, 3).output()
+    assert code == 0, text
+    assert "removed cgroup /dioptase-demo-online, left by a demo that was killed" in text
+
+
+@pytest.mark.kernel
+def test_an_agent_that_dies_fails_the_demo_with_its_last_words(hierarchy: Hierarchy, tmp_path: Path) -> None:
+    demo = Demo(tmp_path, 0, STUB_DIES_AFTER="1")
+    code, text = demo.output()
+    assert code == 1
+    assert "the agent ended by itself with exit code 7" in text
+    assert "the stub is up" in text
+    assert not mentioning(demo.mark)
+
+
+@pytest.mark.kernel
+def test_a_value_that_is_not_put_back_fails_the_demo_and_is_named(hierarchy: Hierarchy, tmp_path: Path) -> None:
+    knob = hierarchy.primary / "dioptase-demo-batch" / "cpu.idle"
+    code, text = Demo(tmp_path, 3, STUB_BREAKS=str(knob)).output()
+    assert code == 1
+    assert f"{knob} was '0', is '1'" in text
+
+
+@pytest.mark.kernel
+def test_a_second_demo_is_refused_with_a_remedy(hierarchy: Hierarchy, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    demo = Demo(tmp_path, 0)
+    try:
+        assert eventually(demo.note.exists)
+        second = subprocess.run(
+            [sys.executable, "-c", "from cli.demo import demo; demo()", "--listen", "127.0.0.1:0"],
+            capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60,
+        )  # fmt: skip
+    finally:
+        demo.process.terminate()
+        demo.output()
+    assert second.returncode == 1
+    assert "another demo is running" in second.stderr
+    assert "remedy: end that one first" in second.stderr
+
+
+@pytest.mark.kernel
+def test_without_writable_cgroups_it_runs_dry_and_says_so(hierarchy: Hierarchy, tmp_path: Path) -> None:
+    mounts = {str(mount) for mount in (*hierarchy.v1.values(), hierarchy.v2) if mount is not None}
+    read_only = " && ".join(f"mount -o remount,bind,ro {mount}" for mount in sorted(mounts))
+    prefix = ["unshare", "--mount", "sh", "-c", f'{read_only} && exec "$@"', "sh"]
+    code, text = Demo(tmp_path, 3, prefix).output()
+    if "unshare" in text or "mount:" in text:
+        pytest.skip(f"no mount namespace of our own here: {text.splitlines()[0]}")
+    assert code == 0, text
+    assert "! cgroups cannot be made" in text
+    assert "Read-only file system" in text
+    assert "! remedy: run as root" in text
+    assert demo_act(tmp_path) == "dry-run"
+    assert "none were made, none touched" in text
+    assert re.search(r"^beside batch +[\d,]{3,} ", text, re.M), text
+
+
+def demo_act(tmp_path: Path) -> str:
+    """The --act that the stub was started with."""
+    return (tmp_path / "note").read_text().splitlines()[0]
+
+
+def test_a_port_in_use_is_known() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert not is_free("127.0.0.1", port)
+    assert is_free("127.0.0.1", port)
