@@ -180,9 +180,9 @@ def _unknown(situation: Situation, memory: Memory, config: LatencyConfig, lent: 
     """Waits are missing for some online container: lend no more, and soon no more than its estimated need leaves."""
     since = memory.last_wait_ns
     if since is None or situation.now_ns - since < config.stale_s * NS_PER_S:
-        return _Ruling(lent, "wait_unknown", "Run-queue waits are missing: lending stays as it is.", None)
+        return _Ruling(lent, "wait_unknown", "Run-queue waits are not known: lending stays as it is.", None)
     left = max(situation.node_cpus - situation.requirement_cores, 0.0)
-    text = f"Run-queue waits have been missing for {config.stale_s:g} s: no more is lent than estimated need leaves."
+    text = f"Run-queue waits have been unknown for {config.stale_s:g} s: no more is lent than estimated need leaves."
     return _Ruling(min(lent, left), "wait_unknown_long", text, config.stale_s, uneasy=True)
 
 

@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from api.cpus import format_cpu_list
-from api.decisions import Advice, Decision, Knob
+from api.decisions import Advice, Decision, Knob, Verdict
 from api.pods import Container, Pod
 from api.qos import QoSLevel
 from api.samples import Snapshot
 
 PERIOD_US = 100_000
+YIELD = Verdict(
+    rule="yield_to_online",
+    text="Reclaimed pods run only where nobody else wants to: the scheduler gives way to online pods at every wakeup.",
+)
+"""Why a reclaimed cgroup has the lowest priority: not a measurement but what reclaimed_cores means."""
 MIN_WEIGHT = "1"
 """Where the kernel has no cpu.idle: 1/100 of the default weight, shares 2 on version 1."""
 
@@ -46,7 +51,7 @@ def decide(advice: Advice, snapshot: Snapshot, knobs: Collection[Knob]) -> tuple
                     pod=pod.key,
                     knob=knob,
                     value=value,
-                    verdict=advice.verdict,
+                    verdict=YIELD if knob in (Knob.IDLE, Knob.WEIGHT) else advice.verdict,
                 )
                 for knob, value in values.items()
                 if knob in knobs

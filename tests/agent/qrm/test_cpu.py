@@ -81,8 +81,9 @@ def test_a_cgroup_that_is_not_there_gets_no_decision() -> None:
 
 
 def test_decisions_carry_the_identity_they_were_judged_by() -> None:
-    decision = decide(advice(2.0), snapshot(0, [BATCH], ids={"batch": 4711}), ALL)[0]
-    assert (decision.cgroup_id, decision.pod, decision.verdict.rule) == (4711, "default/batch", "r")
+    idle, quota = decide(advice(2.0), snapshot(0, [BATCH], ids={"batch": 4711}), ALL)
+    assert (idle.cgroup_id, idle.pod, idle.verdict.rule) == (4711, "default/batch", "yield_to_online")
+    assert (quota.cgroup_id, quota.pod, quota.verdict.rule) == (4711, "default/batch", "r")
 
 
 def test_only_cgroups_of_listed_pods_are_managed() -> None:
