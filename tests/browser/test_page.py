@@ -16,7 +16,7 @@ from api.histograms import BOUNDS_NS
 from api.samples import CgroupSample, Wait
 from cli import words
 from exporters.view import View, build
-from tests.browser.agent import Agent
+from tests.cli.agent import Agent
 from tests.browser.chromium import Browser, Page, chromium
 from tests.cli import story
 

@@ -194,11 +194,11 @@ def _running_total(counts: Sequence[int]) -> list[int]:
 
 
 SOURCES = (
-    SourceStatus(name="runqlat", ok=True, duration_ns=310_000, detail="tp_btf"),
-    SourceStatus(name="cgroups", ok=True, duration_ns=1_450_000, detail="hybrid, 48 cgroups"),
-    SourceStatus(name="node", ok=True, duration_ns=190_000, detail="/proc"),
-    SourceStatus(name="pods", ok=True, duration_ns=20_000, detail="pods.yaml"),
-    SourceStatus(name="indicators", ok=True, duration_ns=5_000, detail="1 of 1 pods"),
+    SourceStatus(name="pods", ok=True, duration_ns=20_000),
+    SourceStatus(name="topology", ok=True, duration_ns=40_000),
+    SourceStatus(name="node", ok=True, duration_ns=190_000),
+    SourceStatus(name="cgroups", ok=True, duration_ns=1_450_000),
+    SourceStatus(name="waits", ok=True, duration_ns=310_000, detail="tp_btf"),
 )
 FAILING = SourceStatus(
     name="psi", ok=False, duration_ns=40_000, error="/proc/pressure/cpu: Operation not supported",

@@ -1,4 +1,4 @@
-"""The agent's HTTP server on a thread of its own, showing rounds that a test hands it."""
+"""The agent's HTTP server on a thread of its own, showing rounds that a test hands it; for `top`, `explain` and the page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.cli.story import Entries
 
 
 class Agent:
-    """What a browser sees of an agent: it can be shown rounds, go away, and come back on the same port."""
+    """What a reader sees of an agent: it can be shown rounds, go away, and come back on the same port."""
 
     def __init__(self, entries: Sequence[JournalEntry] = ()) -> None:
         self.journal = Entries(entries)

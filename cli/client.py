@@ -1,0 +1,150 @@
+"""What a running agent says of itself over HTTP, for `top` and `explain`: plain requests, short patience, typed answers."""
+
+from __future__ import annotations
+
+import http.client
+import time
+from collections.abc import Callable
+from typing import TypeVar
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, build_opener
+
+import click
+import msgspec
+
+from api.decisions import JournalEntry
+from api.ports import Unavailable
+from api.samples import Snapshot
+from exporters.view import View
+
+DEFAULT_URL = "http://127.0.0.1:9102"
+SPAN_MS = 300_000
+KEEP_ENTRIES = 200
+_MAX_BODY = 256 << 20
+T = TypeVar("T")
+
+
+class _Problem(msgspec.Struct):
+    """What the agent answers where it has no numbers."""
+
+    error: str
+    remedy: str
+
+
+class Client:
+    """Requests to one agent. Every failure is Unavailable, with what to do about it."""
+
+    def __init__(self, url: str, timeout_s: float = 2.0) -> None:
+        self.url = url.rstrip("/")
+        self._timeout_s = timeout_s
+        self._opener = build_opener(ProxyHandler({}))  # the agent is near; a proxy would only be in the way
+
+    def view(self) -> View:
+        return self._get("/api/v1/view", View)
+
+    def history(self, after: int = 0) -> list[View]:
+        return self._get(f"/api/v1/history?after={after}", list[View])
+
+    def decisions(self, after: int = 0, limit: int = KEEP_ENTRIES) -> list[JournalEntry]:
+        return self._get(f"/api/v1/decisions?after={after}&limit={limit}", list[JournalEntry])
+
+    def snapshot(self) -> Snapshot:
+        return self._get("/api/v1/snapshot", Snapshot)
+
+    def _get(self, path: str, kind: type[T]) -> T:
+        start = (
+            f"start it with dioptase agent or dioptase demo, or name another with --url ({DEFAULT_URL} is the default)"
+        )
+        try:
+            with self._opener.open(self.url + path, timeout=self._timeout_s) as response:
+                body = response.read(_MAX_BODY)
+        except HTTPError as error:
+            raise _refused(self.url, error) from error
+        except URLError as error:
+            raise Unavailable(f"the agent at {self.url} does not answer: {_reason(error.reason)}", start) from error
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise Unavailable(f"the agent at {self.url} does not answer: {_reason(error)}", start) from error
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            remedy = f"look at {self.url}{path}: an agent of this version must listen there"
+            raise Unavailable(f"{self.url}{path} is not what an agent says: {error}", remedy) from error
+
+
+def _refused(url: str, error: HTTPError) -> Unavailable:
+    try:
+        problem = msgspec.json.decode(error.read(1 << 16), type=_Problem)
+    except (msgspec.DecodeError, OSError, UnicodeDecodeError):
+        return Unavailable(f"{url} answers {error.code} {error.reason}", "name the agent's address with --url")
+    return Unavailable(f"the agent at {url} has no answer: {problem.error}", problem.remedy)
+
+
+def _reason(error: object) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__
+
+
+class Watch:
+    """The latest five minutes of one agent, kept up to date by `poll`; an agent that began anew is noticed."""
+
+    def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
+        self.client = client
+        self._clock = clock
+        self.view: View | None = None
+        self.history: list[View] = []
+        self.entries: list[JournalEntry] = []
+        """Oldest first."""
+        self.failure: Unavailable | None = None
+        self._heard_s: float | None = None
+
+    @property
+    def silent_s(self) -> float | None:
+        """Seconds since the agent last answered; None if it never did."""
+        return None if self._heard_s is None else self._clock() - self._heard_s
+
+    def poll(self) -> list[JournalEntry]:
+        """Ask for what is new; the new decisions, oldest first. Failures are kept in `failure`, not raised."""
+        try:
+            new = self._poll()
+        except Unavailable as error:
+            self.failure = error
+            return []
+        self.failure = None
+        self._heard_s = self._clock()
+        return new
+
+    def _poll(self) -> list[JournalEntry]:
+        view = self.client.view()
+        last = self.history[-1] if self.history else None
+        if last and (view.seq < last.seq or (view.seq == last.seq and view.wall_time_ms != last.wall_time_ms)):
+            self.history, self.entries, last = [], [], None
+        if last is None or view.seq > last.seq + 1:
+            self.history += self.client.history(last.seq if last else 0)
+        if not self.history or self.history[-1].seq < view.seq:
+            self.history.append(view)
+        self.history = [seen for seen in self.history if view.wall_time_ms - seen.wall_time_ms <= SPAN_MS]
+        self.view = view
+        new = self.client.decisions(after=self.entries[-1].seq if self.entries else 0)
+        self.entries = (self.entries + new)[-KEEP_ENTRIES:]
+        return new
+
+
+def checked_url(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    """Callback of --url."""
+    try:
+        parts = urlsplit(value)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise click.BadParameter(f"{value!r} is not an address such as {DEFAULT_URL}")
+    return value
+
+
+def url_option(command: Callable[..., None]) -> Callable[..., None]:
+    """The --url that every command about a running agent has."""
+    return click.option(
+        "--url", default=DEFAULT_URL, show_default=True, callback=checked_url, help="Where the agent listens."
+    )(command)

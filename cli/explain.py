@@ -1,0 +1,164 @@
+"""`dioptase explain`: why a knob is what it is, from the value in the kernel back to the measurements behind it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+
+import click
+
+from api.decisions import Act, JournalEntry, Status
+from api.ports import Unavailable
+from api.text import to_json
+from cli import words
+from cli.client import Client, url_option
+from cli.reasons import INPUT_SOURCES, Answer, KnobStory, Now, PoolStory, answer, askable
+
+LABEL = 11
+TRIGGERS = {
+    "tick": "at its time",
+    "wait": "between ticks, because online pods waited too long",
+    "psi": "between ticks, because a pressure trigger fired",
+}
+STATUSES = {
+    Status.APPLIED: "written, and read back as written",
+    Status.UNCHANGED: "the kernel had it already",
+    Status.DRY_RUN: "not written: the agent runs dry (--act dry-run)",
+    Status.REFUSED: "refused",
+    Status.VANISHED: "not written: the cgroup is gone",
+    Status.MISMATCH: "written, but the kernel shows something else",
+}
+
+
+def knob_text(story: KnobStory, now: Now, now_ns: int) -> Iterator[tuple[str, str]]:
+    """Label and text of each part; the first is the heading."""
+    # An agent that does not act has put back whatever an earlier one wrote, without a word in the journal.
+    verb = "is" if now.act == Act.ON.value else f"was, at {words.clock(story.newest.wall_time_ns / 1e6)},"
+    yield "", f"{story.knob} of {words.clean(story.pod)} {verb} {_value(story.knob, story.value)}"
+    yield "cgroup", words.clean(story.cgroup)
+    yield from _entry_text("decided", story.newest, now_ns)
+    if story.in_force is not None:
+        yield from _entry_text("in force", story.in_force, now_ns)
+    for i, entry in enumerate(story.earlier):
+        rule = words.clean(entry.outcome.decision.verdict.rule)
+        text = f"{words.clock(entry.wall_time_ns / 1e6)} {words.change(entry.outcome)} ({entry.outcome.status.value}, {rule})"
+        yield "" if i else "earlier", text
+
+
+def _entry_text(label: str, entry: JournalEntry, now_ns: int) -> Iterator[tuple[str, str]]:
+    outcome, verdict = entry.outcome, entry.outcome.decision.verdict
+    knob = outcome.decision.knob.value
+    when = f"{words.clock(entry.wall_time_ns / 1e6)}, {words.age((now_ns - entry.wall_time_ns) / 1e9)} ago"
+    status = words.join([STATUSES[outcome.status], words.clean(outcome.error)], ": ")
+    yield label, f"{when}: {_value(knob, outcome.before)} → {_value(knob, outcome.decision.value)}; {status}"
+    if outcome.clamped_from is not None:
+        yield "", f"the policy asked for {_value(knob, outcome.clamped_from)}, which is out of bounds"
+    yield (
+        "round",
+        f"{entry.round_seq:,}, {TRIGGERS.get(entry.trigger, entry.trigger)}; policy {words.clean(entry.policy)}",
+    )
+    yield "because", words.clean(verdict.text)
+    limit = "" if verdict.threshold is None else f", threshold {verdict.threshold:g}"
+    yield "rule", f"{words.clean(verdict.rule)}{limit}"
+    for i, (name, value) in enumerate(verdict.inputs.items()):
+        source = INPUT_SOURCES.get(name, "")
+        known = "not known" if value is None else words.clean(f"{value:g}" if isinstance(value, float) else str(value))
+        yield "" if i else "inputs", f"{words.clean(name)} {known}" + (f" (from {source})" if source else "")
+
+
+def _value(knob: str, value: str | None) -> str:
+    """Meaning and the kernel's own notation."""
+    if value is None:
+        return "not known"
+    meaning = words.knob_value(knob, value)
+    return meaning if meaning == value else f"{meaning} ({words.clean(value) or 'empty'})"
+
+
+def pool_text(pool: PoolStory) -> Iterator[tuple[str, str]]:
+    """One pool of CPUs."""
+    yield "", f"Pool {words.clean(pool.name)} has CPUs {words.clean(pool.cpus) or 'none'}"
+    yield "lent", f"{words.cores(pool.lent_cores)} cores may be used by reclaimed pods"
+    yield "need", f"{words.cores(pool.requirement_cores)} cores is what online pods are estimated to need"
+    yield "headroom", f"{words.cores(pool.headroom_cores)} cores can be promised to reclaimed pods"
+
+
+def now_text(now: Now) -> Iterator[tuple[str, str]]:
+    """What the latest round says, and what it says it from."""
+    yield "", f"Now: round {now.seq:,}, {words.age(now.age_s)} ago, --act {now.act}"
+    yield "verdict", f"{now.action or 'no advice'}: {words.clean(now.text) or 'the agent decides nothing'}"
+    if now.rule:
+        limit = "" if now.threshold is None else f", threshold {now.threshold:g}"
+        yield "rule", f"{words.clean(now.rule)}{limit}; policy {words.clean(now.policy)}"
+    for i, source in enumerate(now.sources):
+        fate = f"{words.age(now.age_s)} old, took {words.duration(source.duration_ns / 1000)}"
+        if not source.ok:
+            fate = f"failed: {words.clean(source.error)}; {words.clean(source.remedy)}"
+        sign, name = "✓" if source.ok else "✕", words.join([words.clean(source.name), words.clean(source.detail)], " ")
+        yield "" if i else "sources", f"{sign} {name}: {fate}"
+
+
+def text(found: Answer, now_ns: int, width: int) -> Iterator[str]:
+    """The whole answer, a section per knob and pool."""
+    for story in found.knobs:
+        yield from section(knob_text(story, found.now, now_ns), width)
+    for pod in found.untouched:
+        yield from section(
+            iter([("", f"No knob of {words.clean(pod)} was decided on: its cgroup is as its owner made it")]), width
+        )
+    for pool in found.pools:
+        yield from section(pool_text(pool), width)
+    yield from section(now_text(found.now), width)
+
+
+def section(parts: Iterator[tuple[str, str]], width: int) -> Iterator[str]:
+    """A heading and its labelled parts, wrapped, with an empty line after them."""
+    yield next(parts)[1]
+    for label, content in parts:
+        first, rest = f"  {label:<{LABEL}}", " " * (LABEL + 2)
+        yield textwrap.fill(
+            content, max(width, 40), initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
+        )
+    yield ""
+
+
+def nothing(target: str, kinds: dict[str, list[str]]) -> Iterator[str]:
+    """What could have been asked."""
+    yield f"Nothing is known about '{words.clean(target)}'. You can ask about"
+    for kind, names in kinds.items():
+        yield f"  {kind:<9}{', '.join(words.clean(name) for name in names) or 'none'}"
+
+
+@click.command()
+@click.argument("target", required=False, metavar="[POD|CGROUP|KNOB|POOL]")
+@url_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def explain(target: str | None, url: str, as_json: bool) -> None:
+    """Say why a knob, pod or pool is what it is: the decision, its rule, threshold and inputs, and where those come from.
+
+    Without a target: everything that the agent ever decided on. Exits with 1 where nothing is known.
+    """
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+    client = Client(url, timeout_s=5)
+    try:
+        view, snapshot, entries = client.view(), client.snapshot(), client.decisions(limit=2000)
+    except Unavailable as error:
+        click.echo(f"dioptase explain: {error.reason}\n  remedy: {error.remedy}", err=True)
+        sys.exit(1)
+    now_ns = time.time_ns()
+    found = answer(target, view, entries, snapshot, now_ns)
+    if target is not None and not found.found:
+        _print(nothing(target, askable(view, entries)), err=True)
+        sys.exit(1)
+    if as_json:
+        click.echo(to_json(found).decode())
+    else:
+        _print(text(found, now_ns, min(shutil.get_terminal_size().columns, 120)))
+
+
+def _print(lines: Iterator[str] | Sequence[str], *, err: bool = False) -> None:
+    for line in lines:
+        click.echo(line, err=err)

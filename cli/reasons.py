@@ -1,0 +1,164 @@
+"""From a knob to why it is what it is: its decisions, the verdict behind the newest, and the sources behind that. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from api.decisions import JournalEntry, Knob, Status
+from api.samples import Snapshot, SourceStatus
+from exporters.view import View
+
+EARLIER = 3
+IN_FORCE = (Status.APPLIED, Status.UNCHANGED)
+INPUT_SOURCES = {
+    "wait_ms": "waits",
+    "waits": "waits",
+    "cgroup": "waits",
+    "reclaimed_use_cores": "cgroups",
+    "requirement_cores": "cgroups",
+}
+"""Which source an input of a verdict was measured by; the others are settings or memory of the policy."""
+
+
+class KnobStory(msgspec.Struct, frozen=True, kw_only=True):
+    """One knob of one cgroup."""
+
+    pod: str
+    cgroup: str
+    knob: str
+    value: str | None
+    """What the kernel holds as far as the agent saw; None where no decision ever read it."""
+    newest: JournalEntry
+    in_force: JournalEntry | None
+    """The decision that made the value, where the newest did not: it was dry, refused or met another cgroup."""
+    earlier: tuple[JournalEntry, ...]
+    """Up to three before it, newest first."""
+
+
+class PoolStory(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool of CPUs, as the latest round advised it."""
+
+    name: str
+    cpus: str
+    lent_cores: float | None
+    requirement_cores: float | None
+    headroom_cores: float | None
+
+
+class Now(msgspec.Struct, frozen=True, kw_only=True):
+    """The latest round, which every explanation ends in."""
+
+    seq: int
+    wall_time_ns: int
+    age_s: float
+    act: str
+    policy: str
+    action: str
+    rule: str
+    text: str
+    threshold: float | None
+    sources: tuple[SourceStatus, ...]
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that was asked for."""
+
+    now: Now
+    knobs: tuple[KnobStory, ...] = ()
+    pools: tuple[PoolStory, ...] = ()
+    untouched: tuple[str, ...] = ()
+    """Pods that were asked for, and of which no knob was ever decided on."""
+
+    @property
+    def found(self) -> bool:
+        return bool(self.knobs or self.pools or self.untouched)
+
+
+def answer(target: str | None, view: View, entries: Sequence[JournalEntry], snapshot: Snapshot, now_ns: int) -> Answer:
+    """What is known about a pod, a cgroup, a knob or a pool; of everything where no target is given.
+
+    Entries are oldest first. `now_ns` is CLOCK_REALTIME.
+    """
+    knobs = tuple(story for story in stories(entries) if target is None or about(story, target))
+    pools = tuple(
+        PoolStory(
+            name=name,
+            cpus=cpus,
+            lent_cores=view.lent_cores,
+            requirement_cores=view.requirement_cores,
+            headroom_cores=view.headroom_cores,
+        )
+        for name, cpus in view.pools.items()
+        if target in (None, name)
+    )
+    touched = {story.pod for story in knobs}
+    pods = {
+        c.pod
+        for c in view.containers
+        if target is not None and (_is_pod(c.pod, target) or _is_cgroup(c.cgroup, target))
+    }
+    age_s = (now_ns - snapshot.wall_time_ns) / 1e9
+    now = Now(
+        seq=snapshot.seq, wall_time_ns=snapshot.wall_time_ns, age_s=age_s, act=view.act, policy=view.policy,
+        action=view.action, rule=view.rule, text=view.reason, threshold=view.threshold, sources=snapshot.sources,
+    )  # fmt: skip
+    return Answer(now=now, knobs=knobs, pools=pools, untouched=tuple(sorted(pods - touched)))
+
+
+def stories(entries: Sequence[JournalEntry]) -> list[KnobStory]:
+    """One story per knob and cgroup, in order of pod and knob."""
+    by_knob: dict[tuple[str, str, str], list[JournalEntry]] = {}
+    for entry in entries:
+        decision = entry.outcome.decision
+        by_knob.setdefault((decision.pod, decision.cgroup, decision.knob.value), []).append(entry)
+    return [_story(key, by_knob[key]) for key in sorted(by_knob)]
+
+
+def _story(key: tuple[str, str, str], entries: Sequence[JournalEntry]) -> KnobStory:
+    pod, cgroup, knob = key
+    newest = entries[-1]
+    made = next((entry for entry in reversed(entries) if entry.outcome.status in IN_FORCE), None)
+    outcome = newest.outcome
+    value = outcome.after if outcome.after is not None else outcome.before
+    if value is None and made is not None and outcome.status is not Status.VANISHED:
+        value = made.outcome.after if made.outcome.after is not None else made.outcome.decision.value
+    return KnobStory(
+        pod=pod,
+        cgroup=cgroup,
+        knob=knob,
+        value=value,
+        newest=newest,
+        in_force=None if made is newest else made,
+        earlier=tuple(reversed(entries[:-1]))[:EARLIER],
+    )
+
+
+def about(story: KnobStory, target: str) -> bool:
+    """Whether a person who says `target` means this knob."""
+    names = {knob.name.lower(): knob.value for knob in Knob}
+    return (
+        story.knob == names.get(target.lower(), target)
+        or _is_pod(story.pod, target)
+        or _is_cgroup(story.cgroup, target)
+    )
+
+
+def _is_pod(pod: str, target: str) -> bool:
+    return target in (pod, pod.partition("/")[2])
+
+
+def _is_cgroup(cgroup: str, target: str) -> bool:
+    """The cgroup itself or one above it."""
+    return target.startswith("/") and (cgroup + "/").startswith(target.rstrip("/") + "/")
+
+
+def askable(view: View, entries: Sequence[JournalEntry]) -> dict[str, list[str]]:
+    """What there is to ask about, by kind."""
+    return {
+        "pods": sorted({c.pod for c in view.containers} | {e.outcome.decision.pod for e in entries}),
+        "cgroups": sorted({c.cgroup for c in view.containers} | {e.outcome.decision.cgroup for e in entries}),
+        "knobs": sorted({e.outcome.decision.knob.value for e in entries}) or [knob.value for knob in Knob],
+        "pools": sorted(view.pools),
+    }

@@ -1,0 +1,180 @@
+"""`dioptase top`: the live view of a running agent in the terminal, from the same numbers as its page.
+
+In a terminal it redraws every second until q, Ctrl-C or its duration ends it. Without one it prints a line a round and
+every decision on a line of its own; `--once` prints one frame and ends. An agent that is away is said to be, and asked again.
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+import sys
+import termios
+import threading
+import time
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from api.decisions import JournalEntry
+from cli import words
+from cli.client import Client, Watch, url_option
+from cli.frame import fit, lines, render
+from cli.words import decision_line
+from exporters.view import View
+
+__all__ = ["decision_line", "render", "run_top", "top"]
+
+EVERY_S = 1.0
+STEP_S = 0.2
+"""How often keys, `stop` and `each` are looked at between two frames."""
+
+
+def run_top(
+    url: str,
+    *,
+    stop: threading.Event | None = None,
+    duration: float | None = None,
+    each: Callable[[], bool] | None = None,
+    console: Console | None = None,
+) -> None:
+    """Show the agent at `url` until `stop` is set, the duration is over, `each` says so or q is pressed.
+
+    `each` is called several times a second, between frames, and ends the view by returning true. KeyboardInterrupt passes
+    through, with the terminal as it was before.
+    """
+    shown = console or Console(highlight=False)
+    watch = Watch(Client(url))
+    deadline = None if duration is None else time.monotonic() + duration
+
+    def over() -> bool:
+        late = deadline is not None and time.monotonic() >= deadline
+        return late or bool(stop and stop.is_set()) or bool(each and each())
+
+    if shown.is_terminal:
+        with _keys() as quit_pressed, Live(console=shown, screen=True, auto_refresh=False) as live:
+            _loop(lambda: _draw(live, shown, watch), lambda: over() or quit_pressed())
+    else:
+        _loop(lambda: _print_round(shown, watch), over)
+
+
+def _loop(show: Callable[[], None], over: Callable[[], bool]) -> None:
+    """Show once a second; look several times a second whether that is over."""
+    due = time.monotonic()
+    while not over():
+        if time.monotonic() >= due:
+            show()
+            due = max(due + EVERY_S, time.monotonic())
+        time.sleep(STEP_S)
+
+
+def _draw(live: Live, console: Console, watch: Watch) -> None:
+    watch.poll()
+    width, height = console.size
+    live.update(render(watch.view, watch.history, watch.entries, width, height, notice=notice(watch)), refresh=True)
+
+
+def notice(watch: Watch) -> str:
+    """What to say while the agent does not answer; empty while it does."""
+    if watch.failure is None:
+        return ""
+    text = words.clean(watch.failure.reason)
+    if watch.view is None:
+        return f"{text}; asking again every second. {words.clean(watch.failure.remedy)}"
+    return f"{text}; the numbers are of {words.clock(watch.view.wall_time_ms)}; asking again every second"
+
+
+def _print_round(console: Console, watch: Watch) -> None:
+    """The new decisions and one line of where things stand; nothing twice."""
+    before, failed = watch.view, watch.failure
+    for entry in watch.poll():
+        _say(console, decision_line(entry))
+    if watch.failure is not None:
+        if failed is None or failed.reason != watch.failure.reason:
+            _say(console, notice(watch))
+    elif watch.view is not None and (before is None or watch.view.seq != before.seq):
+        _say(console, round_line(watch.view))
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def round_line(view: View) -> str:
+    """One line of where things stand."""
+    parts = [
+        f"{words.clock(view.wall_time_ms)}  {view.act} {view.action or 'no advice'}",
+        f"lent {words.cores(view.lent_cores)} of {view.node_cpus} cores",
+        f"used {words.cores(view.reclaimed_cores)}",
+        f"need {words.cores(view.requirement_cores)}",
+        f"busy {words.cores(view.busy_cores)}",
+    ]
+    for container in view.containers:
+        wait, latency = container.wait, container.latency
+        if container.qos == "reclaimed_cores" or (wait is None and latency is None):
+            continue
+        told = [f"wait p99 {words.duration(wait.p99_us)}"] if wait and wait.p99_us is not None else []
+        told += [f"wait mean {words.duration(wait.mean_us)}"] if wait and wait.p99_us is None else []
+        told += [f"latency p99 {words.milliseconds(latency.p99_ms)}"] if latency else []
+        parts.append(f"{words.clean(container.pod)}: {', '.join(told)}")
+    return words.join(parts)
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[], bool]]:
+    """Whether q was pressed, without waiting for Enter; the terminal is put back at the end."""
+    if not sys.stdin.isatty():
+        yield lambda: False
+        return
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    tty.setcbreak(fd)
+    try:
+        yield lambda: _quit_pressed(fd)
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+def _quit_pressed(fd: int) -> bool:
+    ready, _, _ = select.select([fd], [], [], 0)
+    return bool(ready) and sys.stdin.read(1) in ("q", "Q")
+
+
+def once(url: str, console: Console) -> bool:
+    """Print one frame; whether there was one to print. Rates and waits need two rounds, which history has."""
+    watch = Watch(Client(url))
+    new: list[JournalEntry] = watch.poll()
+    if watch.failure is not None:
+        click.echo(f"dioptase top: {watch.failure.reason}\n  remedy: {watch.failure.remedy}", err=True)
+        return False
+    width, height = console.size
+    height = height if console.is_terminal else 24 + min(len(new), 16)
+    for line in lines(watch.view, watch.history, watch.entries, width, height):
+        console.print(fit(line, width))
+    return True
+
+
+@click.command()
+@url_option
+@click.option("--once", "one_frame", is_flag=True, help="Print one frame and end; exit status 1 if there is none.")
+def top(url: str, one_frame: bool) -> None:
+    """Watch a running agent: lent and used CPU, waits, throttling, and each change of a cgroup with its reason.
+
+    q or Ctrl-C ends it. Without a terminal: a line a round and a line a decision.
+    """
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+    console = Console(highlight=False)
+    if one_frame:
+        sys.exit(0 if once(url, console) else 1)
+    stop = threading.Event()
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, lambda _signum, _frame: stop.set())
+    try:
+        run_top(url, stop=stop, console=console)
+    except (KeyboardInterrupt, BrokenPipeError):
+        stop.set()

@@ -1,0 +1,154 @@
+"""`dioptase explain`: from a knob to its decision, rule, inputs and sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from api.decisions import Knob, Status
+from cli import words
+from cli.explain import explain, text
+from cli.reasons import Answer, about, answer, askable, stories
+from exporters.view import build
+from tests.cli import story
+from tests.cli.agent import Agent
+
+TOLD = story.tell(205, others=(), sources=(*story.SOURCES, story.FAILING))
+LATER_NS = TOLD.rounds[-1].snapshot.wall_time_ns + 2 * story.S
+
+
+def asked(target: str | None, told: story.Story = TOLD) -> Answer:
+    last = told.rounds[-1]
+    return answer(target, build(last), told.entries, last.snapshot, LATER_NS)
+
+
+@pytest.fixture(scope="module")
+def agent() -> Iterator[Agent]:
+    made = Agent(TOLD.entries)
+    made.show(TOLD.rounds)
+    yield made
+    made.close()
+
+
+def call(agent: Agent, *arguments: str) -> Result:
+    return CliRunner().invoke(explain, [*arguments, "--url", agent.url])
+
+
+def test_a_knob_is_explained_by_its_newest_decision(agent: Agent) -> None:
+    done = call(agent, "cpu.max")
+    assert done.exit_code == 0
+    flat = " ".join(done.stdout.split())
+    newest = next(e for e in reversed(TOLD.entries) if e.outcome.decision.knob is Knob.QUOTA)
+    verdict = newest.outcome.decision.verdict
+    assert verdict.rule == "wait_far_above_target"
+    assert "cpu.max of default/batch is 0.20 cores (20000 100000)" in flat
+    assert "no limit (max 100000) → 0.20 cores (20000 100000); written, and read back as written" in flat
+    assert f"because {verdict.text}" in flat
+    assert "rule wait_far_above_target, threshold 10" in flat
+    for name, value in verdict.inputs.items():
+        assert f"{name} {value:g}" in flat if isinstance(value, float) else f"{name} {value}" in flat
+    assert f"wait_ms {verdict.inputs['wait_ms']:g} (from waits)" in flat
+    assert "between ticks, because online pods waited too long" in flat
+    assert "cpu.idle" not in flat
+
+
+def test_age_and_state_of_the_sources_close_the_answer() -> None:
+    flat = " ".join(" ".join(text(asked("cpu.idle"), LATER_NS, 100)).split())
+    assert "Now: round 206, 2 s ago, --act on" in flat
+    assert "✓ waits tp_btf: 2 s old, took 310 µs" in flat
+    assert f"✕ psi: failed: {story.FAILING.error}; {story.FAILING.remedy}" in flat
+
+
+@pytest.mark.parametrize(
+    ("target", "knobs"),
+    [
+        ("default/batch", {"cpu.idle", "cpu.max"}), ("batch", {"cpu.idle", "cpu.max"}), ("cpu.idle", {"cpu.idle"}),
+        ("quota", {"cpu.max"}), ("IDLE", {"cpu.idle"}), ("/dioptase-demo-batch", {"cpu.idle", "cpu.max"}),
+        ("/", {"cpu.idle", "cpu.max"}), ("/dioptase-demo", set()), (None, {"cpu.idle", "cpu.max"}), ("web", set()),
+    ],
+)  # fmt: skip
+def test_what_a_person_may_call_it(target: str | None, knobs: set[str]) -> None:
+    assert {found.knob for found in asked(target).knobs} == knobs
+
+
+def test_a_pod_that_was_never_touched_is_known() -> None:
+    found = asked("default/web")
+    assert found.found
+    assert found.untouched == ("default/web",)
+    assert "No knob of default/web was decided on" in "\n".join(text(found, LATER_NS, 80))
+
+
+def test_a_pool_is_its_cpus_and_what_is_lent(agent: Agent) -> None:
+    done = call(agent, "reclaim")
+    view = build(TOLD.rounds[-1])
+    assert done.exit_code == 0
+    assert "Pool reclaim has CPUs 0-3" in done.stdout
+    assert f"{words.cores(view.lent_cores)} cores may be used by reclaimed pods" in done.stdout
+
+
+def test_what_cannot_be_found_lists_what_can(agent: Agent) -> None:
+    done = call(agent, "no\x1bpe")
+    assert done.exit_code == 1
+    assert "Nothing is known about 'no\\x1bpe'." in done.stderr
+    for name in ("default/batch, default/web", "/dioptase-demo-batch", "cpu.idle, cpu.max", "reclaim, share"):
+        assert name in done.stderr
+    assert done.stdout == ""
+
+
+def test_json_holds_the_same(agent: Agent) -> None:
+    done = call(agent, "quota", "--json")
+    found = msgspec.json.decode(done.stdout, type=Answer)
+    assert [k.knob for k in found.knobs] == ["cpu.max"]
+    assert found.knobs[0].value == "20000 100000"
+    assert found.knobs[0].newest == asked("quota").knobs[0].newest
+
+
+def test_without_an_agent() -> None:
+    done = CliRunner().invoke(explain, ["--url", "http://127.0.0.1:9"])
+    assert done.exit_code == 1
+    assert "does not answer" in done.stderr
+    assert "remedy:" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("status", "value"),
+    [(Status.REFUSED, "max 100000"), (Status.DRY_RUN, "max 100000"), (Status.VANISHED, None), (Status.MISMATCH, "0-1")],
+)
+def test_what_was_not_written_is_not_called_the_value(status: Status, value: str | None) -> None:
+    entries = story.every_status(TOLD)
+    newest = next(e for e in entries if e.outcome.status is status)
+    upto = [e for e in entries if e.seq <= newest.seq]
+    found = next(s for s in stories(upto) if s.newest is newest)
+    assert found.value == value
+    if found.in_force is not None:
+        assert found.in_force.outcome.status is Status.APPLIED
+
+
+def test_a_refusal_shows_the_error_and_what_is_in_force() -> None:
+    entries = [e for e in story.every_status(TOLD) if e.outcome.status in (Status.APPLIED, Status.REFUSED)]
+    last = TOLD.rounds[-1]
+    flat = " ".join(
+        " ".join(text(answer("cpu.max", build(last), entries, last.snapshot, LATER_NS), LATER_NS, 100)).split()
+    )
+    assert "refused: Permission denied (EACCES)" in flat
+    assert "in force" in flat
+
+
+def test_an_agent_that_does_not_act_vouches_for_nothing() -> None:
+    found = asked("cpu.max")
+    off = msgspec.structs.replace(found, now=msgspec.structs.replace(found.now, act="off"))
+    clock = words.clock(found.knobs[0].newest.wall_time_ns / 1e6)
+    assert f"cpu.max of default/batch was, at {clock}, 0.20 cores" in "\n".join(text(off, LATER_NS, 100))
+
+
+def test_names_cannot_colour_the_terminal() -> None:
+    entries = story.every_status(TOLD)
+    last = TOLD.rounds[-1]
+    shown = "\n".join(text(answer(None, build(last), entries, last.snapshot, LATER_NS), LATER_NS, 100))
+    assert "\x1b" not in shown
+    assert "\\x1b[31m\\u202e" in shown
+    assert about(stories(entries)[0], stories(entries)[0].cgroup)
+    assert set(askable(build(last), entries)["knobs"]) == {"cpu.idle", "cpu.max", "cpuset.cpus"}

@@ -1,0 +1,93 @@
+"""Units and names in a person's words."""
+
+from __future__ import annotations
+
+import pytest
+
+from api.decisions import Knob, Status
+from cli import words
+from tests.cli import story
+
+
+@pytest.mark.parametrize(
+    ("us", "text"),
+    [
+        (None, words.NONE), (0.0, "0.00 µs"), (6.669, "6.67 µs"), (9.996, "10.0 µs"), (99.96, "100 µs"), (999.4, "999 µs"),
+        (999.5, "1.00 ms"), (10_000.0, "10.0 ms"), (41_000.0, "41.0 ms"), (999_499.0, "999 ms"), (1_260_000.0, "1.26 s"),
+        (34_000_000.0, "34.0 s"),
+    ],
+)  # fmt: skip
+def test_durations_have_three_figures(us: float | None, text: str) -> None:
+    assert words.duration(us) == text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (None, words.NONE),
+        (0.0, "0 %"),
+        (0.0004, "< 0.1 %"),
+        (0.0125, "1.3 %"),
+        (0.0994, "9.9 %"),
+        (0.0996, "10 %"),
+        (1.0, "100 %"),
+    ],
+)
+def test_percentages_round_half_up_like_a_browser(ratio: float | None, text: str) -> None:
+    assert words.percent(ratio) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, words.NONE),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (41 << 20, "41.0 MiB"),
+        (3 << 30, "3.00 GiB"),
+    ],
+)
+def test_sizes_are_powers_of_two(value: int | None, text: str) -> None:
+    assert words.size(value) == text
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "text"),
+    [
+        ("cpu.max", "max 100000", "no limit"), ("cpu.max", "55000 100000", "0.55 cores"), ("cpu.max", "rubbish", "rubbish"),
+        ("cpu.max", "1 0", "1 0"), ("cpu.idle", "1", "only when idle"), ("cpu.idle", "0", "normal"),
+        ("cpu.weight", "100", "100"),
+        ("cpuset.cpus", "2-3", "CPUs 2-3"), ("cpuset.cpus", "", "all of its parent"), ("cpu.max", None, words.NONE),
+    ],
+)  # fmt: skip
+def test_knob_values_say_what_they_mean(knob: str, value: str | None, text: str) -> None:
+    assert words.knob_value(knob, value) == text
+
+
+def test_names_cannot_move_the_cursor() -> None:
+    assert words.clean("a\x1b[31mb\u202ec\r\n\x9bd é") == "a\\x1b[31mb\\u202ec\\r\\n\\x9bd é"
+
+
+def test_a_decision_on_one_line() -> None:
+    shrink = next(e for e in story.tell(205).entries if e.outcome.decision.verdict.rule == "wait_far_above_target")
+    line = words.decision_line(shrink)
+    text = shrink.outcome.decision.verdict.text
+    when = words.clock(shrink.wall_time_ns / 1e6)
+    assert line == f"{when}  ✓ applied  default/batch  cpu.max no limit → 0.20 cores  ({text})"
+
+
+def test_a_refused_decision_says_so_on_its_line() -> None:
+    entries = story.every_status(story.tell(120))
+    lines = {entry.outcome.status: words.decision_line(entry) for entry in entries}
+    assert "✕ refused" in lines[Status.REFUSED]
+    assert "(Permission denied (EACCES); " in lines[Status.REFUSED]
+    assert all("\x1b" not in line and "\n" not in line for line in lines.values())
+    assert Knob.CPUSET.value in lines[Status.MISMATCH]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-5.0, "0 s"), (0.4, "0 s"), (99.0, "99 s"), (150.0, "2 min"), (7200.0, "2.0 h")]
+)
+def test_ages(seconds: float, text: str) -> None:
+    assert words.age(seconds) == text
