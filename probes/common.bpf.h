@@ -3,7 +3,7 @@
  * cgroup a place in the probe's per-CPU array.
  *
  * Constants come from the loader as -D macros: TYPED where the verifier knows the types of the arguments (tp_btf),
- * offsets of kernel fields from BTF, PLACES and SLOTS.
+ * offsets of kernel fields from BTF, PLACES, SEATS (a power of two) and SLOTS.
  */
 #ifndef DIOPTASE_COMMON_BPF_H
 #define DIOPTASE_COMMON_BPF_H
@@ -21,7 +21,7 @@
 #endif
 
 /* Events that were not counted, by reason; probes/groups.py reads them in this order. */
-enum { LOST_FULL, LOST_BACKWARDS, LOST_START, LOST_REASONS };
+enum { LOST_FULL, LOST_BACKWARDS, LOST_ASLEEP, LOST_SEAT, LOST_REASONS };
 BPF_PERCPU_ARRAY(lost, u64, LOST_REASONS);
 
 static __always_inline int lose(u32 reason)
@@ -134,6 +134,24 @@ static __always_inline u32 place_of(u64 group)
 			return place;
 	}
 	return claim_place(group, tag, home);
+}
+
+/*
+ * What is remembered of a task between two events: an array by the low bits of its pid, because a lookup there is one load,
+ * where task storage or a hash map is a call. Two live tasks with the same low bits share a seat; `pid` tells whose it is.
+ */
+struct seat {
+	u32 pid;
+	u32 runs;
+	u64 mark;
+};
+BPF_ARRAY(seats, struct seat, SEATS);
+
+static __always_inline struct seat *seat_of(u32 pid)
+{
+	u32 at = pid & (SEATS - 1);
+
+	return seats.lookup(&at);
 }
 
 #endif

@@ -92,10 +92,10 @@ def stub_tree(root: Path) -> None:
         path.write_text(text)
 
 
-def constants(types: btf.Btf, form: dict[str, Any]) -> dict[str, int]:
-    """The -D macros that say where this kernel keeps its fields. Raises FormRefused where one is missing."""
+def offsets(types: btf.Btf, form: dict[str, Any]) -> dict[str, int]:
+    """The -D macros that say where this kernel keeps its fields. Raises FormRefused where one that is needed is missing."""
     found: dict[str, int] = {}
-    for macro, alternatives in form["fields"].items():
+    for macro, alternatives in {**form["fields"], **form["optional"]}.items():
         problems = []
         for struct_name, path, size in alternatives:
             try:
@@ -107,7 +107,7 @@ def constants(types: btf.Btf, form: dict[str, Any]) -> dict[str, int]:
                 found[macro] = field.offset
                 break
             problems.append(f"struct {struct_name}: {path} has {field.size} bytes, not {size}")
-        else:
+        if macro not in found and macro not in form["optional"]:
             raise FormRefused("fields", "; ".join(problems), errno.ENOENT)
     return found
 
@@ -147,14 +147,15 @@ def _check_permission() -> None:
 
 
 def _try_form(compiler: Any, types: btf.Btf, job: dict[str, Any], form: dict[str, Any]) -> Built:
-    macros = {**job["constants"], **form["constants"], **constants(types, form)}
+    macros = {**job["constants"], **form["constants"], **offsets(types, form)}
+    programs = [program for program in form["programs"] if not program["needs"] or program["needs"] in macros]
     started = time.monotonic()
     module = _compile(compiler, [Path(source) for source in job["sources"]], macros)
     compiled = time.monotonic()
     descriptors: list[int] = []
     try:
         maps = [_describe(module, name) for name in job["maps"]]
-        for program in form["programs"]:
+        for program in programs:
             descriptors += _start(module.dump_func(program["function"].encode()), types, program, typed=form["typed"])
     except FormRefused:
         for fd in descriptors:
@@ -164,7 +165,7 @@ def _try_form(compiler: Any, types: btf.Btf, job: dict[str, Any], form: dict[str
     message = {
         "form": form["name"],
         "maps": [description for _, description in maps],
-        "programs": [program["name"] for program in form["programs"]],
+        "programs": [program["name"] for program in programs],
         "compile_s": compiled - started,
         "load_s": time.monotonic() - compiled,
     }

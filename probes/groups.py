@@ -37,8 +37,10 @@ class Lost(msgspec.Struct, frozen=True):
     """No place was left for the cgroup."""
     backwards: int
     """The wait was negative: two clocks disagreed."""
-    start: int
-    """No room to remember when the task became runnable (classic form only)."""
+    asleep: int
+    """The scheduler's stamp counted sleep as waiting, because the task was moved to another CPU in its sleep."""
+    seat: int
+    """Another task had taken the place that remembers when this one became runnable (classic form only)."""
 
 
 class GroupTable:
@@ -67,7 +69,7 @@ class GroupTable:
         return ids.tolist(), summed
 
     def lost(self) -> Lost:
-        return Lost(*(int(row[0]) for row in total(self._lost.rows([0, 1, 2]))))
+        return Lost(*(int(row[0]) for row in total(self._lost.rows([0, 1, 2, 3]))))
 
     def _forget(self, live: Mapping[int, str], places: npt.NDArray[np.uint32], ids: npt.NDArray[np.uint64]) -> None:
         """Retire the places of cgroups that two different listings in a row did not have."""

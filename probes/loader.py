@@ -47,6 +47,8 @@ class Program(msgspec.Struct, frozen=True):
     function: str
     tracepoint: str
     name: str
+    needs: str = ""
+    """Macro of an optional field; where the kernel lacks it, the source does not have this function either."""
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +60,8 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     fields: Mapping[str, Sequence[tuple[str, str, int]]]
     """Macro to alternatives of (struct, member, size in bytes); the first that this kernel has gives the offset."""
     programs: Sequence[Program]
+    optional: Mapping[str, Sequence[tuple[str, str, int]]] = {}
+    """Like `fields`, but a macro without a field is left undefined."""
     constants: Mapping[str, int] = {}
 
 
@@ -151,7 +155,8 @@ def load(job: Job, *, child_python: Path = CHILD_PYTHON, timeout_s: float = TIME
             return _receive(here, child, errors)
         except TimeoutError:
             raise Unavailable(
-                f"compiling {job.sources[-1].name} took more than {timeout_s:.0f} s", "see whether the node is short of CPU"
+                f"compiling {job.sources[-1].name} took more than {timeout_s:.0f} s",
+                "see whether the node is short of CPU",
             ) from None
         finally:
             child.kill()

@@ -1,13 +1,13 @@
 """Run-queue latency per cgroup: how long tasks were runnable before they got a CPU. Every task, every switch, unsampled.
 
-What the numbers mean: `sum_ns` and `count` are the scheduler's own run_delay and pcount (/proc/PID/schedstat) added up over
-the tasks of a cgroup, including those that have exited; the 27 slots are those of `api.histograms`. Time throttled by a
-quota counts as waiting. A task belongs to the cgroup whose CPU weight it has: where the cpu controller is not enabled
+What the numbers mean: the forms tp_btf and raw_tp take the scheduler's own run_delay and pcount (/proc/PID/schedstat), wait
+by wait, on its own clock. Time throttled by a quota counts as waiting. A wait is whole even if the task was moved to
+another CPU meanwhile. A task belongs to the cgroup whose CPU weight it has: where the cpu controller is not enabled
 (version 2), to its nearest ancestor that has it; autogroups belong to the root.
 
-What it cannot see: a wait that is still going on, and, in the forms tp_btf and raw_tp, the part of a wait before the task
-was pulled to another CPU: the scheduler stamps it anew there (1 to 3 % of the sum beside four burners on two CPUs).
-The classic form keeps that part, and pays for it with two more probes and a hash map. bench/RESULTS.md has the costs.
+What it cannot see: a wait that is still going on. And the scheduler's clock stands still between a wakeup that preempts at
+once and the switch that it causes, so such a wait counts as 0, where the classic form, which stamps wakeups itself, shows
+the few microseconds that the interrupt and the way out of idle take. docs/adding-a-probe.md compares them on one load.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from probes.maps import possible_cpus
 
 FORMS = ("tp_btf", "raw_tp", "classic")
 """In order of preference, which is that of their cost."""
-WAITING = 65536
-"""Runnable tasks that the classic form can remember at one time."""
+SEATS = 1 << 17
+"""Tasks that can be remembered between two events, by the low bits of their pid: 2 MiB."""
 _GROUP_FIELDS = {
     "TASK_GROUP": [("task_struct", "sched_task_group", 8)],
     "CSS_SERIAL": [("task_group", "css.serial_nr", 8)],
@@ -41,28 +41,38 @@ _STAMPED_FIELDS = {
     "CFS_RQ": [("task_struct", "se.cfs_rq", 8)],
     "RQ": [("cfs_rq", "rq", 8)],
     "RQ_CLOCK": [("rq", "clock", 8)],
+    "PID": [("task_struct", "pid", 4)],
+    "PCOUNT": [("task_struct", "sched_info.pcount", 8)],
+    "RUN_DELAY": [("task_struct", "sched_info.run_delay", 8)],
+    "ON_RQ": [("task_struct", "on_rq", 4)],
 }
+# Sleeping tasks may stay queued since 152e11f6df29 (Linux 6.12).
+_DELAYED_DEQUEUE = {"DELAYED": [("task_struct", "se.sched_delayed", 1)]}
 _CLASSIC_FIELDS = {
     **_GROUP_FIELDS,
     "PID": [("task_struct", "pid", 4)],
+    "ON_CPU": [("task_struct", "on_cpu", 4)],
     # Renamed and narrowed by 2f064a59a11f (Linux 5.14).
     "STATE": [("task_struct", "__state", 4), ("task_struct", "state", 8)],
 }
 _SWITCH = Program("on_switch", "sched_switch", "dtse_runqlat")
+_STAMPED = [_SWITCH, Program("on_migrate", "sched_migrate_task", "dtse_rql_move", needs="DELAYED")]
+_CLASSIC = [
+    _SWITCH,
+    Program("on_wakeup", "sched_wakeup", "dtse_rql_wakeup"),
+    Program("on_wakeup", "sched_wakeup_new", "dtse_rql_new"),
+]
 _FORMS = {
-    "tp_btf": Form(name="tp_btf", typed=True, fields=_STAMPED_FIELDS, programs=[_SWITCH], constants={"TYPED": 1}),
-    "raw_tp": Form(name="raw_tp", typed=False, fields=_STAMPED_FIELDS, programs=[_SWITCH]),
-    "classic": Form(
-        name="classic",
-        typed=False,
-        fields=_CLASSIC_FIELDS,
-        programs=[
-            _SWITCH,
-            Program("on_wakeup", "sched_wakeup", "dtse_rql_wakeup"),
-            Program("on_wakeup", "sched_wakeup_new", "dtse_rql_new"),
-        ],
-        constants={"CLASSIC": 1, "WAITING": WAITING},
+    "tp_btf": Form(
+        name="tp_btf",
+        typed=True,
+        fields=_STAMPED_FIELDS,
+        optional=_DELAYED_DEQUEUE,
+        programs=_STAMPED,
+        constants={"TYPED": 1},
     ),
+    "raw_tp": Form(name="raw_tp", typed=False, fields=_STAMPED_FIELDS, optional=_DELAYED_DEQUEUE, programs=_STAMPED),
+    "classic": Form(name="classic", typed=False, fields=_CLASSIC_FIELDS, programs=_CLASSIC, constants={"CLASSIC": 1}),
 }
 
 
@@ -120,7 +130,7 @@ def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:
         sources=[here / "common.bpf.h", here / "runqlat.bpf.c"],
         forms=[_FORMS[name] for name in forms],
         maps=["runqlat", "groups", "owners", "lost"],
-        constants={"SLOTS": SLOTS, "PLACES": places_for(cpus, 8 * (1 + SLOTS))},
+        constants={"SLOTS": SLOTS, "SEATS": SEATS, "PLACES": places_for(cpus, 8 * (1 + SLOTS))},
         btf=btf,
     )
 
