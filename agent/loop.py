@@ -126,9 +126,18 @@ class Loop:
         policy, before = self._config.advisor, dict[str, Wait]()
         if policy.policy != "latency" or self._act is Act.OFF:
             return
+        failed = False
         while True:
             await asyncio.sleep(self._config.watch_interval_s)
-            after = self._online_waits()
+            try:
+                after = self._online_waits()
+            except Exception:
+                # The next round reads the same source in its guard and shows the reason; here one line is enough.
+                if not failed:
+                    log.exception("waits cannot be watched between rounds")
+                failed, before = True, {}
+                continue
+            failed = False
             if self._can_shrink() and alarmed(before, after, policy.latency):
                 self._ring("wait")
             before = after

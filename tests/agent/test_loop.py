@@ -1,0 +1,181 @@
+"""Rounds: on time, at once on an alarm, and whole even when a policy or the actuator has a bug."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from agent.config import Config
+from agent.loop import Loop
+from api.decisions import Act, Decision, Knob, Outcome, Round, Status
+from api.qos import QoSLevel
+from api.samples import Snapshot, Wait
+from tests.agent.advisor.builders import S, pod, snapshot, waits
+
+WEB, BATCH = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
+
+
+class Scripted:
+    """A sensor and an actuator that do as told, and a sink that remembers."""
+
+    act = Act.ON
+
+    def __init__(self, see: Callable[[int], Snapshot]) -> None:
+        self.see = see
+        self.waits: Mapping[int, Wait] = {}
+        self.decided: list[Decision] = []
+        self.rounds: list[Round] = []
+        self.failure: Exception | None = None
+
+    def snapshot(self, seq: int, taken_at_ns: int, wall_time_ns: int) -> Snapshot:
+        return msgspec.structs.replace(self.see(seq), seq=seq)
+
+    def read_waits(self) -> Mapping[int, Wait]:
+        return self.waits
+
+    def apply(self, decisions: Sequence[Decision]) -> tuple[Outcome, ...]:
+        if self.failure:
+            raise self.failure
+        self.decided.extend(decisions)
+        return tuple(Outcome(decision=decision, status=Status.APPLIED) for decision in decisions)
+
+    def knobs(self, cgroups: object) -> frozenset[Knob]:
+        return frozenset(Knob)
+
+    def release(self, managed: object) -> tuple[Outcome, ...]:
+        return ()
+
+    def publish(self, finished: Round) -> None:
+        self.rounds.append(finished)
+
+
+def loop_over(script: Scripted, config: Config | None = None) -> Loop:
+    stand_in = cast(Any, script)
+    return Loop(config=config or Config(), sensor=stand_in, actuator=stand_in, sinks=[stand_in])
+
+
+def seen(seq: int, wait: dict[int, int] | None = None) -> Snapshot:
+    return snapshot(seq, [WEB, BATCH], wait={"web": waits(wait or {10: seq * 100}), "batch": waits({10: seq})})
+
+
+async def test_a_round_publishes_what_it_judged_and_did() -> None:
+    script = Scripted(seen)
+    finished = loop_over(script).turn("tick")
+    assert script.rounds == [finished]
+    assert finished.advice is not None
+    assert [outcome.decision.knob for outcome in finished.outcomes] == [Knob.IDLE, Knob.QUOTA]
+    assert finished.previous is None
+
+
+async def test_a_bug_in_the_actuator_ends_nothing_and_is_seen(caplog: pytest.LogCaptureFixture) -> None:
+    script = Scripted(seen)
+    loop = loop_over(script)
+    script.failure = RuntimeError("boom")
+    failed = loop.turn("tick")
+    assert failed.outcomes == ()
+    assert [(s.name, s.ok, s.error) for s in failed.snapshot.sources] == [("actuator", False, "RuntimeError: boom")]
+    assert "boom" in caplog.text
+    script.failure = None
+    assert len(loop.turn("tick").outcomes) == 2
+
+
+async def test_a_bug_in_a_policy_changes_nothing_in_that_round() -> None:
+    script = Scripted(lambda seq: msgspec.structs.replace(seen(seq), cgroups=cast(Any, None)))
+    finished = loop_over(script).turn("tick")
+    assert script.decided == []
+    assert finished.snapshot.sources[-1].name == "advisor"
+    assert not finished.snapshot.sources[-1].ok
+
+
+async def test_with_act_off_nothing_is_decided() -> None:
+    script = Scripted(seen)
+    script.act = Act.OFF
+    finished = loop_over(script).turn("tick")
+    assert (finished.advice, finished.outcomes, script.decided) == (None, (), [])
+
+
+async def test_no_cpu_and_no_pod_is_a_round_too() -> None:
+    empty = msgspec.structs.replace(
+        snapshot(0, [], cpus=1), topology=msgspec.structs.replace(snapshot(0, []).topology, cpus=())
+    )
+    finished = loop_over(Scripted(lambda _seq: empty)).turn("tick")
+    assert [source for source in finished.snapshot.sources if not source.ok] == []
+
+
+async def test_waits_above_the_target_start_a_round_before_its_time() -> None:
+    script = Scripted(lambda seq: seen(1) if seq == 1 else seen(2, {10: 200, 60_000: 100}))
+    script.waits = {100: waits({10: 100})}
+    loop = loop_over(script, Config(interval_s=60, watch_interval_s=0.02))
+    running = asyncio.create_task(loop.run())
+    while not script.rounds:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    assert len(script.rounds) == 1, "nothing has happened yet"
+    script.waits = {100: waits({10: 110, 60_000: 100})}
+    async with asyncio.timeout(20):
+        while len(script.rounds) < 2:
+            await asyncio.sleep(0.01)
+    loop.stop()
+    await running
+    alarm = script.rounds[1]
+    assert alarm.trigger == "wait"
+    assert alarm.advice is not None
+    assert (alarm.advice.action, alarm.advice.lent_cores) == ("shrink", 0.1)
+    assert [(d.knob, d.value) for d in script.decided[-2:]] == [(Knob.IDLE, "1"), (Knob.QUOTA, "10000 100000")]
+
+
+async def test_at_the_minimum_alarms_start_no_more_rounds() -> None:
+    script = Scripted(lambda seq: seen(1) if seq == 1 else seen(seq, {10: 200, 60_000: 100 * seq}))
+    loop = loop_over(script, Config(interval_s=60, watch_interval_s=0.02))
+    loop.turn("tick")
+    loop.turn("tick")
+    assert script.rounds[-1].advice is not None
+    assert script.rounds[-1].advice.lent_cores == 0.1
+    running = asyncio.create_task(loop.run())
+    for number in range(10):
+        script.waits = {100: waits({60_000: 100 * number})}
+        await asyncio.sleep(0.03)
+    loop.stop()
+    await running
+    assert len(script.rounds) == 3, "the first of run() alone"
+
+
+async def test_rounds_are_an_interval_apart_and_none_is_made_up_after_an_overrun() -> None:
+    script = Scripted(seen)
+    loop = loop_over(script, Config(interval_s=0.2))
+    running = asyncio.create_task(loop.run())
+    async with asyncio.timeout(30):
+        while len(script.rounds) < 4:
+            await asyncio.sleep(0.01)
+    loop.stop()
+    await running
+    assert {finished.trigger for finished in script.rounds} == {"tick"}
+    assert script.rounds[3].snapshot.taken_at_ns - script.rounds[0].snapshot.taken_at_ns >= 2 * S // 10
+
+
+async def test_the_watch_survives_a_source_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    script = Scripted(seen)
+    loop = loop_over(script, Config(interval_s=60, watch_interval_s=0.02))
+    good = script.read_waits
+
+    def refuse() -> Mapping[int, Wait]:
+        raise OSError("gone")
+
+    script.read_waits = refuse  # type: ignore[method-assign]
+    running = asyncio.create_task(loop.run())
+    await asyncio.sleep(0.2)
+    assert caplog.text.count("waits cannot be watched") == 1
+    script.waits = {100: waits({10: 100})}
+    script.read_waits = good  # type: ignore[method-assign]
+    await asyncio.sleep(0.1)
+    script.waits = {100: waits({10: 110, 60_000: 100})}
+    async with asyncio.timeout(20):
+        while len(script.rounds) < 2:
+            await asyncio.sleep(0.01)
+    loop.stop()
+    await running
+    assert script.rounds[1].trigger == "wait"

@@ -1,0 +1,101 @@
+"""A real agent process as a person would start it, and looks at what it does from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+DIOPTASE = str(Path(sys.executable).with_name("dioptase"))
+
+
+def pods_file(path: Path, online: str, batch: str) -> Path:
+    """A pods file with one online and one reclaimed pod in these cgroups."""
+    pods = [
+        {"name": name, "annotations": {"katalyst.kubewharf.io/qos_level": level}, "containers": [{"cgroup": cgroup}]}
+        for name, level, cgroup in (("web", "shared_cores", online), ("batch", "reclaimed_cores", batch))
+    ]
+    path.write_bytes(msgspec.yaml.encode({"pods": pods}))
+    return path
+
+
+def eventually(what: str, check: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait until the check holds; give up with the sentence."""
+    deadline = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+class Agent:
+    """`dioptase agent` with options, on a port of its own; killed at the end if it still runs."""
+
+    def __init__(self, *options: str, prefix: Sequence[str] = (), env: dict[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            [*prefix, DIOPTASE, "agent", "--listen", "127.0.0.1:0", *options],
+            stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})},
+        )  # fmt: skip
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Agent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    @property
+    def log(self) -> str:
+        return "".join(self.lines)
+
+    @property
+    def url(self) -> str:
+        """Where it serves, once it said so."""
+        eventually(f"the agent serves: {self.log}", lambda: "page, API and metrics on" in self.log)
+        found = re.search(r"http://\S+", self.log)
+        assert found
+        return found[0]
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(self.url + path, timeout=5) as answer:
+            return str(answer.read().decode())
+
+    def view(self) -> dict[str, Any]:
+        """The latest round; waits for the second one, so that rates are there."""
+        seen: dict[str, Any] = {}
+
+        def ready() -> bool:
+            try:
+                seen.update(json.loads(self.get("/api/v1/view")))
+            except OSError:
+                return False
+            return int(seen["seq"]) >= 2
+
+        eventually(f"a second round: {self.log}", ready)
+        return seen
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal and return the exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(timeout=20)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        self.lines.extend(iter(self.process.stderr.readline, ""))

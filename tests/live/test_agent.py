@@ -1,0 +1,240 @@
+"""The agent as a process: it acts on listed pods only, puts everything back, and says what it cannot do."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.hierarchy import Hierarchy
+from api.decisions import Knob
+from probes.bpf import programs
+from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+from tests.live.running import DIOPTASE, Agent, eventually, pods_file
+
+pytestmark = pytest.mark.live
+UNPRIVILEGED = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
+"""Root without any capability: BPF is refused, files of root are still root's."""
+
+
+@pytest.fixture
+def hierarchy() -> Hierarchy:
+    return require_writable_cgroups()
+
+
+@pytest.fixture
+def groups(hierarchy: Hierarchy) -> Iterator[tuple[TestCgroup, TestCgroup]]:
+    """An online and a batch cgroup, each with one burner."""
+    with cgroup(hierarchy, "live-web") as web, cgroup(hierarchy, "live-batch") as batch:
+        web.burn()
+        batch.burn()
+        yield web, batch
+
+
+@pytest.fixture
+def options(groups: tuple[TestCgroup, TestCgroup], tmp_path: Path) -> list[str]:
+    pods = pods_file(tmp_path / "pods.yaml", groups[0].path, groups[1].path)
+    return ["--pods", str(pods), "--state-dir", str(tmp_path / "state")]
+
+
+def knobs(group: TestCgroup) -> dict[str, str]:
+    """Every knob file of a cgroup that this hierarchy has."""
+    names = {
+        "cpu": ("cpu.idle", "cpu.shares", "cpu.weight", "cpu.cfs_quota_us", "cpu.max"),
+        "cpuset": ("cpuset.cpus",),
+    }
+    files = [group.file(controller, name) for controller, given in names.items() for name in given]
+    return {file.name: file.read_text().strip() for file in files if file.exists()}
+
+
+def attached() -> set[int]:
+    """Ids of our programs that are in the kernel now."""
+    return {program.id for program in programs() if program.name.startswith("dtse_")}
+
+
+def idle(group: TestCgroup) -> bool:
+    return group.file("cpu", "cpu.idle").read_text().strip() == "1"
+
+
+def test_batch_yields_while_the_agent_runs_and_is_put_back_by_sigterm(
+    groups: tuple[TestCgroup, TestCgroup], options: list[str]
+) -> None:
+    web, batch = groups
+    before = knobs(web), knobs(batch)
+    with Agent("--act", "on", *options) as agent:
+        eventually("batch runs with cpu.idle", lambda: idle(batch))
+        assert knobs(web) == before[0], "online cgroups are not touched where priority keeps the pools apart"
+        view = agent.view()
+        assert view["act"] == "on"
+        assert [source["name"] for source in view["sources"] if not source["ok"]] == []
+        ours = attached()
+        assert ours
+        assert agent.end() == 0
+        assert (knobs(web), knobs(batch)) == before
+        assert "were put back" in agent.log
+    eventually("nothing stays attached", lambda: not ours & attached())
+
+
+def test_sigkill_leaves_nothing_attached_and_reset_puts_everything_back(
+    groups: tuple[TestCgroup, TestCgroup], options: list[str]
+) -> None:
+    batch = groups[1]
+    before = knobs(batch)
+    with Agent("--act", "on", *options) as agent:
+        eventually("batch runs with cpu.idle", lambda: idle(batch))
+        assert agent.view()["containers"][0]["wait"]["slots"] is not None
+        ours = attached()
+        assert ours
+        agent.end(signal.SIGKILL)
+    eventually("nothing stays attached", lambda: not ours & attached())
+    assert knobs(batch) != before
+    reset = subprocess.run([DIOPTASE, "reset", *options[2:]], capture_output=True, text=True, check=False)
+    assert reset.returncode == 0, reset.stdout + reset.stderr
+    assert batch.path in reset.stdout
+    assert knobs(batch) == before
+    again = subprocess.run([DIOPTASE, "reset", *options[2:]], capture_output=True, text=True, check=False)
+    assert (again.returncode, "Nothing is left" in again.stdout) == (0, True)
+
+
+@pytest.mark.parametrize("act", ["off", "dry-run"])
+def test_without_on_nothing_is_written(act: str, groups: tuple[TestCgroup, TestCgroup], options: list[str]) -> None:
+    before = knobs(groups[0]), knobs(groups[1])
+    with Agent("--act", act, *options) as agent:
+        view = agent.view()
+        assert view["act"] == act
+        statuses = {change["status"] for change in view["changes"]}
+        assert statuses == ({"dry-run"} if act == "dry-run" else set())
+        assert (knobs(groups[0]), knobs(groups[1])) == before
+        assert agent.end() == 0
+    assert (knobs(groups[0]), knobs(groups[1])) == before
+
+
+def test_canonical_policy_parts_the_cpus(
+    hierarchy: Hierarchy, groups: tuple[TestCgroup, TestCgroup], options: list[str], tmp_path: Path
+) -> None:
+    if len((hierarchy.controller("cpuset") or Path()).joinpath("cpuset.cpus").read_text()) < 2:
+        pytest.skip("one CPU cannot be parted")
+    config = tmp_path / "dioptase.yaml"
+    config.write_text("advisor: {policy: canonical}\n")
+    web, batch = groups
+    before = knobs(web), knobs(batch)
+    with Agent("--act", "on", "--config", str(config), *options) as agent:
+        eventually("the cpusets are disjoint", lambda: knobs(web)["cpuset.cpus"] != before[0]["cpuset.cpus"])
+        agent.view()
+        assert not set(knobs(web)["cpuset.cpus"]) & set(knobs(batch)["cpuset.cpus"])
+        assert agent.end() == 0
+    assert (knobs(web), knobs(batch)) == before
+
+
+def test_a_pod_that_leaves_the_file_gets_its_cgroup_back(
+    groups: tuple[TestCgroup, TestCgroup], options: list[str]
+) -> None:
+    batch = groups[1]
+    before = knobs(batch)
+    with Agent("--act", "on", *options) as agent:
+        eventually("batch runs with cpu.idle", lambda: idle(batch))
+        Path(options[1]).write_text("pods: []\n")
+        eventually("the cgroup is given back", lambda: knobs(batch) == before)
+        assert agent.end() == 0
+
+
+def test_a_cgroup_that_vanishes_ends_nothing(
+    hierarchy: Hierarchy, groups: tuple[TestCgroup, TestCgroup], options: list[str]
+) -> None:
+    with cgroup(hierarchy, "live-gone") as gone:
+        pods_file(Path(options[1]), groups[0].path, gone.path)
+        with Agent("--act", "on", *options) as agent:
+            eventually("batch runs with cpu.idle", lambda: idle(gone))
+            gone.close()
+            seq = agent.view()["seq"]
+            eventually("rounds go on", lambda: agent.view()["seq"] > seq + 2)
+            assert agent.end() == 0
+            assert "Traceback" not in agent.log
+
+
+def test_a_second_agent_on_the_same_state_is_refused(options: list[str]) -> None:
+    with Agent("--act", "on", *options) as first:
+        first.view()
+        with Agent("--act", "on", *options) as second:
+            assert second.process.wait(timeout=20) == 1
+            second._reader.join()
+            assert f"process {first.process.pid}" in second.log
+            assert "--state-dir" in second.log
+        assert first.end() == 0
+
+
+def test_a_port_that_is_taken_is_refused_with_the_remedy(options: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        run = subprocess.run(
+            [DIOPTASE, "agent", *options, "--listen", listen], capture_output=True, text=True, check=False, timeout=30
+        )
+    assert run.returncode == 1
+    assert f"cannot listen on {listen}" in run.stderr
+    assert "--listen" in run.stderr
+
+
+def test_a_pods_file_that_cannot_hold_is_refused(tmp_path: Path) -> None:
+    pods = tmp_path / "pods.yaml"
+    pods.write_text("pods:\n- name: web\n  containers: [{cgroup: ../etc}]\n")
+    run = subprocess.run(
+        [DIOPTASE, "agent", "--pods", str(pods)], capture_output=True, text=True, check=False, timeout=30
+    )
+    assert run.returncode == 2
+    assert str(pods) in run.stderr
+    assert "cgroup" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_without_privileges_it_measures_coarsely_and_says_so(
+    groups: tuple[TestCgroup, TestCgroup], options: list[str]
+) -> None:
+    if shutil.which("setpriv") is None:
+        pytest.skip("needs setpriv (util-linux)")
+    with Agent("--act", "on", *options, prefix=UNPRIVILEGED) as agent:
+        view = agent.view()
+        waits = next(source for source in view["sources"] if source["name"] == "waits")
+        assert (waits["ok"], waits["detail"]) == (True, "schedstat")
+        assert any("BPF" in line for line in view["banner"])
+        web = next(container for container in view["containers"] if container["pod"] == "default/web")
+        assert web["wait"]["slots"] is None
+        assert web["cpu_cores"] > 0
+        assert agent.end() == 0
+
+
+def test_where_cgroups_are_read_only_decisions_run_dry(
+    hierarchy: Hierarchy, groups: tuple[TestCgroup, TestCgroup], options: list[str]
+) -> None:
+    mounts = sorted({str(mount) for mount in (*hierarchy.v1.values(), hierarchy.v2) if mount is not None})
+    script = "".join(f"mount -o remount,bind,ro {mount}; " for mount in mounts) + 'exec "$@"'
+    before = knobs(groups[1])
+    with Agent("--act", "on", *options, prefix=("unshare", "--mount", "sh", "-ec", script, "sh")) as agent:
+        view = agent.view()
+        assert view["act"] == "dry-run"
+        assert any("read-only" in line for line in view["banner"])
+        assert {change["knob"] for change in view["changes"]} == {Knob.IDLE.value}
+        assert agent.end() == 0
+    assert knobs(groups[1]) == before
+
+
+def test_two_hundred_cgroups_fit_into_64_mib(
+    hierarchy: Hierarchy, groups: tuple[TestCgroup, TestCgroup], options: list[str]
+) -> None:
+    many = [TestCgroup(hierarchy, f"{groups[0].path}-{number}") for number in range(200)]
+    try:
+        with Agent("--act", "on", *options) as agent:
+            eventually("ten rounds", lambda: agent.view()["seq"] >= 10, 60)
+            for _ in range(5):
+                assert agent.get("/metrics").count("dioptase_cgroup_threads{") >= 200
+            status = Path(f"/proc/{agent.process.pid}/status").read_text()
+            resident_kib = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+            assert resident_kib <= 64 * 1024
+            assert agent.end() == 0
+    finally:
+        for group in many:
+            group.close()
