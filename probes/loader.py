@@ -30,14 +30,14 @@ TIMEOUT_S = 60.0
 _COMPILER = Path(__file__).with_name("compiler.py")
 _MAX_DESCRIPTORS = 64
 _CAPABILITIES = "run as root, or with the capabilities BPF and PERFMON (in a pod: securityContext.capabilities.add)"
-_REMEDIES = {
+REMEDIES = {
     "permission": _CAPABILITIES,
     "no_bpf": "boot a kernel with CONFIG_BPF_SYSCALL",
     "no_map": "raise the memory limit of this process's cgroup, or RLIMIT_MEMLOCK on a kernel before 5.11",
     "btf": "boot a kernel with CONFIG_DEBUG_INFO_BTF (Linux 5.4 and later; distributions have it on)",
     "bcc": "install the distribution's package: apt-get install python3-bpfcc (Fedora, RHEL: python3-bcc);"
-    " the package named bcc on PyPI is something else",
-    "refused": "run `dioptase doctor` for every refusal; the agent falls back to /proc/PID/schedstat",
+    " the package named bcc that pip installs is something else",
+    "refused": "use Linux 5.5 or later for tp_btf, 4.17 for raw tracepoints; without a probe, /proc/PID/schedstat gives sums",
 }
 
 
@@ -233,7 +233,7 @@ def _explain(answer: _Answer, lockdown: Path = Path("/sys/kernel/security/lockdo
         reason += ": " + "; ".join(str(refusal) for refusal in answer.refused)
         if all(refusal.errno == errno.EPERM for refusal in answer.refused):
             kind = "permission"
-    remedy = _REMEDIES[kind]
+    remedy = REMEDIES[kind]
     if kind == "permission" and lockdown.exists() and "[confidentiality]" in lockdown.read_text():
         remedy = (
             "the kernel is locked down for confidentiality, which forbids BPF to read it; boot with lockdown=integrity"
