@@ -274,7 +274,7 @@ def test_a_vanished_cgroup_and_its_successor(
         assert new.texts() == before
 
 
-def test_a_cpuset_group_made_anew_on_its_own_keeps_its_values(
+def test_a_cpuset_group_made_anew_on_its_own_is_seen_and_keeps_its_values(
     batch: Knobbed, actuator: Actuator, originals: Originals, files: KnobFiles
 ) -> None:
     if batch.version == "v2":
@@ -283,6 +283,7 @@ def test_a_cpuset_group_made_anew_on_its_own_keeps_its_values(
     directory = batch.made.file("cpuset", "cpuset.cpus").parent
     directory.rmdir()
     directory.mkdir()
+    assert files.read(batch.path, batch.id, Knob.CPUSET) == ""
     assert statuses(originals.restore(files)) == [Status.VANISHED]
     assert batch.texts()["cpuset.cpus"] == "\n"
     assert originals.entries() == ()
