@@ -28,6 +28,8 @@ HASH, ARRAY, PERCPU_HASH, PERCPU_ARRAY, LRU_HASH, LRU_PERCPU_HASH = 1, 2, 5, 6, 
 """Map types."""
 PER_CPU = frozenset({PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH})
 LOG_BYTES = 1 << 20
+NAME_BYTES = 16
+"""Room for the name of a program or map, its final zero included."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -37,7 +39,7 @@ class _ProgLoad(ctypes.Structure):
         ("prog_type", ctypes.c_uint32), ("insn_cnt", ctypes.c_uint32),
         ("insns", ctypes.c_uint64), ("license", ctypes.c_uint64),
         ("log_level", ctypes.c_uint32), ("log_size", ctypes.c_uint32), ("log_buf", ctypes.c_uint64),
-        ("kern_version", ctypes.c_uint32), ("prog_flags", ctypes.c_uint32), ("prog_name", ctypes.c_char * 16),
+        ("kern_version", ctypes.c_uint32), ("prog_flags", ctypes.c_uint32), ("prog_name", ctypes.c_char * NAME_BYTES),
         ("prog_ifindex", ctypes.c_uint32), ("expected_attach_type", ctypes.c_uint32),
         ("prog_btf_fd", ctypes.c_uint32), ("func_info_rec_size", ctypes.c_uint32), ("func_info", ctypes.c_uint64),
         ("func_info_cnt", ctypes.c_uint32), ("line_info_rec_size", ctypes.c_uint32), ("line_info", ctypes.c_uint64),
@@ -53,7 +55,7 @@ class _MapCreate(ctypes.Structure):
     _fields_ = (
         ("map_type", ctypes.c_uint32), ("key_size", ctypes.c_uint32), ("value_size", ctypes.c_uint32),
         ("max_entries", ctypes.c_uint32), ("map_flags", ctypes.c_uint32), ("inner_map_fd", ctypes.c_uint32),
-        ("numa_node", ctypes.c_uint32), ("map_name", ctypes.c_char * 16),
+        ("numa_node", ctypes.c_uint32), ("map_name", ctypes.c_char * NAME_BYTES),
     )  # fmt: skip
 
 
@@ -84,7 +86,7 @@ class _MapInfo(ctypes.Structure):
     _fields_ = (
         ("type", ctypes.c_uint32), ("id", ctypes.c_uint32), ("key_size", ctypes.c_uint32),
         ("value_size", ctypes.c_uint32), ("max_entries", ctypes.c_uint32), ("map_flags", ctypes.c_uint32),
-        ("name", ctypes.c_char * 16),
+        ("name", ctypes.c_char * NAME_BYTES),
     )  # fmt: skip
 
 
@@ -94,7 +96,7 @@ class _ProgInfo(ctypes.Structure):
         ("jited_prog_len", ctypes.c_uint32), ("xlated_prog_len", ctypes.c_uint32),
         ("jited_prog_insns", ctypes.c_uint64), ("xlated_prog_insns", ctypes.c_uint64),
         ("load_time", ctypes.c_uint64), ("created_by_uid", ctypes.c_uint32), ("nr_map_ids", ctypes.c_uint32),
-        ("map_ids", ctypes.c_uint64), ("name", ctypes.c_char * 16), ("ifindex", ctypes.c_uint32),
+        ("map_ids", ctypes.c_uint64), ("name", ctypes.c_char * NAME_BYTES), ("ifindex", ctypes.c_uint32),
         ("gpl_compatible", ctypes.c_uint32), ("netns_dev", ctypes.c_uint64), ("netns_ino", ctypes.c_uint64),
         ("nr_jited_ksyms", ctypes.c_uint32), ("nr_jited_func_lens", ctypes.c_uint32),
         ("jited_ksyms", ctypes.c_uint64), ("jited_func_lens", ctypes.c_uint64), ("btf_id", ctypes.c_uint32),

@@ -155,7 +155,7 @@ def load(job: Job, *, child_python: Path = CHILD_PYTHON, timeout_s: float = TIME
             return _receive(here, child, errors)
         except TimeoutError:
             raise Unavailable(
-                f"compiling {job.sources[-1].name} took more than {timeout_s:.0f} s",
+                f"compiling {job.sources[-1].name} took more than {timeout_s:g} s",
                 "see whether the node is short of CPU",
             ) from None
         finally:

@@ -1,0 +1,106 @@
+"""The parent's side against children that misbehave: each is a real process that the loader starts as if it were Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from api.ports import Unavailable
+from probes.loader import Job, Refusal, load
+
+JOB = Job(sources=[Path("/nowhere/x.bpf.c")], forms=[], maps=[], constants={})
+
+
+def child(tmp_path: Path, body: str) -> Path:
+    """A stand-in for the distribution's Python: a shell script; its last argument is the number of the socket."""
+    script = tmp_path / "python3"
+    script.write_text(f"#!/bin/sh\nfd=$4\n{body}\n")
+    script.chmod(0o755)
+    return script
+
+
+def answering(tmp_path: Path, message: str) -> Path:
+    return child(
+        tmp_path,
+        "exec /usr/bin/env python3 -c 'import socket, sys; s = socket.socket(fileno=int(sys.argv[1]));"
+        f" s.recv(1 << 20); s.send(sys.argv[2].encode())' $fd '{message}'",
+    )
+
+
+def descriptors() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+def refusal(python: Path, timeout_s: float = 20) -> Unavailable:
+    """What loading fails with; the failure leaves no descriptor behind."""
+    before = descriptors()
+    with pytest.raises(Unavailable) as caught:
+        load(JOB, child_python=python, timeout_s=timeout_s)
+    assert descriptors() == before
+    return caught.value
+
+
+def test_no_python_there(tmp_path: Path) -> None:
+    error = refusal(tmp_path / "python3")
+    assert error.reason == f"{tmp_path}/python3 cannot be run: No such file or directory"
+    assert "apt-get install python3-bpfcc" in error.remedy
+
+
+def test_killed_child_is_probably_short_of_memory(tmp_path: Path) -> None:
+    error = refusal(child(tmp_path, "kill -9 $$"))
+    assert error.reason == "the compiling child was killed by signal 9"
+    assert "memory" in error.remedy
+
+
+def test_failing_child_is_quoted(tmp_path: Path) -> None:
+    error = refusal(child(tmp_path, "echo first line >&2; echo SyntaxError: too old >&2; exit 3"))
+    assert error.reason == "the compiling child ended with status 3: SyntaxError: too old"
+
+
+def test_silent_child_is_given_up_and_ended(tmp_path: Path) -> None:
+    error = refusal(child(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 600"), timeout_s=0.5)
+    assert error.reason == "compiling x.bpf.c took more than 0.5 s"
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("permission", "capabilities BPF and PERFMON"),
+        ("btf", "CONFIG_DEBUG_INFO_BTF"),
+        ("bcc", "apt-get install python3-bpfcc"),
+        ("no_bpf", "CONFIG_BPF_SYSCALL"),
+        ("no_map", "RLIMIT_MEMLOCK"),
+        ("refused", "schedstat"),
+    ],
+)
+def test_every_kind_of_failure_has_its_remedy(tmp_path: Path, kind: str, words: str) -> None:
+    error = refusal(answering(tmp_path, f'{{"error": "{kind}", "detail": "as it is"}}'))
+    assert error.reason == "as it is"
+    assert words in error.remedy
+
+
+@pytest.mark.parametrize(("codes", "words"), [((1, 1), "capabilities"), ((1, 22), "Linux 5.5")])
+def test_forms_that_are_all_forbidden_are_a_matter_of_capabilities(
+    tmp_path: Path, codes: tuple[int, ...], words: str
+) -> None:
+    forms = ",".join(
+        f'{{"form": "f{code}", "stage": "load p", "reason": "no", "errno": {code}, "log": "unknown opcode\\n"}}'
+        for code in codes
+    )
+    error = refusal(answering(tmp_path, f'{{"error": "refused", "detail": "none", "refused": [{forms}]}}'))
+    assert error.reason.startswith("none: f1: load p: no (unknown opcode); f")
+    assert words in error.remedy
+
+
+def test_descriptors_that_did_not_arrive_are_missed(tmp_path: Path) -> None:
+    error = refusal(answering(tmp_path, '{"form": "tp_btf", "programs": ["dtse_x"]}'))
+    assert error.reason == "the kernel passed on 0 descriptors of a probe, not all of them"
+    assert "ulimit -n" in error.remedy
+
+
+def test_a_refusal_quotes_the_verifiers_last_word_not_its_statistics() -> None:
+    log = "0: (85) call\nunknown func bpf_x#999\nprocessed 3 insns (limit 1000000)\n"
+    text = str(Refusal(form="tp_btf", stage="load dtse_x", reason="Invalid argument", errno=22, log=log))
+    assert text == "tp_btf: load dtse_x: Invalid argument (unknown func bpf_x#999)"
