@@ -19,7 +19,7 @@ class Act(StrEnum):
 
 
 class Knob(StrEnum):
-    """A kernel control of one cgroup, named for what it does; agent/qrm/knobs.py maps it to files of v1 and v2."""
+    """A kernel control of one cgroup, named for what it does; agent/qrm/table.py maps it to files of v1 and v2."""
 
     CPUSET = "cpuset.cpus"
     """CPU list; empty means: whatever the parent has (v2)."""

@@ -20,7 +20,7 @@ YIELD = Verdict(
 )
 """Why a reclaimed cgroup has the lowest priority: not a measurement but what reclaimed_cores means."""
 MIN_WEIGHT = "1"
-"""Where the kernel has no cpu.idle: 1/100 of the default weight, shares 2 on version 1."""
+"""Where the kernel has no cpu.idle: a hundredth of the default weight, which is 10 shares on version 1."""
 
 
 def decide(advice: Advice, snapshot: Snapshot, knobs: Collection[Knob]) -> tuple[Decision, ...]:
