@@ -151,8 +151,8 @@ def load(job: Job, *, child_python: Path = CHILD_PYTHON, timeout_s: float = TIME
             child = _start(child_python, there, errors)
         try:
             here.settimeout(timeout_s)
-            here.send(msgspec.json.encode(msgspec.structs.replace(job, scratch=scratch), enc_hook=str))
-            return _receive(here, child, errors)
+            request = msgspec.json.encode(msgspec.structs.replace(job, scratch=scratch), enc_hook=str)
+            return _exchange(here, request, child, errors)
         except TimeoutError:
             raise Unavailable(
                 f"compiling {job.sources[-1].name} took more than {timeout_s:g} s",
@@ -192,10 +192,11 @@ def _start(python: Path, channel: socket.socket, errors: IO[bytes]) -> subproces
         ) from error
 
 
-def _receive(channel: socket.socket, child: subprocess.Popen[bytes], errors: IO[bytes]) -> Loaded:
+def _exchange(channel: socket.socket, request: bytes, child: subprocess.Popen[bytes], errors: IO[bytes]) -> Loaded:
     try:
+        channel.send(request)
         message, descriptors, _, _ = socket.recv_fds(channel, 1 << 20, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
-    except ConnectionResetError:
+    except (BrokenPipeError, ConnectionResetError):
         message, descriptors = b"", []
     if not message:
         raise _died(child, errors)
