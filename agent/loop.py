@@ -99,8 +99,9 @@ class Loop:
             if advice is not None:
                 stage = "actuator"
                 ours = managed(snapshot.pods)
-                outcomes = self._actuator.apply(decide(advice, snapshot, self._actuator.knobs(ours)))
-                outcomes += self._actuator.release(ours)
+                decisions = decide(advice, snapshot, self._actuator.knobs(ours))
+                outcomes = self._actuator.apply(decisions)
+                outcomes += self._actuator.release(decisions, ours - snapshot.cgroups.keys())
         except Exception as error:
             log.exception("round %d: the %s failed; nothing more is changed in this round", self._seq, stage)
             snapshot = _with_failure(snapshot, stage, error)

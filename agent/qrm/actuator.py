@@ -93,12 +93,19 @@ class Actuator:
         """What this kernel has, asked of cgroups that would be written: the root group lacks most knobs."""
         return frozenset(knob for knob in Knob if any(self._files.available(knob, cgroup) for cgroup in cgroups))
 
-    def release(self, managed: Collection[str]) -> tuple[Outcome, ...]:
-        """Give back every cgroup that was changed and is managed no longer."""
-        changed = self._originals.entries() if self._originals else ()
-        if self._originals is None or self._act is not Act.ON or all(entry.cgroup in managed for entry in changed):
+    def release(self, decisions: Sequence[Decision], unseen: Collection[str]) -> tuple[Outcome, ...]:
+        """Give back every knob that was changed and that nobody decides on any more: its pod left, or the policy changed.
+
+        Cgroups that this round could not see keep what they have: not seeing is no reason to lend.
+        """
+        if self._originals is None or self._act is not Act.ON:
             return ()
-        return self._originals.restore(self._files, [key_of(entry) for entry in changed if entry.cgroup in managed])
+        decided = {(decision.cgroup, decision.knob) for decision in decisions}
+        keys = [key_of(entry) for entry in self._originals.entries()]
+        keep = {key for key in keys if key in decided or key[0] in unseen}
+        # A weight was recorded because cpu.idle changes it; it belongs to that decision (`put_back` keeps it too).
+        keep |= {(cgroup, Knob.WEIGHT) for cgroup, knob in keep if knob is Knob.IDLE}
+        return self._originals.restore(self._files, keep) if set(keys) - keep else ()
 
     def _plan(self, decision: Decision, state: _RoundState) -> _Plan | Outcome:
         """What has to be written for a decision, or the outcome where nothing has."""

@@ -46,7 +46,7 @@ class Scripted:
     def knobs(self, cgroups: object) -> frozenset[Knob]:
         return frozenset(Knob)
 
-    def release(self, managed: object) -> tuple[Outcome, ...]:
+    def release(self, decisions: object, unseen: object) -> tuple[Outcome, ...]:
         return ()
 
     def publish(self, finished: Round) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.hierarchy import Hierarchy
+from agent.sense.topology import read_topology
 from api.decisions import Knob
 from probes.bpf import programs
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
@@ -55,6 +56,15 @@ def knobs(group: TestCgroup) -> dict[str, str]:
 def attached() -> set[int]:
     """Ids of our programs that are in the kernel now."""
     return {program.id for program in programs() if program.name.startswith("dtse_")}
+
+
+def topology_ids() -> tuple[int, ...]:
+    return read_topology(Path("/sys")).ids
+
+
+def pinned(group: TestCgroup) -> dict[str, str]:
+    """The weight as it shows while cpu.idle pins it."""
+    return {name: value for name, value in knobs(group).items() if name in ("cpu.shares", "cpu.weight")}
 
 
 def idle(group: TestCgroup) -> bool:
@@ -115,9 +125,9 @@ def test_without_on_nothing_is_written(act: str, groups: tuple[TestCgroup, TestC
 
 
 def test_canonical_policy_parts_the_cpus(
-    hierarchy: Hierarchy, groups: tuple[TestCgroup, TestCgroup], options: list[str], tmp_path: Path
+    groups: tuple[TestCgroup, TestCgroup], options: list[str], tmp_path: Path
 ) -> None:
-    if len((hierarchy.controller("cpuset") or Path()).joinpath("cpuset.cpus").read_text()) < 2:
+    if len(topology_ids()) < 2:
         pytest.skip("one CPU cannot be parted")
     config = tmp_path / "dioptase.yaml"
     config.write_text("advisor: {policy: canonical}\n")
@@ -128,6 +138,26 @@ def test_canonical_policy_parts_the_cpus(
         agent.view()
         assert not set(knobs(web)["cpuset.cpus"]) & set(knobs(batch)["cpuset.cpus"])
         assert agent.end() == 0
+    assert (knobs(web), knobs(batch)) == before
+
+
+def test_another_policy_gives_back_what_the_former_one_changed(
+    groups: tuple[TestCgroup, TestCgroup], options: list[str], tmp_path: Path
+) -> None:
+    if len(topology_ids()) < 2:
+        pytest.skip("one CPU cannot be parted")
+    config = tmp_path / "dioptase.yaml"
+    config.write_text("advisor: {policy: canonical}\n")
+    web, batch = groups
+    before = knobs(web), knobs(batch)
+    with Agent("--act", "on", "--config", str(config), *options) as first:
+        eventually("the cpusets are disjoint", lambda: knobs(web)["cpuset.cpus"] != before[0]["cpuset.cpus"])
+        first.end(signal.SIGKILL)
+    with Agent("--act", "on", *options) as second:
+        eventually("batch runs with cpu.idle", lambda: idle(batch))
+        eventually("the cpuset is whole again", lambda: knobs(web) == before[0])
+        assert knobs(batch) == {**before[1], "cpu.idle": "1", **pinned(batch)}
+        assert second.end() == 0
     assert (knobs(web), knobs(batch)) == before
 
 
