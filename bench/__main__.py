@@ -1,0 +1,43 @@
+"""Every benchmark one after the other, and bench/RESULTS.md put together from what they wrote.
+
+`python -m bench` measures everything; `python -m bench --assemble` only puts the page together again.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+BENCHMARKS = ("probe_cost", "agent_cost", "colocation")
+HEAD = """# Results
+
+Measured by `make bench`; each section says when and on what. These machines are shared and noisy: compare numbers within a section, which
+were measured side by side in one run, and trust ratios more than values.
+"""
+
+
+def assemble() -> None:
+    """Put the sections together; one that was never measured is left out and said so."""
+    parts = [HEAD]
+    for name in BENCHMARKS:
+        section = HERE / "results" / f"{name}.md"
+        parts.append(section.read_text() if section.exists() else f"## {name}\n\nNot measured yet.\n")
+    (HERE / "RESULTS.md").write_text("\n".join(part.strip() + "\n" for part in parts))
+
+
+def main(arguments: list[str]) -> int:
+    """Run all; the exit status is 1 if one failed, and the page has what the others measured."""
+    failed = []
+    for name in BENCHMARKS if "--assemble" not in arguments else ():
+        print(f"== {name}", flush=True)
+        if subprocess.run([sys.executable, "-m", f"bench.{name}"], cwd=HERE.parent, check=False).returncode:
+            failed.append(name)
+    assemble()
+    print(f"wrote {HERE / 'RESULTS.md'}" + (f"; failed: {', '.join(failed)}" if failed else ""))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
