@@ -13,8 +13,8 @@ HERE = Path(__file__).parent
 BENCHMARKS = ("probe_cost", "agent_cost", "colocation")
 HEAD = """# Results
 
-Measured by `make bench`; each section says when and on what. These machines are shared and noisy: compare numbers within a section, which
-were measured side by side in one run, and trust ratios more than values.
+Measured by `make bench`; each section says when and on what. These machines are shared and noisy: compare numbers within a
+section, which were measured side by side in one run, and trust ratios more than values.
 """
 
 
