@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.hierarchy import Hierarchy
-from agent.sense.fields import Source, sources
+from agent.sense.fields import SNAPSHOTS, Source, sources
 from agent.sense.files import Budget, KeptFile
 from agent.sense.tree import CgroupTree, Group
 from api.ports import Unavailable, Vanished
@@ -113,7 +113,8 @@ class CgroupReader:
                 continue
             cell = reading.cells[index]
             if cell is None:
-                cell = _Cell(self._budget, group.below(source.file), self._mount_fds[index])
+                keep = source.file not in SNAPSHOTS
+                cell = _Cell(self._budget, group.below(source.file), self._mount_fds[index], keep=keep)
                 reading.cells[index] = cell
             changed |= self._refresh(cell, source)
         if changed or reading.sample is None or reading.sample.path != group.path:
@@ -148,8 +149,8 @@ class _Cell(KeptFile):
     # One file of one cgroup, what it said last, and when to look for it again where it is not there.
     __slots__ = ("failure", "pause", "resume_at", "text", "values")
 
-    def __init__(self, budget: Budget, name: bytes, dir_fd: int) -> None:
-        super().__init__(budget, name, dir_fd)
+    def __init__(self, budget: Budget, name: bytes, dir_fd: int, *, keep: bool) -> None:
+        super().__init__(budget, name, dir_fd, keep=keep)
         self.text: bytes | None = None
         self.values: dict[str, Any] = {}
         self.pause = self.resume_at = 0

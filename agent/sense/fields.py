@@ -38,6 +38,9 @@ class Source(NamedTuple):
     """Index of the preferred source of the same fields: this one is read only where that one gives nothing."""
 
 
+SNAPSHOTS = frozenset((b"tasks",))
+"""Files to open for each read: version 1 makes the list of tasks at the first read after open and shows that same list
+until nobody has read it for a second (kernel/cgroup/cgroup-v1.c, cgroup_pidlist_start)."""
 _US = parsers.NS_PER_US
 TABLE: dict[str, Row] = {
     "cpu_usage_ns": Row(

@@ -68,12 +68,15 @@ def _raise_limit() -> int:
 
 
 class KeptFile:
-    """One file, named relative to a directory's descriptor. Closes itself when the last reference goes."""
+    """One file, named relative to a directory's descriptor. Closes itself when the last reference goes.
 
-    __slots__ = ("_budget", "_dir_fd", "_fd", "_name")
+    With `keep` false it is opened for each read, which a few files need (`fields.SNAPSHOTS`).
+    """
 
-    def __init__(self, budget: Budget, name: bytes, dir_fd: int | None = None) -> None:
-        self._budget, self._name, self._dir_fd = budget, name, dir_fd
+    __slots__ = ("_budget", "_dir_fd", "_fd", "_keep", "_name")
+
+    def __init__(self, budget: Budget, name: bytes, dir_fd: int | None = None, *, keep: bool = True) -> None:
+        self._budget, self._name, self._dir_fd, self._keep = budget, name, dir_fd, keep
         self._fd = -1
 
     @property
@@ -117,7 +120,7 @@ class KeptFile:
             if error.errno in _GONE:
                 raise Vanished(f"{self.name}: {error.strerror}") from None
             raise
-        if self._budget.take():
+        if self._keep and self._budget.take():
             self._fd = fd
         else:
             os.close(fd)

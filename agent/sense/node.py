@@ -13,7 +13,7 @@ from typing import TypeVar
 from agent.sense import parsers
 from agent.sense.files import Budget, KeptFile
 from api.ports import Vanished
-from api.samples import NodeSample, Pressure, SourceStatus
+from api.samples import CpuTimes, NodeSample, Pressure, SourceStatus
 
 Value = TypeVar("Value")
 _MEMORY_TOTAL = parsers.meminfo_bytes(b"MemTotal")
@@ -37,14 +37,14 @@ class NodeReader:
     def read(self) -> NodeSample:
         """What /proc says now. Never raises: `problems` tells what is missing."""
         self._failures.clear()
-        cpu, per_cpu = self._parse("stat", lambda text: parsers.cpu_lines(text, self._hz)) or (None, {})
-        meminfo = self._parse("meminfo", bytes)
+        cpu, per_cpu = self._parse("stat", self._cpu_lines) or (None, {})
+        memory_total, memory_available = self._parse("meminfo", _memory) or (None, None)
         return NodeSample(
             cpu=cpu,
             per_cpu=per_cpu,
             load=self._parse("loadavg", parsers.load_averages),
-            memory_total_bytes=_MEMORY_TOTAL(meminfo) if meminfo else None,
-            memory_available_bytes=_MEMORY_AVAILABLE(meminfo) if meminfo else None,
+            memory_total_bytes=memory_total,
+            memory_available_bytes=memory_available,
             cpu_pressure=self._pressure("cpu"),
             memory_pressure=self._pressure("memory"),
             io_pressure=self._pressure("io"),
@@ -64,6 +64,10 @@ class NodeReader:
         for file in self._files.values():
             file.close()
 
+    def _cpu_lines(self, text: bytes) -> tuple[CpuTimes, dict[int, CpuTimes]] | None:
+        total, per_cpu = parsers.cpu_lines(text, self._hz)
+        return None if total is None else (total, per_cpu)
+
     def _pressure(self, resource: str) -> Pressure | None:
         return self._parse(f"pressure/{resource}", parsers.pressure)
 
@@ -79,6 +83,11 @@ class NodeReader:
         if value is None:
             self._failures.append(f"{name} is not what it should be")
         return value
+
+
+def _memory(meminfo: bytes) -> tuple[int, int | None] | None:
+    total = _MEMORY_TOTAL(meminfo)
+    return None if total is None else (total, _MEMORY_AVAILABLE(meminfo))
 
 
 def _boot_id(proc: Path) -> str:

@@ -66,18 +66,18 @@ class StaticPods:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._signature: tuple[int, ...] = ()
-        self._error: Unavailable | None = None
+        self._error = ""
         self._pods = self._load()
 
     def read(self) -> tuple[Pod, ...]:
         """The file's pods. Raises Unavailable while the file cannot be read or cannot hold; `last_good` has the others."""
         if self._changed():
             try:
-                self._pods, self._error = self._load(), None
+                self._pods, self._error = self._load(), ""
             except PodsError as error:
-                self._error = Unavailable(str(error), "the pods read before stay in force until the file is good again")
-        if self._error is not None:
-            raise self._error
+                self._error = str(error)
+        if self._error:
+            raise Unavailable(self._error, "mend the file; until then the pods that it listed before stay in force")
         return self._pods
 
     @property
@@ -153,6 +153,8 @@ def _explained(error: msgspec.ValidationError) -> str:
     if missing := _MISSING.search(reason):
         field = f"{field}.{missing['field']}".removeprefix("top level.")
         return f"{field}: is missing; write it, docs/operations.md shows a whole file"
+    if reason.startswith("Expected `str`") and not reason.endswith("`null`"):
+        return f"{field}: is not text; write it in quotes"
     return f"{field}: {reason[:1].lower()}{reason[1:]}; docs/operations.md shows a whole file"
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from agent.hierarchy import Hierarchy
 from agent.sense import parsers
+from agent.sense.fields import SNAPSHOTS
 from agent.sense.files import Budget, KeptFile
 from agent.sense.names import to_bytes
 from api.ports import Unavailable, Vanished
@@ -51,7 +52,8 @@ class SchedstatWaits:
         failures: list[str] = []
         for cgroup_id, path in wanted.items():
             if cgroup_id not in self._groups:
-                self._groups[cgroup_id] = _Group(KeptFile(self._budget, self._list_path(path)))
+                keep = self._list_name not in SNAPSHOTS
+                self._groups[cgroup_id] = _Group(KeptFile(self._budget, self._list_path(path), keep=keep))
             group = self._groups[cgroup_id]
             try:
                 text = group.listing.read()

@@ -89,8 +89,8 @@ class CgroupTree:
             group.id, group.links = found.st_ino, -1
         room_again = group.left_out and self._count < self._limit
         if found.st_nlink != group.links or found.st_nlink < COUNTED_LINKS or room_again:
-            self._list(group)
             group.links = found.st_nlink
+            self._list(group)
         return True
 
     def _stat(self, group: Group) -> os.stat_result | None:
@@ -108,6 +108,7 @@ class CgroupTree:
             present = _subdirectories(self._mount_fd, group.rel or b".")
         except PermissionError as error:
             self.denied.append(f"{group.path}: {error.strerror}")
+            group.links = -1  # to be tried, and told, each time
             return []
         except OSError:
             return []  # gone, or going: the next look at it tells

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 from aiohttp import web
 from hypothesis import given
@@ -54,6 +56,11 @@ def test_series_of_one_histogram_are_added_up() -> None:
         GOOD.replace('le="+Inf"} 4', 'le="+Inf"} NaN'),
         GOOD.replace('le="0.1"} 3', 'le="0.1"} 300'),
         GOOD.replace('le="0.1"', 'le="soon"').replace("+Inf", "later"),
+        GOOD.replace('path="/b",le="0.1"', 'path="/b",le="0.2"'),
+        GOOD.replace('le="+Inf"} 4', 'le="+Inf"} 1e300'),
+        GOOD.replace("0.9", "NaN"),
+        GOOD.replace("histogram", "counter"),
+        GOOD + "".join(f'lat_seconds_bucket{{path="/{i}",le="0.1"}} 1\n' for i in range(2000)),
         "lat_seconds_bucket{le=",
     ],
 )
@@ -128,15 +135,56 @@ async def test_huge_slow_redirecting_and_failing_endpoints_are_errors_of_their_p
     async def broken(_request: web.Request) -> web.Response:
         return web.Response(body=b"\xff\x00lat_seconds")
 
+    async def bomb(_request: web.Request) -> web.Response:
+        """1 MiB of zeros in a kilobyte; a larger one would only slow this test down."""
+        return web.Response(body=gzip.compress(bytes(1 << 20)), headers={"Content-Encoding": "gzip"})
+
+    async def cut(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": "1000"})
+        await response.prepare(request)
+        await response.write(GOOD.encode())
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
     seen = {}
-    for name, handler in (("huge", huge), ("slow", slow), ("elsewhere", elsewhere), ("broken", broken)):
+    for name, handler in (
+        ("huge", huge), ("slow", slow), ("elsewhere", elsewhere), ("broken", broken), ("bomb", bomb), ("cut", cut),
+    ):  # fmt: skip
         async with endpoint(handler) as port:
             indicators = await ask(port, lambda i: bool(i.errors()))
         assert indicators.latest() == {}
         seen[name] = indicators.errors()["n/web"]
     assert "more than 1048576 bytes" in seen["huge"]
     assert "status 302" in seen["elsewhere"]
-    assert "not a Prometheus exposition" in seen["broken"]
+    assert "no histogram lat_seconds" in seen["broken"]
+    assert "no answer within 0.5 s" in seen["slow"]
+    assert "encoding 'gzip'" in seen["bomb"]
+    assert "payload" in seen["cut"].lower()
+
+
+async def test_an_old_answer_keeps_its_time_and_leaves_with_its_annotation() -> None:
+    answers = [GOOD]
+
+    async def once(_request: web.Request) -> web.Response:
+        return web.Response(text=answers.pop() if answers else "")
+
+    pods = [pod(0)]
+    indicators = Indicators()
+    async with endpoint(once) as port, asyncio.timeout(15):
+        pods[:] = [pod(port)]
+        task = asyncio.create_task(indicators.run(lambda: tuple(pods)))
+        while not indicators.latest():
+            await asyncio.sleep(0.02)
+        first = indicators.latest()["n/web"]
+        while not indicators.errors():
+            await asyncio.sleep(0.02)
+        assert indicators.latest()["n/web"] is first, "the time of the last good answer stays what it was"
+        pods[:] = [msgspec.structs.replace(pods[0], annotations={})]
+        while indicators.latest():
+            await asyncio.sleep(0.02)
+        assert indicators.errors() == {}
+        task.cancel()
 
 
 async def test_nobody_listening_is_an_error_of_the_pod() -> None:

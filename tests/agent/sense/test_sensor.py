@@ -1,0 +1,183 @@
+"""One snapshot from all sources: what each gives, and that one which fails costs its own part and is seen to fail."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.sense.cgroups import CgroupReader
+from agent.sense.indicators import Indicators
+from agent.sense.node import NodeReader
+from agent.sense.schedstat import SchedstatWaits
+from agent.sense.sensor import Sensor
+from api.pods import Container, Pod
+from api.ports import Unavailable, WaitSource
+from api.qos import QoSLevel
+from api.samples import Snapshot, SourceStatus, Wait
+from tests.agent.sense import trees
+from tests.agent.sense.test_node import FILES
+
+WEB = Pod(
+    uid="u", namespace="default", name="web", qos=QoSLevel.SHARED, containers=(Container(name="web", cgroup="/web"),)
+)
+
+
+class Pods:
+    """A PodSource that does what the test tells it."""
+
+    def __init__(self) -> None:
+        self.answer: Callable[[], tuple[Pod, ...]] = lambda: (WEB,)
+
+    def read(self) -> tuple[Pod, ...]:
+        return self.answer()
+
+
+class Waits:
+    """A WaitSource that knows every live cgroup, or does what the test tells it."""
+
+    form = "tp_btf"
+
+    def __init__(self) -> None:
+        self.answer: Callable[[Mapping[int, str]], Mapping[int, Wait]] = lambda live: dict.fromkeys(
+            live, Wait(sum_ns=5, count=1)
+        )
+
+    def read(self, live: Mapping[int, str]) -> Mapping[int, Wait]:
+        return self.answer(live)
+
+    def close(self) -> None:
+        pass
+
+
+class Machine:
+    """A hybrid machine with one cgroup, `/web`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        trees.make(root / "proc", FILES)
+        trees.make(root / "sys", {"devices/system/cpu/online": "0-1\n"})
+        self.hierarchy = trees.hybrid(root, (".", "web"), ("web",))
+        self.pods, self.waits = Pods(), Waits()
+        self.web_id = (root / "cpu/web").stat().st_ino
+
+    def sensor(self, waits: WaitSource | None = None) -> Sensor:
+        return Sensor(
+            cgroups=CgroupReader(self.hierarchy),
+            node=NodeReader(self.root / "proc"),
+            sys=self.root / "sys",
+            pods=self.pods,
+            waits=waits or self.waits,
+            indicators=Indicators(),
+        )
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def status(snapshot: Snapshot, name: str) -> SourceStatus:
+    (found,) = (source for source in snapshot.sources if source.name == name)
+    return found
+
+
+def test_everything_is_in_one_snapshot(machine: Machine) -> None:
+    snapshot = machine.sensor().snapshot(7, 1000, 2000)
+    assert (snapshot.seq, snapshot.taken_at_ns, snapshot.wall_time_ns, snapshot.boot_id) == (7, 1000, 2000, "b7c1")
+    assert snapshot.topology.ids == (0, 1)
+    assert snapshot.pods == (WEB,)
+    assert snapshot.node.load == (0.84, 1.82, 1.08)
+    assert snapshot.cgroups.keys() == {"/", "/web"}
+    web = snapshot.cgroups["/web"]
+    assert (web.id, web.cpu_usage_ns, web.wait) == (machine.web_id, 1_500_000_000, Wait(sum_ns=5, count=1))
+    assert all(source.ok and source.duration_ns >= 0 for source in snapshot.sources)
+    assert {source.name for source in snapshot.sources} == {"pods", "topology", "node", "cgroups", "waits"}
+    assert status(snapshot, "waits").detail == "tp_btf"
+    assert msgspec.json.decode(msgspec.json.encode(snapshot), type=Snapshot) == snapshot
+
+
+def test_a_cgroup_without_waits_has_none_and_not_zero(machine: Machine) -> None:
+    machine.waits.answer = lambda live: {}
+    assert machine.sensor().snapshot(1, 1, 1).cgroups["/web"].wait is None
+
+
+def test_waits_that_cannot_be_had_say_why_in_every_snapshot(machine: Machine) -> None:
+    def refuse(_live: Mapping[int, str]) -> Mapping[int, Wait]:
+        raise Unavailable("the kernel refuses BPF", "grant CAP_BPF")
+
+    machine.waits.answer = refuse
+    sensor = machine.sensor()
+    for seq in (1, 2):
+        snapshot = sensor.snapshot(seq, seq, seq)
+        waits = status(snapshot, "waits")
+        assert (waits.ok, waits.error, waits.remedy) == (False, "the kernel refuses BPF", "grant CAP_BPF")
+        assert snapshot.cgroups["/web"].wait is None
+        assert status(snapshot, "cgroups").ok
+    assert sensor.read_waits() == {}
+
+
+def test_a_bug_in_a_source_is_seen_and_costs_only_its_part(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    def bug(_live: Mapping[int, str]) -> Mapping[int, Wait]:
+        raise KeyError("slot 27")
+
+    machine.waits.answer = bug
+    sensor = machine.sensor()
+    for seq in (1, 2, 3):
+        snapshot = sensor.snapshot(seq, seq, seq)
+        assert sensor.read_waits() == {}
+    waits = status(snapshot, "waits")
+    assert (waits.ok, waits.error) == (False, "KeyError: 'slot 27'")
+    assert "bug" in waits.remedy
+    assert snapshot.cgroups["/web"].cpu_usage_ns == 1_500_000_000
+    assert len(caplog.records) == 1, "logged once, shown each time"
+
+
+def test_the_last_good_pods_stay_and_the_reason_is_shown(machine: Machine) -> None:
+    def refuse() -> tuple[Pod, ...]:
+        raise Unavailable("pods.yaml: line 2: not YAML", "mend the file")
+
+    sensor = machine.sensor()
+    sensor.snapshot(1, 1, 1)
+    machine.pods.answer = refuse
+    snapshot = sensor.snapshot(2, 2, 2)
+    assert snapshot.pods == (WEB,)
+    pods = status(snapshot, "pods")
+    assert (pods.ok, pods.error, pods.remedy) == (False, "pods.yaml: line 2: not YAML", "mend the file")
+
+
+def test_cpus_that_come_and_go_change_the_topology(machine: Machine) -> None:
+    sensor = machine.sensor()
+    assert sensor.snapshot(1, 1, 1).topology.ids == (0, 1)
+    trees.make(machine.root / "sys", {"devices/system/cpu/online": "1\n"})
+    assert sensor.snapshot(2, 2, 2).topology.ids == (1,)
+
+
+def test_a_machine_that_loses_everything_still_gives_snapshots(machine: Machine) -> None:
+    sensor = machine.sensor()
+    sensor.snapshot(1, 1, 1)
+    for name in ("proc", "sys", "cpuacct", "memory", "pids", "unified"):
+        shutil.rmtree(machine.root / name)
+    shutil.rmtree(machine.root / "cpu/web")
+    (machine.root / "cpu/cpu.stat").unlink()
+    snapshot = sensor.snapshot(2, 2, 2)
+    assert snapshot.cgroups.keys() == {"/"}
+    assert snapshot.seq == 2
+
+
+def test_schedstat_follows_the_pods(machine: Machine) -> None:
+    trees.make(
+        machine.root / "proc", {"self/schedstat": "1000 0 1\n", "11/schedstat": "5 700 2\n", "11/stat": "11 (a) S"}
+    )
+    trees.make(machine.root / "cpu/web", {"tasks": "11\n"})
+    sensor = machine.sensor(SchedstatWaits(machine.root / "proc", machine.hierarchy))
+    snapshot = sensor.snapshot(1, 1, 1)
+    assert snapshot.cgroups["/web"].wait == Wait(sum_ns=700, count=2)
+    assert snapshot.cgroups["/"].wait is None
+    assert status(snapshot, "waits").detail == "schedstat"
+    assert sensor.read_waits() == {machine.web_id: Wait(sum_ns=700, count=2)}
+    machine.pods.answer = lambda: ()
+    assert sensor.snapshot(2, 2, 2).cgroups["/web"].wait is None
