@@ -74,22 +74,20 @@ def _writable(hierarchy: Hierarchy) -> Check:
 def _knobs(hierarchy: Hierarchy) -> list[Check]:
     """Which knobs this kernel has. Root groups lack most, so a child group is asked where there is one."""
     files = KnobFiles(hierarchy)
-    child = next((entry.name for entry in os.scandir(hierarchy.primary) if entry.is_dir()), None)
-    if child is None:
+    children = [f"/{entry.name}" for entry in os.scandir(hierarchy.primary) if entry.is_dir()]
+    if not children:
         return [Check(name="knobs", ok=True, detail="no cgroup to ask: known as soon as a pod's cgroup exists")]
     remedies = {
         Knob.CPUSET: "enable the cpuset controller: echo +cpuset > cgroup.subtree_control (v2), or mount it (v1)",
         Knob.IDLE: "Linux 5.15 or newer; until then the lowest weight takes its place",
     }
-    return [
-        Check(
-            name=knob.value,
-            ok=files.available(knob, f"/{child}"),
-            detail=f"asked of /{child}",
-            remedy="" if files.available(knob, f"/{child}") else remedies.get(knob, "enable the cpu controller"),
-        )
-        for knob in Knob
-    ]
+    found = []
+    for knob in Knob:
+        asked = next((child for child in children if files.available(knob, child)), "")
+        detail = f"there, asked of {asked}" if asked else "no cgroup has it"
+        remedy = "" if asked else remedies.get(knob, "enable the cpu controller")
+        found.append(Check(name=knob.value, ok=bool(asked), detail=detail, remedy=remedy))
+    return found
 
 
 def _pressure(hierarchy: Hierarchy, proc: Path) -> list[Check]:

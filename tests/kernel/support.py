@@ -13,6 +13,11 @@ import pytest
 
 from agent.hierarchy import Hierarchy, detect
 
+JOIN = """import os, sys
+for procs in sys.argv[1].split(":"):
+    open(procs, "w").write(str(os.getpid()))
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 BURN = "import time\nwhile True: pass"
 
 
@@ -65,8 +70,7 @@ class TestCgroup:
     def start(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
         """Start a process inside this cgroup: it joins before it becomes the program."""
         procs = [str(directory / "cgroup.procs") for directory in self.dirs]
-        join = "import os,sys\nfor p in sys.argv[1].split(':'): open(p,'w').write(str(os.getpid()))\nos.execvp(sys.argv[2],sys.argv[2:])"
-        process = subprocess.Popen([sys.executable, "-c", join, ":".join(procs), *argv])
+        process = subprocess.Popen([sys.executable, "-c", JOIN, ":".join(procs), *argv])
         self.processes.append(process)
         return process
 
