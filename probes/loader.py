@@ -88,8 +88,9 @@ class Refusal(msgspec.Struct, frozen=True):
     """Tail of what the verifier or the compiler said."""
 
     def __str__(self) -> str:
-        last = [line for line in self.log.splitlines() if line and not line.startswith("processed ")][-1:]
-        return f"{self.form}: {self.stage}: {self.reason}" + "".join(f" ({line.strip()})" for line in last)
+        lines = [line.strip() for line in self.log.splitlines() if line and not line.startswith("processed ")]
+        said = [line for line in lines if " error: " in line][:1] or lines[-1:]
+        return f"{self.form}: {self.stage}: {self.reason}" + "".join(f" ({line})" for line in said)
 
 
 class MapDescription(msgspec.Struct, frozen=True):

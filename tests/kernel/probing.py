@@ -1,0 +1,73 @@
+"""Opening probes in tests, and what their results are held against."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from api.ports import Unavailable
+from probes import bpf
+from probes.loader import REMEDIES
+from probes.runqlat import RunqLat, open_waits
+from tests.kernel.support import require_root
+
+PINNED = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+"""A program that takes all that it is given of one CPU."""
+LAST_CPU = max(os.sched_getaffinity(0))
+
+
+@contextmanager
+def probe(*forms: str) -> Iterator[RunqLat]:
+    """The probe in the first of these forms; a skip where the machine, not the form, is the reason that it cannot run."""
+    require_root()
+    try:
+        source = open_waits(forms=forms)
+    except Unavailable as error:
+        if error.remedy != REMEDIES["refused"]:
+            pytest.skip(f"probes cannot run here: {error.reason}; {error.remedy}")
+        raise
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+class Schedstat:
+    """/proc/PID/schedstat of one process, as growth since this object was made."""
+
+    def __init__(self, pid: int) -> None:
+        self._file = Path(f"/proc/{pid}/schedstat")
+        self._start = self._read()
+
+    def _read(self) -> tuple[int, int, int]:
+        ran, waited, runs = self._file.read_text().split()
+        return int(ran), int(waited), int(runs)
+
+    def growth(self) -> tuple[int, int, int]:
+        """Nanoseconds run, nanoseconds waited, times that it got a CPU."""
+        ran, waited, runs = (now - before for now, before in zip(self._read(), self._start, strict=True))
+        return ran, waited, runs
+
+
+def program_ids(source: RunqLat) -> set[int]:
+    """Numbers that the kernel gave the probe's programs: other probes may run at the same time under the same names."""
+    return {info.id for info in source.stats().values()}
+
+
+def gone(ids: set[int]) -> bool:
+    """Whether these programs leave the kernel's list; it frees them some milliseconds after the last descriptor."""
+    return eventually(lambda: not ids & {info.id for info in bpf.programs()})
+
+
+def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
