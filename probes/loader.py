@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import tempfile
+from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -123,7 +124,7 @@ class Loaded:
         """Descriptor and description by name."""
         self.programs = dict(zip(answer.programs, descriptors[split::2], strict=True))
         """Program descriptor by its name in the kernel."""
-        self._descriptors = list(descriptors)
+        self.descriptors = tuple(descriptors)
 
     def stats(self) -> dict[str, bpf.ProgramInfo]:
         """Runs and run time of each program; they grow only while `bpf.enable_stats` is held open by someone."""
@@ -131,7 +132,7 @@ class Loaded:
 
     def close(self) -> None:
         """Detach and free everything. Idempotent."""
-        descriptors, self._descriptors = self._descriptors, []
+        descriptors, self.descriptors = self.descriptors, ()
         for fd in reversed(descriptors):
             os.close(fd)
 
@@ -196,7 +197,7 @@ def _start(python: Path, channel: socket.socket, errors: IO[bytes]) -> subproces
 def _exchange(channel: socket.socket, request: bytes, child: subprocess.Popen[bytes], errors: IO[bytes]) -> Loaded:
     try:
         channel.send(request)
-        message, descriptors, _, _ = socket.recv_fds(channel, 1 << 20, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        message, descriptors = _receive(channel)
     except (BrokenPipeError, ConnectionResetError):
         message, descriptors = b"", []
     if not message:
@@ -212,6 +213,17 @@ def _exchange(channel: socket.socket, request: bytes, child: subprocess.Popen[by
             "raise the limit of open files: ulimit -n 1024",
         )
     return Loaded(answer, descriptors)
+
+
+def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
+    """A message and its descriptors, close-on-exec from the start; socket.recv_fds (3.11) ignores its flags."""
+    fds = array("i")
+    space = socket.CMSG_LEN(_MAX_DESCRIPTORS * fds.itemsize)
+    message, control, _, _ = channel.recvmsg(1 << 20, space, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, data in control:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return message, list(fds)
 
 
 def _died(child: subprocess.Popen[bytes], errors: IO[bytes]) -> Unavailable:

@@ -104,6 +104,10 @@ class RunqLat:
         """Runs and run time of each program; they grow only while kernel statistics are on."""
         return self._loaded.stats()
 
+    def descriptors(self) -> tuple[int, ...]:
+        """All that keeps the probe in the kernel."""
+        return self._loaded.descriptors
+
     def close(self) -> None:
         """Detach from the kernel. Idempotent."""
         self._table = None
