@@ -112,9 +112,12 @@ def knob_value(knob: str, value: str | None) -> str:
 
 
 def change(outcome: Outcome) -> str:
-    """`3.80 cores → no limit`."""
+    """`3.40 → 3.80 cores`, `3.80 cores → no limit`: the unit is said once."""
     knob = outcome.decision.knob.value
-    return f"{knob_value(knob, outcome.before)} → {knob_value(knob, outcome.decision.value)}"
+    before, after = knob_value(knob, outcome.before), knob_value(knob, outcome.decision.value)
+    if after.endswith(" cores"):
+        before = before.removesuffix(" cores")
+    return f"{before} → {after}"
 
 
 def decision_line(entry: JournalEntry) -> str:

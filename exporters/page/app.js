@@ -32,7 +32,7 @@ const charts = [
     series: [
       { key: "latencyP99", label: "p99", kind: "line", css: "s-online" },
       { key: "latencyP50", label: "p50", kind: "line", css: "s-online thin" },
-      { key: "waitP99", label: "wait", kind: "line", css: "s-wait" },
+      { key: "waitP99", label: "wait p99", kind: "line", css: "s-wait" },
     ],
     log: true,
     format: duration,
@@ -84,12 +84,19 @@ async function look() {
   const last = model.rows.at(-1);
   const restarted = last && (view.seq < last.seq || (view.seq === last.seq && view.wall_time_ms !== last.time));
   if (restarted) forget();
+  if (model.view === null) {
+    // The first numbers at once; five minutes of a full node take a moment longer.
+    take([view]);
+    model.view = view;
+    draw();
+    model.rows = [];
+  }
   const seen = model.rows.at(-1)?.seq ?? 0;
   const fresh = view.seq > seen;
   if (fresh) take(view.seq === seen + 1 && seen > 0 ? [view] : await get(`/api/v1/history?after=${seen}`));
   if (fresh && model.rows.at(-1)?.seq !== view.seq) take([view]);
   decisions.add(await get(`/api/v1/decisions?after=${decisions.last}&limit=500`));
-  if (fresh || restarted || model.view === null) model.roundMs = performance.now();
+  if (fresh || restarted) model.roundMs = performance.now();
   model.view = view;
 }
 

@@ -7,6 +7,7 @@ import { clock, NONE } from "/static/format.js";
 import { el, say, svg, table } from "/static/dom.js";
 
 export const SPAN_MS = 300_000;
+const SPANS = [[60_000, 15], [120_000, 30], [SPAN_MS, 60]]; // how much time is shown, and seconds between two labels
 const GAP = 3.5; // so many intervals without a round, and the line breaks: the agent was away
 const LABEL_PX = 14;
 
@@ -63,12 +64,13 @@ export class TimeChart {
   #frame() {
     const { width, height } = this.#size;
     const narrow = width < 420;
-    const box = { left: narrow ? 40 : 46, right: width - (narrow ? 84 : 98), top: 8, bottom: height - (this.spec.axis === false ? 8 : 18) };
+    const box = { left: narrow ? 40 : 46, right: width - (narrow ? 98 : 112), top: 8, bottom: height - (this.spec.axis === false ? 8 : 18) };
     const end = this.#rows.at(-1)?.time ?? 0;
     const scale = this.spec.log ? logScale(this.spec, this.#rows) : linearScale(this.spec.top(this.#rows));
-    const x = (time) => box.right - ((end - time) / SPAN_MS) * (box.right - box.left);
+    const [span, every] = SPANS.find(([ms]) => ms >= end - (this.#rows[0]?.time ?? end)) ?? SPANS.at(-1);
+    const x = (time) => box.right - ((end - time) / span) * (box.right - box.left);
     const y = (value) => box.bottom - scale.at(value) * (box.bottom - box.top);
-    return { box, scale, x, y, end };
+    return { box, scale, x, y, end, span, every, narrow };
   }
 
   #draw() {
@@ -89,16 +91,18 @@ export class TimeChart {
     this.#drawHand();
   }
 
-  #axes({ box, scale, y }) {
+  #axes({ box, scale, y, span, every, narrow }) {
     const nodes = [];
     for (const value of scale.ticks) {
       nodes.push(svg("line", { class: "grid", x1: box.left, x2: box.right, y1: y(value), y2: y(value) }));
       nodes.push(svg("text", { class: "tick", x: box.left - 6, y: y(value) + 4, "text-anchor": "end" }, this.spec.tick(value)));
     }
-    for (let minute = 0; minute <= 5; minute += 1) {
-      const x = box.right - (minute / 5) * (box.right - box.left);
+    for (let ago = 0; ago <= span / 1000; ago += every) {
+      const x = box.right - ((ago * 1000) / span) * (box.right - box.left);
       nodes.push(svg("line", { class: "grid", x1: x, x2: x, y1: box.bottom, y2: box.bottom + 4 }));
-      if (this.spec.axis !== false) nodes.push(svg("text", { class: "tick", x, y: box.bottom + 15, "text-anchor": minute === 5 ? "start" : "middle" }, minute ? `−${minute} min` : "now"));
+      if (this.spec.axis === false || (narrow && (ago / every) % 2)) continue;
+      const name = ago === 0 ? "now" : ago % 60 ? `−${ago} s` : `−${ago / 60} min`;
+      nodes.push(svg("text", { class: "tick", x, y: box.bottom + 15, "text-anchor": ago * 1000 === span ? "start" : "middle" }, name));
     }
     return nodes;
   }
@@ -136,9 +140,9 @@ export class TimeChart {
     return [{ text: `target ${this.spec.tick(line)}`, css: "t-target", y }];
   }
 
-  #drawMarks({ box, x, end }) {
+  #drawMarks({ box, x, end, span }) {
     for (const mark of this.#marks) {
-      if (end - mark.time > SPAN_MS || mark.time > end) continue;
+      if (end - mark.time > span || mark.time > end) continue;
       const at = x(mark.time), y = box.bottom;
       const shape = mark.kind === "shrink" ? `M${at - 4} ${y - 8}h8l-4 7z` : mark.kind === "grow" ? `M${at - 4} ${y - 1}h8l-4 -7z` : `M${at} ${y - 9}l4 4l-4 4l-4 -4z`;
       this.drawing.append(svg("path", { class: `mark ${mark.kind}`, d: shape }));
@@ -173,9 +177,9 @@ export class TimeChart {
   }
 
   #point(event) {
-    const { box, end } = this.#frame();
+    const { box, end, span } = this.#frame();
     const x = event.clientX - this.plot.getBoundingClientRect().left;
-    this.cursor.set(end - ((box.right - x) / (box.right - box.left)) * SPAN_MS);
+    this.cursor.set(end - ((box.right - x) / (box.right - box.left)) * span);
   }
 
   #key(event) {
@@ -205,7 +209,7 @@ function linearScale(top) {
   const step = [1, 2, 5, 10, 20, 50, 100].map((n) => n * 10 ** Math.floor(Math.log10(top) - 1)).find((s) => top / s <= 4) ?? top;
   const ticks = [];
   for (let value = 0; value <= top * 1.0001; value += step) ticks.push(value);
-  return { at: (value) => value / top, ticks };
+  return { at: (value) => Math.min(value / top, 1), ticks }; // a short round's counters can exceed the node by a tick
 }
 
 /** From 1, 2 or 5 below everything that is drawn to 1, 2 or 5 above, and a decade and a half at least, so that quiet lines stay quiet. */

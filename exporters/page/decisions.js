@@ -1,6 +1,6 @@
 // The list of decisions: what was changed of which cgroup, from what to what, and why. Newest first.
 
-import { clock, knobValue, NONE } from "/static/format.js";
+import { change, clock, NONE } from "/static/format.js";
 import { byId, el, say } from "/static/dom.js";
 
 const KEEP = 500;
@@ -22,6 +22,7 @@ function fact(name, value) {
 function build(entry) {
   const { outcome } = entry, { decision } = outcome, { knob, verdict } = decision;
   const way = direction(outcome);
+  const [from, to] = change(knob, outcome.before, decision.value);
   const raw = (value) => (value === null ? NONE : value === "" ? "empty" : value);
   return el(
     "li", { class: "entry", "data-status": outcome.status, "data-way": way },
@@ -32,9 +33,9 @@ function build(entry) {
           el("span", { class: "knob" },
             el("span", { class: "way", "aria-hidden": "true" }, WAYS[way]), " ",
             el("code", {}, knob), " ",
-            el("span", { class: "before" }, knobValue(knob, outcome.before)),
+            el("span", { class: "before" }, from),
             el("span", { class: "arrow", role: "img", "aria-label": "to" }, " → "),
-            el("b", {}, knobValue(knob, decision.value))), " ",
+            el("b", {}, to)), " ",
           el("span", { class: "status" }, el("span", { "aria-hidden": "true" }, `${SIGNS[outcome.status] ?? "?"} `), outcome.status)),
         outcome.error ? el("span", { class: "error" }, outcome.error) : null,
         el("span", { class: "why" }, el("b", {}, decision.pod), " ", verdict.text)),

@@ -65,6 +65,12 @@ export function knobValue(knob, value) {
   return value;
 }
 
+/** From what to what, the unit said once: ["0.20", "0.10 cores"]. */
+export function change(knob, before, after) {
+  const [from, to] = [knobValue(knob, before), knobValue(knob, after)];
+  return [from.endsWith(" cores") && to.endsWith(" cores") ? from.slice(0, -6) : from, to];
+}
+
 export const online = (qos) => qos === "shared_cores" || qos === "dedicated_cores";
 
 export const reclaimed = (qos) => qos === "reclaimed_cores";

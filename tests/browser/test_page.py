@@ -16,9 +16,9 @@ from api.histograms import BOUNDS_NS
 from api.samples import CgroupSample, Wait
 from cli import words
 from exporters.view import View, build
-from tests.cli.agent import Agent
 from tests.browser.chromium import Browser, Page, chromium
 from tests.cli import story
+from tests.cli.agent import Agent
 
 pytestmark = pytest.mark.browser
 
@@ -171,7 +171,9 @@ def test_charts_tell_their_numbers_to_the_keyboard(browser: Browser, agent: Agen
     )
     page.press("Home")
     said = page.eval("document.querySelector('#latency-chart .plot').getAttribute('aria-valuetext')")
-    assert said == f"{words.clock(build(told.rounds[0]).wall_time_ms)}: p99 not known, p50 not known, wait not known"
+    assert (
+        said == f"{words.clock(build(told.rounds[0]).wall_time_ms)}: p99 not known, p50 not known, wait p99 not known"
+    )
 
 
 def test_chart_tables_hold_every_round(browser: Browser, agent: Agent, told: story.Story) -> None:

@@ -77,6 +77,16 @@ def test_a_decision_on_one_line() -> None:
     assert line == f"{when}  ✓ applied  default/batch  cpu.max no limit → 0.20 cores  ({text})"
 
 
+def test_a_change_says_its_unit_once() -> None:
+    quotas = [e.outcome for e in story.tell(215).entries if e.outcome.decision.knob is Knob.QUOTA]
+    assert [words.change(outcome) for outcome in quotas[-3:]] == [
+        "1.00 → 1.40 cores",
+        "1.40 → 1.80 cores",
+        "1.80 → 2.20 cores",
+    ]
+    assert "3.80 cores → no limit" in [words.change(outcome) for outcome in quotas]
+
+
 def test_a_refused_decision_says_so_on_its_line() -> None:
     entries = story.every_status(story.tell(120))
     lines = {entry.outcome.status: words.decision_line(entry) for entry in entries}
