@@ -8,10 +8,12 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 
 from agent.hierarchy import Hierarchy
+from api.decisions import JournalEntry, Status
 from api.histograms import quantile_ns
 from api.rates import wait_delta
 from api.samples import Wait
@@ -22,12 +24,13 @@ from demo.child import AgentChild, AgentEnded, free_port
 from demo.counters import Cell
 from demo.schedule import Constant, Schedule
 from demo.workloads import Size, Workloads
+from exporters.view import View
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
 WARMUP_S = 2.0
 AGENT_WARMUP_S = 15.0
-"""The agent starts cautiously and lends more step by step; what is measured is what it arrives at."""
+"""After a breach the agent lends step by step, 10 % of the node a second; what is measured is what it arrives at."""
 PODS = f"""pods:
 - name: online
   annotations: {{katalyst.kubewharf.io/qos_level: shared_cores}}
@@ -36,6 +39,33 @@ PODS = f"""pods:
   annotations: {{katalyst.kubewharf.io/qos_level: reclaimed_cores}}
   containers: [{{name: batch, cgroup: /{BATCH}}}]
 """
+
+
+class Noise(msgspec.Struct, frozen=True):
+    """Shares of all CPU time; from the warm-up on where the agent runs, which remembers a disturbance longest."""
+
+    others: float
+    """Used by neither the workloads nor the client nor the agent."""
+    stolen: float
+    """Taken by the hypervisor."""
+
+
+class Lending(msgspec.Struct, frozen=True):
+    """What the agent did in the measured time."""
+
+    lent_cores: float
+    """Average over its rounds."""
+    changes: int
+    """Values changed."""
+
+
+class Waits(msgspec.Struct, frozen=True):
+    """Milliseconds; quantiles are None where the source knows sums only."""
+
+    mean_ms: float
+    p50_ms: float | None
+    p99_ms: float | None
+    p999_ms: float | None
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,19 +83,16 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     units_per_s: float
     node_use: float
     """Busy share of all CPU time, 0 to 1."""
-    stolen: float
-    """Share of all CPU time that the hypervisor took."""
-    others: float
-    """Share of all CPU time that neither the workloads nor the client nor the agent used: how quiet the machine was."""
     online_us: float
     """CPU time of the service for one request."""
     client_cores: float
     lag_us: float
     """How late the client sent, on average."""
-    wait_p50_us: float | None = None
-    wait_p99_us: float | None = None
-    wait_p999_us: float | None = None
-    wait_mean_us: float | None = None
+    noise: Noise
+    lending: Lending | None = None
+    """Where the agent ran."""
+    waits: Waits | None = None
+    """Run-queue waits of the online cgroup, where they were asked for."""
 
 
 class Marks(msgspec.Struct, frozen=True):
@@ -165,19 +192,39 @@ def measure(bed: Bed, mode: Mode, load: float, round_number: int) -> Measured:
         with colocated(node, mode, bed.size, directory, schedule, **options) as (loads, agent):
             while not loads.client[Cell.STARTED_NS]:
                 time.sleep(0.01)
+            began = _mark(loads, agent, cgroup_id, None)
             time.sleep(warmup)
             before = _mark(loads, agent, cgroup_id, bed.waits)
             time.sleep(seconds)
             after = _mark(loads, agent, cgroup_id, bed.waits)
-            if (client := loads.process("client")).wait(60) != 0:
-                raise RuntimeError(f"the client ended with {client.returncode}")
+            if code := loads.process("client").wait(60):
+                raise RuntimeError(f"the client ended with exit code {code}")
             pairs = array("Q", samples.read_bytes())
             lag_us = loads.client[Cell.LAG_NS] / max(loads.client[Cell.SENT], 1) / 1000
-            lost = loads.client[Cell.LOST]
+            client = (lag_us, loads.client[Cell.LOST])
+            lending = _lending(agent, before.wall_ns, after.wall_ns) if agent else None
     inside = [
         latency for due, latency in zip(pairs[::2], pairs[1::2], strict=True) if before.wall_ns <= due < after.wall_ns
     ]
-    return _numbers(mode, load, round_number, (before, after), sorted(inside), (lag_us, lost))
+    numbers = _numbers(mode, load, round_number, (before, after), sorted(inside), client)
+    return msgspec.structs.replace(numbers, noise=_noise(began if agent else before, after), lending=lending)
+
+
+def _lending(agent: AgentChild, from_ns: int, until_ns: int) -> Lending | None:
+    views = msgspec.json.decode(agent.get("/api/v1/history?after=0", 10) or b"[]", type=list[View])
+    lent = [
+        view.lent_cores for view in views if from_ns <= view.wall_time_ms * NS_PER_MS < until_ns and view.lent_cores
+    ]
+    entries = msgspec.json.decode(agent.get("/api/v1/decisions?limit=2000", 10) or b"[]", type=list[JournalEntry])
+    applied = [e for e in entries if e.outcome.status is Status.APPLIED and from_ns <= e.wall_time_ns < until_ns]
+    return Lending(fmean(lent), len(applied)) if lent else None
+
+
+def _noise(before: Marks, after: Marks) -> Noise:
+    total = max(after.node.total - before.node.total, 1)
+    known_ns = sum(getattr(after, name) - getattr(before, name) for name in ("online_ns", "client_ns", "rest_ns"))
+    busy = (after.node.busy - before.node.busy) / total
+    return Noise(busy - known_ns / NS_PER_S / (total / TICKS_PER_S), (after.node.stolen - before.node.stolen) / total)
 
 
 def _mark(loads: Workloads, agent: AgentChild | None, cgroup_id: int, waits: WaitReader | None) -> Marks:
@@ -211,8 +258,6 @@ def _numbers(
     before, after = marks
     seconds = (after.wall_ns - before.wall_ns) / NS_PER_S
     total = max(after.node.total - before.node.total, 1)
-    known_ns = sum(getattr(after, n) - getattr(before, n) for n in ("online_ns", "client_ns", "rest_ns"))
-    busy = (after.node.busy - before.node.busy) / total
     return Measured(
         mode=mode.name,
         load=load,
@@ -224,22 +269,18 @@ def _numbers(
         p99_ms=quantile_ms(latencies, 0.99),
         p999_ms=quantile_ms(latencies, 0.999),
         units_per_s=(after.units - before.units) / seconds,
-        node_use=busy,
-        others=busy - known_ns / NS_PER_S / (total / TICKS_PER_S),
-        stolen=(after.node.stolen - before.node.stolen) / total,
+        node_use=(after.node.busy - before.node.busy) / total,
+        noise=_noise(before, after),
         online_us=(after.online_ns - before.online_ns) / max(after.answered - before.answered, 1) / 1000,
         client_cores=(after.client_ns - before.client_ns) / NS_PER_S / seconds,
         lag_us=client[0],
-        **_wait_numbers(before.wait, after.wait),
+        waits=_waits(before.wait, after.wait),
     )
 
 
-def _wait_numbers(before: Wait | None, after: Wait | None) -> dict[str, float | None]:
+def _waits(before: Wait | None, after: Wait | None) -> Waits | None:
     wait = wait_delta(before, after)
     if wait is None or not wait.count:
-        return {}
-    numbers: dict[str, float | None] = {"wait_mean_us": wait.sum_ns / wait.count / 1000}
-    for name, q in (("wait_p50_us", 0.5), ("wait_p99_us", 0.99), ("wait_p999_us", 0.999)):
-        value = quantile_ns(wait.slots, q) if wait.slots is not None else None
-        numbers[name] = None if value is None else value / 1000
-    return numbers
+        return None
+    found = [quantile_ns(wait.slots, q) if wait.slots is not None else None for q in (0.5, 0.99, 0.999)]
+    return Waits(wait.sum_ns / wait.count / NS_PER_MS, *(None if ns is None else ns / NS_PER_MS for ns in found))

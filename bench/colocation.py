@@ -98,17 +98,20 @@ def _quiet_cell(bed: Bed, mode: str, load: float, number: int) -> Measured:
 
 def _noise(cell: Measured) -> float:
     """How disturbed a cell was; above 1 is too much."""
-    return max(cell.others / QUIET_OTHERS, cell.stolen / QUIET_STOLEN)
+    return max(cell.noise.others / QUIET_OTHERS, cell.noise.stolen / QUIET_STOLEN)
 
 
 def _line(cell: Measured) -> str:
     text = (
         f"{cell.load:4.0%} {cell.mode:12} p50 {cell.p50_ms:7.2f} p99 {cell.p99_ms:8.2f} p99.9 {cell.p999_ms:8.2f} ms, "
-        f"{cell.units_per_s:7,.0f} units/s, node {cell.node_use:4.0%}, stolen {cell.stolen:.1%}, "
-        f"others {cell.others:.1%}, lost {cell.lost}, service {cell.online_us:.0f} us, client {cell.client_cores:.2f} cores"
+        f"{cell.units_per_s:7,.0f} units/s, node {cell.node_use:4.0%}, stolen {cell.noise.stolen:.1%}, "
+        f"others {cell.noise.others:.1%}, lost {cell.lost}, service {cell.online_us:.0f} us, "
+        f"client {cell.client_cores:.2f} cores"
     )
-    if cell.wait_p99_us is not None and cell.wait_mean_us is not None:
-        text += f", wait mean {cell.wait_mean_us:.0f} p99 {cell.wait_p99_us:.0f} us"
+    if cell.lending is not None:
+        text += f", lent {cell.lending.lent_cores:.2f} cores, {cell.lending.changes} changes"
+    if cell.waits is not None:
+        text += f", wait mean {cell.waits.mean_ms:.2f} p99 {cell.waits.p99_ms or float('nan'):.2f} ms"
     return text
 
 

@@ -14,7 +14,7 @@ from bench.plot import Point, chart
 
 COLUMNS = (
     "mode", "p50 ms", "p99 ms (all rounds)", "p99.9 ms", "p99 / alone", "p99 / floor",
-    "batch units/s", "/ floor", "node use", "stolen", "lost",
+    "batch units/s", "/ floor", "lent", "node use", "stolen", "lost",
 )  # fmt: skip
 
 
@@ -121,10 +121,16 @@ def _table(results: Results, load: float) -> list[str]:
             f"| {mode} | {found.median(lambda c: c.p50_ms):.2f} | {found.median(p99):.2f} ({low:.2f} to {high:.2f}) "
             f"| {found.median(lambda c: c.p999_ms):.2f} | {_times(ratio(results, load, mode, 'alone', p99))} "
             f"| {_times(ratio(results, load, mode, 'floor', p99))} | {found.median(units):,.0f} "
-            f"| {_times(ratio(results, load, mode, 'floor', units))} | {found.median(lambda c: c.node_use):.1%} "
-            f"| {found.median(lambda c: c.stolen):.1%} | {lost} |"
+            f"| {_times(ratio(results, load, mode, 'floor', units))} | {_lent(found)} "
+            f"| {found.median(lambda c: c.node_use):.1%} "
+            f"| {found.median(lambda c: c.noise.stolen):.1%} | {lost} |"
         )
     return [*out, ""]
+
+
+def _lent(found: Group) -> str:
+    lent = [cell.lending.lent_cores for cell in found.cells if cell.lending is not None]
+    return f"{median(lent):.2f}" if lent else ""
 
 
 def _times(value: float | None) -> str:
@@ -158,7 +164,7 @@ def _middle_and_max(values: Sequence[float]) -> str:
 
 
 def _waits(results: Results) -> list[str]:
-    if all(cell.wait_mean_us is None for cell in results.cells):
+    if all(cell.waits is None for cell in results.cells):
         return []
     out = [
         "## Run-queue wait of the online cgroup",
@@ -171,14 +177,16 @@ def _waits(results: Results) -> list[str]:
     for load in loads_of(results):
         for mode in modes_of(results):
             found = group(results, mode, load)
-            if found is None or found.cells[0].wait_mean_us is None:
-                continue
-            row = [f"{load:.0%}", mode]
-            for field in ("wait_mean_us", "wait_p50_us", "wait_p99_us", "wait_p999_us"):
-                values = [value for cell in found.cells if (value := getattr(cell, field)) is not None]
-                row.append(f"{median(values) / 1000:.3f}" if values else "")
-            out.append(f"| {' | '.join(row)} |")
+            waits = [cell.waits for cell in found.cells if cell.waits is not None] if found else []
+            if waits:
+                columns = zip(*map(msgspec.structs.astuple, waits), strict=True)
+                cells = [_middle([value for value in column if value is not None]) for column in columns]
+                out.append(f"| {load:.0%} | {mode} | {' | '.join(cells)} |")
     return [*out, ""]
+
+
+def _middle(values: Sequence[float]) -> str:
+    return f"{median(values):.3f}" if values else ""
 
 
 def _service(results: Results) -> list[str]:

@@ -24,16 +24,15 @@ from agent.hierarchy import detect
 from api.decisions import Act, JournalEntry, Status
 from api.ports import Unavailable
 from cli.agent import DEFAULT_LISTEN, parse_listen
+from cli.top import decision_line, round_line, run_top
 from demo.cgroups import DemoCgroups, Occupied
 from demo.child import COMMAND, AgentChild, AgentEnded, free_port, is_free
 from demo.counters import Cell
 from demo.metrics import LATENCY_METRIC, MetricsServer
-from demo.schedule import Wave
 from demo.summary import ALONE, BESIDE, SPIKE, Mean, Tally, table
 from demo.workloads import PEAK_SHARE, Size, Workloads, demo_wave, own_cpus, size_for
 from exporters.view import View
 
-ONLINE, BATCH = "dioptase-demo-online", "dioptase-demo-batch"
 ALONE_S = 10.0
 """The service first runs without the batch job, to have something to compare with; shorter in short runs."""
 TICK_S, POLL_S, STATUS_S = 0.25, 1.0, 10.0
@@ -49,6 +48,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     command: Sequence[str] = COMMAND
     """What runs the agent; its options are appended."""
+    online: str = "dioptase-demo-online"
+    batch: str = "dioptase-demo-batch"
+    """Names of the two cgroups."""
 
     @property
     def alone_s(self) -> float:
@@ -60,44 +62,63 @@ class Stop:
 
     def __init__(self, duration_s: float | None) -> None:
         self._deadline = None if duration_s is None else time.monotonic() + duration_s
-        self.reason = "the duration is over"
-        self._caught = False
+        self._reason: str | None = None
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, self._catch)
 
     def _catch(self, signum: int, _frame: FrameType | None) -> None:
-        self.reason, self._caught = signal.Signals(signum).name, True
+        self._reason = signal.Signals(signum).name
 
     def __call__(self) -> bool:
-        return self._caught or (self._deadline is not None and time.monotonic() >= self._deadline)
+        return self._reason is not None or self._late()
+
+    def _late(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+    @property
+    def reason(self) -> str:
+        """Why it ends; a person at the live view may also have pressed q."""
+        return self._reason or ("the duration is over" if self._late() else "asked to")
 
 
 class Show:
     """What is seen while the demo runs, and what is remembered of it for the summary."""
 
-    def __init__(self, loads: Workloads, agent: AgentChild, wave: Wave) -> None:
-        self._loads, self._agent, self._wave = loads, agent, wave
-        self._began = time.monotonic()
+    def __init__(self, loads: Workloads, agent: AgentChild, *, live: bool) -> None:
+        self._loads, self._agent, self._wave, self._live = loads, agent, demo_wave(loads.size), live
         self._seq = 0
-        self._polled = self._status_said = self._began
+        self._polled = self._status_said = time.monotonic()
+        self.failure: str | None = None
+        """A sentence about whatever ended by itself, if something did."""
         self.tally, self.lent, self.used = Tally(), Mean(), Mean()
         self.outcomes: Counter[tuple[Status, str]] = Counter()
         """Decisions by what came of them and the knob."""
 
-    def until(self, stop: Stop, alone_s: float) -> str | None:
-        """Watch until asked to stop; a sentence about whatever ended by itself, if something did."""
-        self._began = time.monotonic()
-        while not stop():
-            if (code := self._agent.ended()) is not None:
-                return f"the agent ended by itself with exit code {code}"
-            if sentence := self._loads.ended():
-                return sentence
-            if not self._loads.has("batch") and time.monotonic() - self._began >= alone_s:
+    def run(self, stop: Stop, alone_s: float) -> None:
+        """Watch until asked to stop, or until something ends by itself."""
+        batch_at = time.monotonic() + alone_s
+
+        def over() -> bool:
+            if not self._loads.has("batch") and time.monotonic() >= batch_at:
                 self._loads.start_batch()
-                say(f"batch job started: {self._loads.size.burners} processes that take all they are given")
+                self._say(f"demo: batch job started: {self._loads.size.burners} processes that take all they are given")
             self.look()
-            time.sleep(TICK_S)
-        return None
+            return stop() or self._failed()
+
+        if self._live:
+            run_top(self._agent.url, each=over)
+        else:
+            while not over():
+                time.sleep(TICK_S)
+
+    def _failed(self) -> bool:
+        code = self._agent.ended()
+        self.failure = self._loads.ended() if code is None else f"the agent ended by itself with exit code {code}"
+        return self.failure is not None
+
+    def _say(self, text: str) -> None:
+        if not self._live:
+            click.echo(text)
 
     def look(self) -> None:
         """Read the counters, and once a second what the agent says."""
@@ -121,7 +142,7 @@ class Show:
         for entry in msgspec.json.decode(body, type=list[JournalEntry]) if body else ():
             self._seq = entry.seq
             self.outcomes[entry.outcome.status, entry.outcome.decision.knob.value] += 1
-            click.echo(decision_line(entry))
+            self._say(decision_line(entry))
 
     def _read_view(self) -> None:
         body = self._agent.get("/api/v1/view")
@@ -132,26 +153,7 @@ class Show:
         self.used.add(view.reclaimed_cores)
         if time.monotonic() - self._status_said >= STATUS_S:
             self._status_said = time.monotonic()
-            click.echo(status_line(view))
-
-
-def decision_line(entry: JournalEntry) -> str:
-    outcome = entry.outcome
-    change = f"{outcome.before or '?'} -> {outcome.decision.value}"
-    return (
-        f"{time.strftime('%H:%M:%S', time.localtime(entry.wall_time_ns / NS_PER_S))} {outcome.decision.cgroup} "
-        f"{outcome.decision.knob.value} {change} ({outcome.status.value}, {entry.trigger}): {outcome.decision.verdict.text}"
-    )
-
-
-def status_line(view: View) -> str:
-    """One line of where things stand, for those without a live view."""
-    parts = [f"lent {_cores(view.lent_cores)} of {view.node_cpus} cores, batch uses {_cores(view.reclaimed_cores)}"]
-    for container in view.containers:
-        if container.latency is not None and container.latency.p99_ms is not None:
-            latency = container.latency
-            parts.append(f"{container.pod}: {latency.per_second:,.0f} requests/s, p99 {latency.p99_ms:.2f} ms")
-    return f"demo: {'; '.join(parts)}"
+            self._say(round_line(view))
 
 
 def _cores(value: float | None) -> str:
@@ -191,7 +193,7 @@ def say(text: str) -> None:
     click.echo(f"demo: {text}")
 
 
-def pods_file(size: Size, metrics_port: int) -> str:
+def pods_file(settings: Settings, size: Size, metrics_port: int) -> str:
     """The two workloads as a user would list them; the service asks for what its highest peak needs."""
     request = f"{round(1000 * PEAK_SHARE * size.cpus)}m"
     return f"""pods:
@@ -204,7 +206,7 @@ def pods_file(size: Size, metrics_port: int) -> str:
     dioptase.io/latency-metric: {LATENCY_METRIC}
   containers:
   - name: online
-    cgroup: /{ONLINE}
+    cgroup: /{settings.online}
     resources: {{requests: {{cpu: {request}}}}}
 - name: batch
   namespace: demo
@@ -212,15 +214,15 @@ def pods_file(size: Size, metrics_port: int) -> str:
     katalyst.kubewharf.io/qos_level: reclaimed_cores
   containers:
   - name: batch
-    cgroup: /{BATCH}
+    cgroup: /{settings.batch}
 """
 
 
-def make_cgroups() -> DemoCgroups | None:
+def make_cgroups(settings: Settings) -> DemoCgroups | None:
     """Cgroups of the demo's own; None, with a banner, where this machine or our rights give none. Occupied passes."""
     try:
         hierarchy = detect()
-        groups = DemoCgroups.make(hierarchy.v1, hierarchy.v2, (ONLINE, BATCH))
+        groups = DemoCgroups.make(hierarchy.v1, hierarchy.v2, (settings.online, settings.batch))
     except Occupied:
         raise
     except Unavailable as error:
@@ -229,34 +231,44 @@ def make_cgroups() -> DemoCgroups | None:
         return None
     for note in groups.notes:
         say(note)
-    say(f"made cgroups /{ONLINE} and /{BATCH} ({hierarchy.mode}, {len(groups.mounts)} hierarchies)")
+    say(f"made cgroups /{settings.online} and /{settings.batch} ({hierarchy.mode}, {len(groups.mounts)} hierarchies)")
     return groups
 
 
 def run(settings: Settings) -> int:
     """The whole demo; the exit status."""
+    try:
+        return _run(settings)
+    except Unavailable as error:
+        click.echo(f"dioptase demo: {error.reason}\n  remedy: {error.remedy}", err=True)
+        return 1
+
+
+def _run(settings: Settings) -> int:
     stop, size = Stop(settings.duration_s), size_for(own_cpus())
     with ExitStack() as stack:
-        groups = make_cgroups()
+        groups = make_cgroups(settings)
         if groups is not None:
             stack.callback(groups.remove)
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dioptase-demo-")))
-        procs = [groups.procs(name) if groups else [] for name in (ONLINE, BATCH)]
+        procs = [groups.procs(name) if groups else [] for name in (settings.online, settings.batch)]
         loads = Workloads(size, directory, *procs)
         stack.callback(loads.close)
         metrics = MetricsServer(loads.client, loads.batch)
         stack.callback(metrics.close)
-        (directory / "pods.yaml").write_text(pods_file(size, metrics.port))
+        (directory / "pods.yaml").write_text(pods_file(settings, size, metrics.port))
         act = Act.DRY_RUN if groups is None and settings.act is Act.ON else settings.act
         options = ["--pods", str(directory / "pods.yaml"), "--state-dir", str(directory / "state"), "--act", act.value]
         log = stack.enter_context((directory / "agent.log").open("wb"))
         agent = AgentChild(options, host=settings.host, port=settings.port, output=log, command=settings.command)
         stack.callback(agent.stop)
-        show = Show(loads, agent, demo_wave(size))
-        failure = _start(loads, agent, act, stop) or show.until(stop, settings.alone_s)
-        if failure:
-            click.echo(f"demo: {failure}; its last words:\n{_tail(directory / 'agent.log')}", err=True)
-        say(f"ending: {failure or stop.reason}")
+        show = Show(loads, agent, live=sys.stdout.isatty())
+        show.failure = _start(loads, agent, act, stop)
+        if show.failure is None:
+            show.run(stop, settings.alone_s)
+        if show.failure:
+            click.echo(f"demo: {show.failure}; the agent's last words:\n{_tail(directory / 'agent.log')}", err=True)
+        say(f"ending: {show.failure or stop.reason}")
         show.look()
         show.read_decisions()
         loads.stop()
@@ -264,7 +276,7 @@ def run(settings: Settings) -> int:
         restored, line = put_back(groups)
         for text in (*summary(show, size.cpus), line):
             click.echo(text)
-    return 0 if restored and not failure else 1
+    return 0 if restored and not show.failure else 1
 
 
 def _start(loads: Workloads, agent: AgentChild, act: Act, stop: Stop) -> str | None:
@@ -306,9 +318,4 @@ def demo(ctx: click.Context, duration: float | None, act: str, listen: str) -> N
             raise click.UsageError(f"--listen: {listen} is in use; end who has it or name another port")
         port = free_port(host)
         say(f"port {DEFAULT_LISTEN} is in use: taking {port}")
-    try:
-        status = run(Settings(duration_s=duration, act=Act(act), host=host, port=port))
-    except Unavailable as error:
-        click.echo(f"dioptase demo: {error.reason}\n  remedy: {error.remedy}", err=True)
-        sys.exit(1)
-    sys.exit(status)
+    sys.exit(run(Settings(duration_s=duration, act=Act(act), host=host, port=port)))

@@ -25,9 +25,8 @@ VIEW = """{"seq": 1, "wall_time_ms": 0, "act": "on", "trigger": "tick", "interva
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
-        body = {"/healthz": "ok", "/api/v1/view": VIEW, "/api/v1/decisions": ENTRY if "after=0&" in query else "[]"}[
-            path
-        ]
+        decisions = ENTRY if "after=0&" in query else "[]"
+        body = {"/healthz": "ok", "/api/v1/view": VIEW, "/api/v1/decisions": decisions}.get(path, f"[{VIEW}]")
         self.send_response(200)
         self.end_headers()
         self.wfile.write(body.encode())

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from demo.launch import ROOT
 from tests.demo.test_workloads import eventually, mentioning
 from tests.kernel.support import require_writable_cgroups
 
+ONLINE, BATCH = (f"dioptase-test-demo-{os.getpid()}-{name}" for name in ("online", "batch"))
 STUB = Path(__file__).with_name("stub_agent.py")
 RUN = """
 import sys
@@ -26,14 +28,22 @@ from api.decisions import Act
 from cli.demo import Settings, run
 print("began", flush=True)
 sys.exit(run(Settings(duration_s=float(sys.argv[3]) or None, act=Act.ON, host="127.0.0.1", port=int(sys.argv[2]),
-                      command=(sys.executable, sys.argv[1]))))
+                      command=(sys.executable, sys.argv[1]), online=sys.argv[4], batch=sys.argv[5])))
 """
 
 
 class Demo:
     """One `dioptase demo` on the stub, in a process of its own."""
 
-    def __init__(self, tmp_path: Path, duration_s: float, prefix: Sequence[str] = (), **environ: str) -> None:
+    def __init__(
+        self,
+        tmp_path: Path,
+        duration_s: float,
+        prefix: Sequence[str] = (),
+        *,
+        terminal: int | None = None,
+        **environ: str,
+    ) -> None:
         self.note, self.mark, self.port = tmp_path / "note", f"DIOPTASE_TEST={tmp_path}", free_port()
         env = {
             **os.environ,
@@ -42,8 +52,9 @@ class Demo:
             "DIOPTASE_TEST": str(tmp_path),
             **environ,
         }
-        command = [*prefix, sys.executable, "-c", RUN, str(STUB), str(self.port), str(duration_s)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+        command = [*prefix, sys.executable, "-c", RUN, str(STUB), str(self.port), str(duration_s), ONLINE, BATCH]
+        out = subprocess.PIPE if terminal is None else terminal
+        self.process = subprocess.Popen(command, stdin=terminal, stdout=out, stderr=out, text=True, env=env)
 
     def output(self) -> tuple[int, str]:
         out, err = self.process.communicate(timeout=60)
@@ -54,8 +65,8 @@ class Demo:
 def hierarchy() -> Iterator[Hierarchy]:
     found = require_writable_cgroups()
     yield found
-    assert not (found.primary / "dioptase-demo-online").exists()
-    assert not (found.primary / "dioptase-demo-batch").exists()
+    assert not (found.primary / ONLINE).exists()
+    assert not (found.primary / BATCH).exists()
 
 
 @pytest.mark.kernel
@@ -65,9 +76,8 @@ def test_a_run_ends_by_itself_and_leaves_a_summary_and_nothing_else(hierarchy: H
     assert code == 0, text
     act, *_, pods_end, last = demo.note.read_text().splitlines()
     assert (act, last) == ("on", "SIGTERM")
-    assert pods_end.strip() == "cgroup: /dioptase-demo-batch"
-    assert "/dioptase-demo-batch cpu.idle 0 -> 1" in text
-    assert "batch gives way" in text
+    assert pods_end.strip() == f"cgroup: /{BATCH}"
+    assert re.search(r"applied +demo/batch +cpu\.idle .*\(batch gives way\)", text)
     assert "changes        1 (cpu.idle 1)" in text
     assert re.search(r"CPU lent +1\.25 of \d+ cores on average, of which the batch job used 1\.00", text)
     assert re.search(r"cgroups +put back \(\d+ values compared, none differs\) and removed", text)
@@ -89,7 +99,7 @@ def test_a_run_ends_by_itself_and_leaves_a_summary_and_nothing_else(hierarchy: H
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_like_the_duration_does(hierarchy: Hierarchy, tmp_path: Path, signum: signal.Signals) -> None:
     demo = Demo(tmp_path, 0)
-    assert eventually(lambda: (hierarchy.primary / "dioptase-demo-batch").exists() and demo.note.exists())
+    assert eventually(lambda: (hierarchy.primary / BATCH).exists() and demo.note.exists())
     demo.process.send_signal(signum)
     code, text = demo.output()
     assert code == 0, text
@@ -107,10 +117,10 @@ def test_after_kill_9_nobody_is_left_and_the_next_demo_starts_cleanly(hierarchy:
     demo.output()
     assert eventually(lambda: not mentioning(demo.mark)), mentioning(demo.mark)
     assert demo.note.read_text().endswith("SIGTERM\n")
-    assert (hierarchy.primary / "dioptase-demo-online").exists()
+    assert (hierarchy.primary / ONLINE).exists()
     code, text = Demo(tmp_path, 3).output()
     assert code == 0, text
-    assert "removed cgroup /dioptase-demo-online, left by a demo that was killed" in text
+    assert f"removed cgroup /{ONLINE}, left by a demo that was killed" in text
 
 
 @pytest.mark.kernel
@@ -125,10 +135,34 @@ def test_an_agent_that_dies_fails_the_demo_with_its_last_words(hierarchy: Hierar
 
 @pytest.mark.kernel
 def test_a_value_that_is_not_put_back_fails_the_demo_and_is_named(hierarchy: Hierarchy, tmp_path: Path) -> None:
-    knob = hierarchy.primary / "dioptase-demo-batch" / "cpu.idle"
+    knob = hierarchy.primary / BATCH / "cpu.idle"
     code, text = Demo(tmp_path, 3, STUB_BREAKS=str(knob)).output()
     assert code == 1
     assert f"{knob} was '0', is '1'" in text
+
+
+@pytest.mark.kernel
+def test_in_a_terminal_it_shows_the_live_view_until_q(hierarchy: Hierarchy, tmp_path: Path) -> None:
+    main, terminal = os.openpty()
+    termios.tcsetwinsize(terminal, (40, 120))
+    demo = Demo(tmp_path, 30, terminal=terminal)
+    os.close(terminal)
+    seen = b""
+    pressed = False
+    while True:
+        try:
+            seen += os.read(main, 65536)
+        except OSError:  # the last process with this terminal has ended
+            break
+        if b"1.25" in seen and not pressed:
+            pressed = os.write(main, b"q") == 1
+    os.close(main)
+    assert demo.process.wait(30) == 0, seen
+    entered, left = seen.find(b"\x1b[?1049h"), seen.rfind(b"\x1b[?1049l")
+    assert 0 < entered < left
+    assert b"1.25" in seen[entered:left]
+    assert b"ending: asked to" in seen[left:]
+    assert b"none differs" in seen[left:]
 
 
 @pytest.mark.kernel
@@ -137,16 +171,13 @@ def test_a_second_demo_is_refused_with_a_remedy(hierarchy: Hierarchy, tmp_path: 
     demo = Demo(tmp_path, 0)
     try:
         assert eventually(demo.note.exists)
-        second = subprocess.run(
-            [sys.executable, "-c", "from cli.demo import demo; demo()", "--listen", "127.0.0.1:0"],
-            capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60,
-        )  # fmt: skip
+        code, text = Demo(tmp_path / "other", 3).output()
     finally:
         demo.process.terminate()
         demo.output()
-    assert second.returncode == 1
-    assert "another demo is running" in second.stderr
-    assert "remedy: end that one first" in second.stderr
+    assert code == 1
+    assert "another demo is running" in text
+    assert "remedy: end that one first" in text
 
 
 @pytest.mark.kernel
