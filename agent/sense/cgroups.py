@@ -7,6 +7,7 @@ system calls and nothing else.
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,9 @@ class CgroupReader:
         failures = [*self._closed_mounts, *self._tree.denied, *self._failures]
         if failures:
             error = f"{len(failures)} cgroup files cannot be read, the first is {failures[0]}"
-            found.append(SourceStatus(name="cgroup-files", ok=False, error=error, remedy="run the agent as root"))
+            denied = any(os.strerror(code) in failures[0] for code in (errno.EACCES, errno.EPERM))
+            remedy = "run the agent as root" if denied else "see what else the kernel's log says of that file"
+            found.append(SourceStatus(name="cgroup-files", ok=False, error=error, remedy=remedy))
         if self.skipped:
             error = f"at least {self.skipped} cgroups beyond the limit of {self._limit} are not read"
             found.append(SourceStatus(name="cgroup-limit", ok=False, error=error, remedy="raise maxCgroups"))

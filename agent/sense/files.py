@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+from typing import ClassVar
 
 from api.ports import Vanished
 
@@ -24,10 +25,13 @@ _PIECE_BYTES = 1 << 16
 
 
 class Budget:
-    """How many files may stay open in this process. The soft limit is raised to the hard one when it runs short.
+    """How many files a reader may keep open. The soft limit is raised to the hard one when it runs short.
 
     When that does not suffice either, `take` says no and the file is opened for each read: slower, and never a failure.
     """
+
+    kept_by_all: ClassVar[int] = 0
+    """Of every budget together: the limit is the process's."""
 
     def __init__(self) -> None:
         self.kept = 0
@@ -39,17 +43,19 @@ class Budget:
 
     def take(self) -> bool:
         """Whether one more file may stay open."""
-        if self.kept >= self._limit and not self.short:
+        if Budget.kept_by_all >= self._limit and not self.short:
             self._limit = _raise_limit() - RESERVED
-            self.short = self.kept >= self._limit
-        if self.kept >= self._limit:
+            self.short = Budget.kept_by_all >= self._limit
+        if Budget.kept_by_all >= self._limit:
             return False
         self.kept += 1
+        Budget.kept_by_all += 1
         return True
 
     def give_back(self) -> None:
         """A kept file was closed."""
         self.kept -= 1
+        Budget.kept_by_all -= 1
 
 
 def _soft_limit() -> int:

@@ -22,10 +22,11 @@ from agent.sense.topology import online_text, read_topology
 from api.cpus import Topology
 from api.pods import Pod
 from api.ports import PodSource, Unavailable, WaitSource
-from api.samples import CgroupSample, NodeSample, Snapshot, SourceStatus, Wait
+from api.samples import CgroupSample, Indicator, NodeSample, Snapshot, SourceStatus, Wait
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+MOST_NAMED = 3
 MOST_LOGGED = 100
 """So many different failures are logged, each once; in the snapshots every one of them is shown every time."""
 
@@ -68,13 +69,8 @@ class Sensor:
             path: sample if (wait := waits.get(sample.id)) is None else msgspec.structs.replace(sample, wait=wait)
             for path, sample in cgroups.items()
         }
-        indicators = self._indicators.latest()
-        self._statuses.extend(
-            SourceStatus(
-                name="indicator", ok=False, detail=key, error=error, remedy="mend the pod's annotations or endpoint"
-            )
-            for key, error in sorted(self._indicators.errors().items())
-        )
+        indicators: Mapping[str, Indicator] = self._guard("indicators", self._indicators.latest, {})
+        self._statuses.extend(self._silent_pods())
         return Snapshot(
             seq=seq,
             taken_at_ns=taken_at_ns,
@@ -111,6 +107,16 @@ class Sensor:
             self._online = online
             return read_topology(self._sys)
         return self._known_topology
+
+    def _silent_pods(self) -> tuple[SourceStatus, ...]:
+        errors = self._indicators.errors()
+        if not errors:
+            return ()
+        error = "; ".join(f"{pod}: {reason}" for pod, reason in sorted(errors.items())[:MOST_NAMED])
+        if len(errors) > MOST_NAMED:
+            error += f"; and {len(errors) - MOST_NAMED} more"
+        remedy = "mend the annotations or the endpoint of these pods"
+        return (SourceStatus(name="indicator-pods", ok=False, error=error, remedy=remedy),)
 
     def _guard(self, name: str, read: Callable[[], T], default: T, detail: str = "") -> T:
         started = time.perf_counter_ns()

@@ -17,7 +17,7 @@ from agent.sense.sensor import Sensor
 from api.pods import Container, Pod
 from api.ports import Unavailable, WaitSource
 from api.qos import QoSLevel
-from api.samples import Snapshot, SourceStatus, Wait
+from api.samples import Indicator, Snapshot, SourceStatus, Wait
 from tests.agent.sense import trees
 from tests.agent.sense.test_node import FILES
 
@@ -64,15 +64,25 @@ class Machine:
         self.pods, self.waits = Pods(), Waits()
         self.web_id = (root / "cpu/web").stat().st_ino
 
-    def sensor(self, waits: WaitSource | None = None) -> Sensor:
+    def sensor(self, waits: WaitSource | None = None, indicators: Indicators | None = None) -> Sensor:
         return Sensor(
             cgroups=CgroupReader(self.hierarchy),
             node=NodeReader(self.root / "proc"),
             sys=self.root / "sys",
             pods=self.pods,
             waits=waits or self.waits,
-            indicators=Indicators(),
+            indicators=indicators or Indicators(),
         )
+
+
+class Silent(Indicators):
+    """Five pods that do not answer, and one answer from long ago."""
+
+    def latest(self) -> Mapping[str, Indicator]:
+        return {"n/0": Indicator(bounds_s=(1.0,), buckets=(1, 2), sum_s=3.0, sampled_at_ns=4)}
+
+    def errors(self) -> Mapping[str, str]:
+        return {f"n/{pod}": "no answer" for pod in range(5)}
 
 
 @pytest.fixture
@@ -95,7 +105,14 @@ def test_everything_is_in_one_snapshot(machine: Machine) -> None:
     web = snapshot.cgroups["/web"]
     assert (web.id, web.cpu_usage_ns, web.wait) == (machine.web_id, 1_500_000_000, Wait(sum_ns=5, count=1))
     assert all(source.ok and source.duration_ns >= 0 for source in snapshot.sources)
-    assert {source.name for source in snapshot.sources} == {"pods", "topology", "node", "cgroups", "waits"}
+    assert {source.name for source in snapshot.sources} == {
+        "pods",
+        "topology",
+        "node",
+        "cgroups",
+        "waits",
+        "indicators",
+    }
     assert status(snapshot, "waits").detail == "tp_btf"
     assert msgspec.json.decode(msgspec.json.encode(snapshot), type=Snapshot) == snapshot
 
@@ -166,6 +183,13 @@ def test_a_machine_that_loses_everything_still_gives_snapshots(machine: Machine)
     snapshot = sensor.snapshot(2, 2, 2)
     assert snapshot.cgroups.keys() == {"/"}
     assert snapshot.seq == 2
+
+
+def test_pods_that_do_not_answer_are_named_and_old_answers_keep_their_time(machine: Machine) -> None:
+    snapshot = machine.sensor(indicators=Silent()).snapshot(1, 1000, 1)
+    assert snapshot.indicators["n/0"].sampled_at_ns == 4
+    silent = status(snapshot, "indicator-pods")
+    assert (silent.ok, silent.error) == (False, "n/0: no answer; n/1: no answer; n/2: no answer; and 2 more")
 
 
 def test_schedstat_follows_the_pods(machine: Machine) -> None:
