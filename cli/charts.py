@@ -86,18 +86,19 @@ def histogram(
 ) -> list[Text]:
     """Title, bars and axis, all of this width."""
     slots, count, mean_us = found
-    title = Text(f"{name} ", style=f"bold {style}")
+    title = Text.assemble((f"{name} ", f"bold {style}"))
     made = [title]
     if slots is None or not any(slots):
         known = f"{words.integer(count)} waits, mean {words.duration(mean_us)}" if count else "no waits measured"
-        title.append(known, "none")
+        title.append(known)
         note = "a source of sums only: no distribution" if slots is None and count else ""
         made += [Text(note, style="dim"), *(Text() for _ in range(height + 1))]
     else:
         p50, p99 = (quantile_ns(slots, q) for q in (0.5, 0.99))
         us = [None if value is None else value / 1000 for value in (p50, p99)]
-        title.append(f"p50 {words.duration(us[0])} · p99 {words.duration(us[1])}", "none")
-        title.append(f" · {words.integer(count)}", "dim")
+        title.append(f"p50 {words.duration(us[0])} · p99 {words.duration(us[1])}")
+        number = f" · {words.integer(count)}"
+        title.append(number if title.cell_len + len(number) <= width else "", "dim")
         each = max((width - 5) // len(slots), 1)
         made += _bars(slots, style, each, height)
         made += _axis(slots, [value for value in (p50, p99) if value is not None], each)

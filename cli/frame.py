@@ -114,10 +114,10 @@ def bars(view: View, width: int) -> list[Text]:
     parts = [
         f"{words.cores(view.busy_cores)} of {cpus} busy",
         f"online {words.cores(online)}",
-        f"rest {words.cores(rest)}",
+        f"other {words.cores(rest)}",
     ]
     if view.steal_cores:
-        parts.append(f"stolen {words.cores(view.steal_cores)}")
+        parts.append(f"steal {words.cores(view.steal_cores)}")
     loan = [f"{words.cores(lent)} of {cpus} lent", f"{words.cores(view.reclaimed_cores)} used"]
     loan.append(f"need {words.cores(view.requirement_cores)}")
     if view.headroom_cores is not None:
@@ -168,7 +168,7 @@ def sources(view: View, width: int) -> Text:
     good = [
         f"✓ {words.clean(s.name)}" + (f" {words.clean(s.detail)}" if s.detail else "") for s in view.sources if s.ok
     ]
-    line = Text(words.join(failed), style="red")
+    line = Text.assemble((words.join(failed), "red"))
     line.append(words.join(["" if not failed else " ", *good], " · " if failed else "  "), "dim")
     return fit(line, width)
 

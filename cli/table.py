@@ -83,9 +83,9 @@ def containers(view: View, history: Sequence[View], width: int, most: int) -> li
         )
     ]
     for container in shown:
-        line = Text(_name(container, name), style="yellow" if reclaimed(container) else "cyan")
+        line = Text.assemble((_name(container, name), "yellow" if reclaimed(container) else "cyan"))
         for column in columns:
-            line.append(" " + _right(column.cell(container), column.width), "none")
+            line.append(" " + _right(column.cell(container), column.width))
         if trend:
             line.append(" " + _trend(container, history, trend), "magenta")
         made.append(line)

@@ -60,7 +60,7 @@ def test_numbers_of_the_frame_can_be_computed_by_hand() -> None:
     """See the table at the top of tests/fakes.py."""
     views, entries = calm()
     frame = text(views[-1], views, entries, 140, 40)
-    assert "3.75 of 4 busy · online 1.50 · rest 0.00" in frame
+    assert "3.75 of 4 busy · online 1.50 · other 0.00" in frame
     assert "2.50 of 4 lent · 2.25 used · need 1.50 · headroom 0.25" in frame
     web = next(line for line in frame.splitlines() if line.startswith("default/web"))
     # 100 waits a second: the 50th of 90 in 4-8 us, and the 99th, the last of 9 in 64-128 us.
@@ -126,6 +126,21 @@ def test_banner_and_failed_sources_come_with_their_remedies() -> None:
     assert "! PSI triggers need CAP_SYS_RESOURCE: add it to get them every second instead of every two" in frame
     assert "✕ psi: /proc/pressure/cpu: operation not supported (boot the kernel with psi=1)" in frame
     assert "✓ runqlat tp_btf" in frame
+
+
+def colours(view: View) -> str:
+    console = Console(
+        width=120, height=30, file=io.StringIO(), force_terminal=True, color_system="standard", record=True
+    )
+    console.print(render(view, [view], (), 120, 30))
+    return console.export_text(styles=True)
+
+
+def test_only_failures_are_red() -> None:
+    well = story.tell(3)
+    assert ";31m" not in colours(build(well.rounds[-1])).replace("[31m", ";31m")
+    ill = story.tell(3, sources=(story.FAILING, *story.SOURCES))
+    assert "\x1b[31m✕ psi" in colours(build(ill.rounds[-1]))
 
 
 def test_the_agent_that_is_away_is_named() -> None:
