@@ -6,6 +6,7 @@ every decision on a line of its own; `--once` prints one frame and ends. An agen
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import sys
@@ -141,7 +142,13 @@ def _keys() -> Iterator[Callable[[], bool]]:
 
 def _quit_pressed(fd: int) -> bool:
     ready, _, _ = select.select([fd], [], [], 0)
-    return bool(ready) and sys.stdin.read(1) in ("q", "Q")
+    if not ready:
+        return False
+    try:
+        keys = os.read(fd, 64)
+    except OSError:
+        return True  # the terminal is gone
+    return not keys or b"q" in keys.lower()
 
 
 def once(url: str, console: Console) -> bool:

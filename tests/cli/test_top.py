@@ -122,6 +122,14 @@ def test_signals_end_it_cleanly(terminal: Terminal, signum: signal.Signals) -> N
     assert termios.tcgetattr(terminal.fd) == terminal.before
 
 
+def test_other_keys_do_nothing(terminal: Terminal, agent: Agent, told: story.Story) -> None:
+    terminal.until(lambda text: "decisions, newest first" in text)
+    os.write(terminal.fd, b"xyz\x1b[A")
+    seen = len(terminal.raw)
+    terminal.until(lambda _: b"decisions" in terminal.raw[seen:])
+    assert terminal.process.poll() is None
+
+
 def test_an_agent_that_goes_away_is_named_and_asked_again(terminal: Terminal, agent: Agent, told: story.Story) -> None:
     terminal.until(lambda text: "decisions, newest first" in text)
     agent.go_away()
