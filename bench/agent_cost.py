@@ -20,7 +20,7 @@ import msgspec
 
 from agent.hierarchy import Hierarchy, detect
 from api.ports import Unavailable
-from bench.machine import Machine, children_of, cpu_ns_of, memory_kib_of, this_machine
+from bench.machine import Machine, children_of, cpu_ns_of, end_cleanly_on_sigterm, memory_kib_of, this_machine
 from demo.cgroups import CONTROLLERS
 from demo.child import AgentChild, AgentEnded, free_port
 from demo.launch import launch
@@ -168,7 +168,7 @@ def _cpu_ms_a_second(agent: AgentChild, seconds: float, *, ask: bool) -> float:
 def markdown(results: Results) -> str:
     """The table."""
     out = [
-        "# Cost of the agent",
+        "## Cost of the agent",
         "",
         results.machine.line(),
         "",
@@ -193,6 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="10 cgroups, 3 s")
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory for agent_cost.json and .md")
     args = parser.parse_args(argv)
+    end_cleanly_on_sigterm()
     if args.quick:
         args.counts, args.seconds = (10,), 3.0
     rows, waits = [], "unknown"

@@ -20,7 +20,7 @@ from agent.hierarchy import detect
 from api.ports import Unavailable, WaitSource
 from api.samples import Wait
 from bench.cell import AGENT_WARMUP_S, WARMUP_S, Bed, Measured, measure
-from bench.machine import this_machine
+from bench.machine import end_cleanly_on_sigterm, node_times, this_machine
 from bench.modes import BY_NAME, DEFAULT_MODES, ONLINE
 from bench.reaction import react
 from bench.report import Reaction, Results, markdown, svg
@@ -29,6 +29,7 @@ from demo.workloads import own_cpus, size_for
 RESULTS = Path(__file__).parent / "results"
 QUIET_OTHERS, QUIET_STOLEN, TRIES = 0.03, 0.005, 4
 """A cell in which other processes, or the hypervisor, took more of the node is measured again, so often in all at most."""
+QUIET_WITHIN_S = 120.0
 LOADS = (0.1, 0.2, 0.4, 0.6)
 
 
@@ -89,11 +90,25 @@ def _quiet_cell(bed: Bed, mode: str, load: float, number: int) -> Measured:
     """The cell, measured again while somebody else's work disturbs it; after TRIES the quietest one counts."""
     tried: list[Measured] = []
     for _ in range(TRIES):
+        if (waited_s := wait_until_quiet()) > 1:
+            print(f"  waited {waited_s:.0f} s for others to be quiet", flush=True)
         tried.append(measure(bed, BY_NAME[mode], load, number))
         if _noise(tried[-1]) <= 1:
             break
         print(f"  disturbed, once more: {_line(tried[-1])}", flush=True)
     return min(tried, key=_noise)
+
+
+def wait_until_quiet() -> float:
+    """Return once the node has been nearly idle for a second, or after QUIET_WITHIN_S; how long that took, in seconds."""
+    began = time.monotonic()
+    while time.monotonic() - began < QUIET_WITHIN_S:
+        before = node_times()
+        time.sleep(1)
+        after = node_times()
+        if after.busy - before.busy <= QUIET_OTHERS * (after.total - before.total):
+            break
+    return time.monotonic() - began - 1
 
 
 def _noise(cell: Measured) -> float:
@@ -145,6 +160,7 @@ def _open_waits() -> WaitSource:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = options(sys.argv[1:] if argv is None else argv)
+    end_cleanly_on_sigterm()
     source: WaitSource | None = None
     try:
         hierarchy = detect()

@@ -94,20 +94,20 @@ def svg(results: Results) -> str:
 
 
 def markdown(results: Results) -> str:
-    out = ["# Colocation bench", "", results.machine.line(), "", results.settings, ""]
+    out = ["## Colocation", "", results.machine.line(), "", results.settings, ""]
     out += [f"- **{name}**: {BY_NAME[name].what}" for name in modes_of(results)]
     out += ["", "![p99 against load](colocation.svg)", ""]
     for load in loads_of(results):
         out += _table(results, load)
     out += _reactions(results) + _waits(results) + _service(results)
     if results.failures:
-        out += ["## Cells that failed", "", *(f"- {failure}" for failure in results.failures), ""]
+        out += ["### Cells that failed", "", *(f"- {failure}" for failure in results.failures), ""]
     return "\n".join(out)
 
 
 def _table(results: Results, load: float) -> list[str]:
     out = [
-        f"## Online load {load:.0%} of the node",
+        f"### Online load {load:.0%} of the node",
         "",
         f"| {' | '.join(COLUMNS)} |",
         "|---" * len(COLUMNS) + "|",
@@ -141,7 +141,7 @@ def _reactions(results: Results) -> list[str]:
     if not results.reactions:
         return []
     out = [
-        "## From a load spike to the first change",
+        "### From a load spike to the first change",
         "",
         "From the first request of a spike (10 % to 60 % of the node at once) to the start of the round that decided (the",
         "journal's time) and to the moment a changed value was seen in a cgroup file (polled every 5 ms by a process that",
@@ -167,7 +167,7 @@ def _waits(results: Results) -> list[str]:
     if all(cell.waits is None for cell in results.cells):
         return []
     out = [
-        "## Run-queue wait of the online cgroup",
+        "### Run-queue wait of the online cgroup",
         "",
         "Milliseconds, medians of all rounds; every switch, log2 histogram.",
         "",
@@ -192,13 +192,13 @@ def _middle(values: Sequence[float]) -> str:
 def _service(results: Results) -> list[str]:
     """Whether the instruments themselves are sound: cost of a request, share and lateness of the client."""
     out = [
-        "## Instruments",
+        "### Instruments",
         "",
-        "CPU time of the service per request (its cost plus socket calls), CPU of the client, and how late the client sent",
-        "on average; medians over all modes but the overloaded ones would hide nothing, so these are all of them.",
+        "CPU time of the service per request (its cost plus socket calls), CPU of the client, how late the client sent on",
+        "average, and how much of the node others used; medians of all modes.",
         "",
-        "| load | service us per request (all cells) | client cores | client late us (largest) |",
-        "|---|---|---|---|",
+        "| load | service us per request (all cells) | client cores | client late us (largest) | others |",
+        "|---|---|---|---|---|",
     ]
     for load in loads_of(results):
         cells = Group(tuple(cell for cell in results.cells if cell.load == load))
@@ -206,6 +206,7 @@ def _service(results: Results) -> list[str]:
         out.append(
             f"| {load:.0%} | {cells.median(lambda c: c.online_us):.0f} ({low:.0f} to {high:.0f}) "
             f"| {cells.median(lambda c: c.client_cores):.3f} "
-            f"| {cells.median(lambda c: c.lag_us):.0f} ({cells.spread(lambda c: c.lag_us)[1]:.0f}) |"
+            f"| {cells.median(lambda c: c.lag_us):.0f} ({cells.spread(lambda c: c.lag_us)[1]:.0f}) "
+            f"| {cells.median(lambda c: c.noise.others):.1%} |"
         )
     return [*out, ""]

@@ -18,6 +18,7 @@ from demo.online import bind
 from demo.schedule import Constant
 from demo.workloads import MAX_RATE, Size, Workloads, demo_wave, size_for
 
+pytestmark = pytest.mark.kernel
 SMALL = Size(cpus=1, service_us=500, workers=2, burners=2)
 PARENT = """
 import sys, time

@@ -1,0 +1,112 @@
+"""The arithmetic and the shape of the benches' results, and one real run of the cheapest mode."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+
+from bench.cell import Lending, Measured, Noise, Waits, quantile_ms
+from bench.machine import Machine
+from bench.modes import BY_NAME, DEFAULT_MODES, share_pool_size
+from bench.plot import Point, chart
+from bench.report import Reaction, Results, markdown, p99, ratio, svg, units
+from demo.launch import ROOT
+from demo.workloads import size_for
+from tests.kernel.support import require_writable_cgroups
+
+MACHINE = Machine(
+    date="2026-01-02 03:04 UTC", kernel="6.18.0", cpu="Some CPU", cpus=2, hypervisor=True, cgroups="v2", python="3.11.2"
+)
+
+
+def cell(mode: str, p99_ms: float, units_per_s: float = 0.0, number: int = 1) -> Measured:
+    return Measured(
+        mode=mode, load=0.4, round=number, seconds=8, requests=1000, lost=0, p50_ms=0.6, p99_ms=p99_ms, p999_ms=9,
+        units_per_s=units_per_s, node_use=0.9, online_us=520, client_cores=0.05, lag_us=30, noise=Noise(0.01, 0.002),
+        lending=Lending(1.5, 3) if mode == "ours" else None, waits=Waits(0.3, 0.02, 2.25, None),
+    )  # fmt: skip
+
+
+RESULTS = Results(
+    machine=MACHINE,
+    settings="as ever",
+    cells=(
+        *(cell("floor", value, 20_000, n) for n, value in enumerate((3.0, 9.0, 4.0))),
+        *(cell("ours", value, 19_000, n) for n, value in enumerate((4.2, 4.4, 4.1))),
+    ),
+    reactions=(
+        Reaction(mode="ours", spikes=3, decided_ms=(40.0, 90.0), written_ms=(55.0, 95.0), triggers=("wait", "psi")),
+    ),
+    failures=("partition at 40%, round 1: no",),
+)
+
+
+def test_the_nearest_sample_is_the_quantile() -> None:
+    latencies = [n * 1_000_000 for n in range(1, 101)]
+    assert [quantile_ms(latencies, q) for q in (0.5, 0.99, 0.999)] == [51, 100, 100]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "load", "size"), [(2, 0.1, 1), (2, 0.6, 1), (16, 0.1, 2), (16, 0.4, 8), (16, 0.6, 12), (16, 0.9, 15)]
+)
+def test_the_share_pool_follows_katalysts_rule_and_leaves_a_cpu_to_reclaim(cpus: int, load: float, size: int) -> None:
+    """ceil(usage x 1.25), at least 1, at most all but one."""
+    assert share_pool_size(cpus, load) == size
+
+
+def test_ratios_are_between_medians_of_the_same_load() -> None:
+    assert ratio(RESULTS, 0.4, "ours", "floor", p99) == pytest.approx(4.2 / 4.0)
+    assert ratio(RESULTS, 0.4, "ours", "floor", units) == pytest.approx(0.95)
+    assert ratio(RESULTS, 0.4, "ours", "alone", p99) is None
+    assert ratio(RESULTS, 0.1, "ours", "floor", p99) is None
+
+
+def test_the_table_shows_medians_spread_and_what_failed() -> None:
+    text = markdown(RESULTS)
+    assert "| ours | 0.60 | 4.20 (4.10 to 4.40) | 9.00 |  | 1.05 | 19,000 | 0.95 | 1.50 | 90.0% | 0.2% | 0 |" in text
+    assert "| floor | 0.60 | 4.00 (3.00 to 9.00) |" in text
+    assert "| ours | 3 | 2 | 65 / 90 | 75 / 95 | psi 1, wait 1 |" in text
+    assert "| 40% | ours | 0.300 | 0.020 | 2.250 |  |" in text
+    assert "- partition at 40%, round 1: no" in text
+    assert MACHINE.line() in text
+
+
+def test_the_chart_is_well_formed_and_higher_latency_is_higher_up() -> None:
+    root = ElementTree.fromstring(svg(RESULTS))
+    space = "{http://www.w3.org/2000/svg}"
+    assert len(root.findall(f"{space}polyline")) == 2
+    lines = {"slow": [Point(10, 100.0, 90, 110), Point(60, 900, 1, 1000)], "fast": [Point(10, 1.0, 1, 1)], "none": []}
+    drawn = ElementTree.fromstring(chart("t <&>", "x", "y", lines))
+    circles = [(float(c.attrib["cx"]), float(c.attrib["cy"])) for c in drawn.findall(f"{space}circle")]
+    (slow_x, slow), (later_x, slower), (_, fast) = circles
+    assert slower < slow < fast
+    assert slow_x < later_x
+    ElementTree.fromstring(chart("empty", "x", "y", {}))
+
+
+def test_every_default_mode_but_the_first_has_a_batch_job_and_only_ours_an_agent() -> None:
+    assert [name for name in DEFAULT_MODES if not BY_NAME[name].batch] == ["alone"]
+    assert [name for name in DEFAULT_MODES if BY_NAME[name].agent_config is not None] == ["ours", "ours-protect"]
+
+
+@pytest.mark.kernel
+def test_a_quick_run_of_the_cheapest_mode_writes_its_results(tmp_path: Path) -> None:
+    require_writable_cgroups()
+    command = [sys.executable, "-m", "bench.colocation", "--quick", "--modes", "alone", "--out", str(tmp_path)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    results = msgspec.json.decode((tmp_path / "colocation.json").read_bytes(), type=Results)
+    assert sorted((found.mode, found.load) for found in results.cells) == [("alone", 0.2), ("alone", 0.6)]
+    size = size_for(results.machine.cpus)
+    for found in results.cells:
+        expected = size.rate(found.load) * found.seconds
+        assert found.requests == pytest.approx(expected, rel=0.2)
+        assert size.service_us <= found.online_us <= size.service_us + 200
+        assert found.p50_ms >= size.service_us / 1000
+        assert found.units_per_s == 0
+    assert "| alone |" in (tmp_path / "colocation.md").read_text()
