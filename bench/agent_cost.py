@@ -78,6 +78,8 @@ def sleepers(hierarchy: Hierarchy, count: int) -> Iterator[list[str]]:
     names = [f"{PARENT}/{index:03}" for index in range(count)]
     made: list[Path] = []
     processes: list[subprocess.Popen[bytes]] = []
+    for mount in mounts:
+        _clear(mount / PARENT)
     try:
         for name in (PARENT, *names):
             for mount in mounts:
@@ -91,6 +93,15 @@ def sleepers(hierarchy: Hierarchy, count: int) -> Iterator[list[str]]:
             process.wait()
         for directory in reversed(made):
             directory.rmdir()
+
+
+def _clear(directory: Path) -> None:
+    """Remove what a killed run left; where processes still live in it the kernel refuses, and so do we."""
+    if directory.exists():
+        for child in directory.iterdir():
+            if child.is_dir():
+                child.rmdir()
+        directory.rmdir()
 
 
 def _make(directory: Path, made: list[Path]) -> None:
