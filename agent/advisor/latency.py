@@ -97,7 +97,7 @@ def lend(situation: Situation, memory: Memory, config: LatencyConfig) -> Lending
     node = float(situation.node_cpus)
     lent = node if memory.lent_cores is None else min(memory.lent_cores, node)
     ruling = _judge(situation, memory, config, lent)
-    minimum = max(config.min_lent_ratio * node, 1 / _STEPS_PER_CORE)
+    minimum = _minimum(situation, config)
     new = min(max(int(ruling.lent_cores * _STEPS_PER_CORE + 1e-9) / _STEPS_PER_CORE, minimum), node)
     found = worst(situation.waits, config)
     inputs: dict[str, float | int | str | None] = {
@@ -164,12 +164,26 @@ def _take_back(situation: Situation, config: LatencyConfig, lent: float, what: s
     cgroup, wait_ns, _ = found
     target_ms = config.target_wait_ms
     seen = f"{what} of {cgroup} is {wait_ns / NS_PER_MS:.3g} ms, the target is {target_ms:g} ms"
-    if wait_ns >= config.gross_breach_factor * target_ms * NS_PER_MS:
-        text = f"{seen}: far above, so all but the minimum is taken back."
-        return _Ruling(0.0, "wait_far_above_target", text, target_ms, uneasy=True)
+    rule = (
+        "wait_far_above_target"
+        if wait_ns >= config.gross_breach_factor * target_ms * NS_PER_MS
+        else "wait_above_target"
+    )
+    minimum = _minimum(situation, config)
+    if lent <= minimum:
+        text = f"{seen}: batch work has no more than its minimum of {minimum:g} cores already."
+        return _Ruling(minimum, rule, text, target_ms, uneasy=True)
+    if rule == "wait_far_above_target":
+        text = f"{seen}: far above, so all but the minimum of {minimum:g} cores is taken back."
+        return _Ruling(0.0, rule, text, target_ms, uneasy=True)
     used = lent if situation.reclaimed_use_cores is None else min(lent, situation.reclaimed_use_cores)
     text = f"{seen}: half of what batch work uses is taken back."
-    return _Ruling(used / 2, "wait_above_target", text, target_ms, uneasy=True)
+    return _Ruling(used / 2, rule, text, target_ms, uneasy=True)
+
+
+def _minimum(situation: Situation, config: LatencyConfig) -> float:
+    """What is lent at least: work that never runs can neither finish nor be measured."""
+    return max(config.min_lent_ratio * situation.node_cpus, 1 / _STEPS_PER_CORE)
 
 
 def _measured(situation: Situation) -> bool:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -54,8 +55,17 @@ def knobs(group: TestCgroup) -> dict[str, str]:
 
 
 def attached() -> set[int]:
-    """Ids of our programs that are in the kernel now."""
-    return {program.id for program in programs() if program.name.startswith("dtse_")}
+    """Ids of every BPF program in the kernel."""
+    return {program.id for program in programs()}
+
+
+def held_by(agent: Agent) -> set[int]:
+    """Ids of the BPF programs that this agent's descriptors hold."""
+    held = set()
+    for fdinfo in Path(f"/proc/{agent.process.pid}/fdinfo").iterdir():
+        with suppress(FileNotFoundError):
+            held.update(int(line.split()[1]) for line in fdinfo.read_text().splitlines() if line.startswith("prog_id:"))
+    return held
 
 
 def topology_ids() -> tuple[int, ...]:
@@ -82,8 +92,9 @@ def test_batch_yields_while_the_agent_runs_and_is_put_back_by_sigterm(
         view = agent.view()
         assert view["act"] == "on"
         assert [source["name"] for source in view["sources"] if not source["ok"]] == []
-        ours = attached()
+        ours = held_by(agent)
         assert ours
+        assert ours <= attached()
         assert agent.end() == 0
         assert (knobs(web), knobs(batch)) == before
         assert "were put back" in agent.log
@@ -98,8 +109,9 @@ def test_sigkill_leaves_nothing_attached_and_reset_puts_everything_back(
     with Agent("--act", "on", *options) as agent:
         eventually("batch runs with cpu.idle", lambda: idle(batch))
         assert agent.view()["containers"][0]["wait"]["slots"] is not None
-        ours = attached()
+        ours = held_by(agent)
         assert ours
+        assert ours <= attached()
         agent.end(signal.SIGKILL)
     eventually("nothing stays attached", lambda: not ours & attached())
     assert knobs(batch) != before
