@@ -1,0 +1,96 @@
+"""What `dioptase probe` makes of two reads; the command on a live kernel is in tests/kernel/test_probe_command.py."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from api.histograms import BOUNDS_NS, SLOTS
+from api.samples import Wait
+from cli.probe import CgroupWaits, Interval, histogram, render, summarize
+from probes.groups import Lost
+
+
+def wait(sum_ns: int, **slots: int) -> Wait:
+    counts = tuple(slots.get(f"s{k}", 0) for k in range(SLOTS))
+    return Wait(sum_ns=sum_ns, count=sum(counts), slots=counts)
+
+
+def interval(*cgroups: CgroupWaits, lost: Lost | None = None) -> Interval:
+    none = Lost(full=0, backwards=0, asleep=0, seat=0)
+    return Interval(
+        probe="runqlat", form="tp_btf", wall_time_ns=0, interval_s=1.0, lost=lost or none, cgroups=tuple(cgroups)
+    )
+
+
+def drawn(finished: Interval, height: int | None = None) -> list[str]:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(render(finished, height))
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_only_what_ended_between_two_reads_is_shown_most_waited_first() -> None:
+    before = {1: wait(500, s0=5), 2: wait(10_000, s3=2)}
+    after = {1: wait(700, s0=7), 2: wait(10_000, s3=2), 3: wait(90_000, s6=3)}
+    found = summarize(before, after, {1: "/", 2: "/idle", 3: "/new"}, "/")
+    assert [(w.cgroup, w.count, w.sum_ns) for w in found] == [("/new", 3, 90_000), ("/", 2, 200)]
+    assert found[0].slots[6] == 3
+
+
+def test_a_cgroup_that_started_anew_is_left_out_once() -> None:
+    assert summarize({3: wait(90_000, s6=3)}, {3: wait(100, s1=1)}, {3: "/again"}, "/") == ()
+
+
+def test_cgroups_are_chosen_by_how_their_path_begins() -> None:
+    after = {1: wait(10, s0=1), 2: wait(10, s0=1), 3: wait(10, s0=1)}
+    paths = {1: "/", 2: "/kubepods/a", 3: "/system"}
+    assert [w.cgroup for w in summarize({}, after, paths, "/kube")] == ["/kubepods/a"]
+
+
+def test_cgroups_without_a_path_are_named_by_their_number_and_the_root_by_its_own() -> None:
+    found = summarize({}, {1: wait(20, s0=1), 77: wait(10, s0=1)}, {}, "")
+    assert [w.cgroup for w in found] == ["/", "id 77"]
+
+
+def test_the_quantiles_are_microseconds() -> None:
+    (found,) = summarize({}, {5: wait(3_000_000, s10=100)}, {5: "/x"}, "/")
+    assert 512 < (found.p50_us or 0) < (found.p99_us or 0) <= 1024
+
+
+def test_bars_run_from_the_first_to_the_last_slot_in_use() -> None:
+    (found,) = summarize({}, {5: wait(5_000_000, s2=80, s4=1)}, {5: "/x"}, "/")
+    lines = [line.plain for line in histogram(found)]
+    assert lines[1].startswith("/x  81 waits, mean 61.7 µs, p50 ")
+    assert [line.split("█")[0].split() for line in lines[2:]] == [
+        ["≤", "4.00", "µs", "80"],
+        ["≤", "8.00", "µs", "0"],
+        ["≤", "16.0", "µs", "1"],
+    ]
+    assert [line.count("█") for line in lines[2:]] == [40, 0, 1]
+
+
+def test_the_open_slot_says_what_it_is_longer_than() -> None:
+    (found,) = summarize({}, {5: wait(50 * 10**9, s26=1)}, {5: "/x"}, "/")
+    assert histogram(found)[-1].plain.split() == [">", "33.6", "s", "1", "█" * 40]
+    assert BOUNDS_NS[-1] == 33_554_432_000
+
+
+def test_what_does_not_fit_is_counted() -> None:
+    cgroups = summarize({}, {n: wait(1000 - n, s1=1) for n in range(10, 20)}, {n: f"/{n}" for n in range(10, 20)}, "/")
+    lines = drawn(interval(*cgroups), height=12)
+    assert len(lines) <= 12
+    assert lines[0] == "run-queue wait, form tp_btf, 1.0 s, 10 waits"
+    assert lines[-1] == "and 7 more cgroups; choose with --cgroup"
+    assert len(drawn(interval(*cgroups))) == 1 + 10 * 3
+
+
+def test_losses_are_in_the_head_line() -> None:
+    lost = Lost(full=3, backwards=0, asleep=2, seat=0)
+    assert drawn(interval(lost=lost))[0].endswith("0 waits, 3 lost (full), 2 lost (asleep)")
+
+
+def test_a_path_that_would_move_the_cursor_is_spelled_out() -> None:
+    (found,) = summarize({}, {5: wait(10, s0=1)}, {5: "/a\x1b[2Jb"}, "/")
+    assert "\x1b" not in histogram(found)[1].plain
