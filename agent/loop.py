@@ -14,7 +14,7 @@ import msgspec
 
 from agent.advisor.advise import advise
 from agent.advisor.estimation import online_containers
-from agent.advisor.latency import alarmed
+from agent.advisor.latency import alarmed, can_shrink
 from agent.advisor.memory import Memory
 from agent.config import Config
 from agent.qrm.actuator import Actuator
@@ -96,10 +96,10 @@ class Loop:
         try:
             if self._act is not Act.OFF:
                 advice, self._memory = advise(snapshot, self._config.advisor, self._memory, started)
-            if advice is not None:
                 stage = "actuator"
                 ours = managed(snapshot.pods)
-                decisions = decide(advice, snapshot, self._actuator.knobs(ours))
+                # Without a policy nothing is decided, and what an earlier one changed is given back.
+                decisions = decide(advice, snapshot, self._actuator.knobs(ours)) if advice is not None else ()
                 outcomes = self._actuator.apply(decisions)
                 outcomes += self._actuator.release(decisions, ours - snapshot.cgroups.keys())
         except Exception as error:
@@ -154,11 +154,10 @@ class Loop:
         }
 
     def _can_shrink(self) -> bool:
-        """Whether a round on a breach could take anything back; at the minimum it would only burn CPU."""
-        lent, previous = self._memory.lent_cores, self._previous
-        if lent is None or previous is None:
+        advisor, previous = self._config.advisor, self._previous
+        if advisor.policy != "latency" or self._act is Act.OFF or previous is None:
             return False
-        return lent > self._config.advisor.latency.min_lent_ratio * len(previous.topology.cpus) + 1e-9
+        return can_shrink(self._memory, len(previous.topology.cpus), advisor.latency)
 
     def _ring(self, trigger: str) -> None:
         self._trigger = trigger

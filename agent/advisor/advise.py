@@ -5,16 +5,17 @@ from __future__ import annotations
 import msgspec
 
 from agent.advisor import latency, pools
-from agent.advisor.estimation import online_containers, remember, requirement_cores
+from agent.advisor.estimation import average, online_containers, remember, requirement_cores
 from agent.advisor.headroom import pool_cores, region_cores
 from agent.advisor.memory import Memory
 from agent.config import AdvisorConfig
 from api.decisions import Advice, Pool, Verdict
 from api.qos import QoSLevel
 from api.rates import Rates, rates
-from api.samples import Snapshot
+from api.samples import Snapshot, Wait
 
 NS_PER_S = 1_000_000_000
+RECLAIMED_USE_WINDOW_S = 1.0
 
 
 def advise(snapshot: Snapshot, config: AdvisorConfig, memory: Memory, now_ns: int) -> tuple[Advice | None, Memory]:
@@ -32,6 +33,30 @@ def advise(snapshot: Snapshot, config: AdvisorConfig, memory: Memory, now_ns: in
     else:
         advice, memory = _latency(snapshot, change, need, config, memory, now_ns)
     return advice, msgspec.structs.replace(memory, previous=snapshot)
+
+
+def online_waits(snapshot: Snapshot, change: Rates | None, previous: Snapshot | None) -> dict[str, Wait | None]:
+    """Waits of every online container since the previous round, by cgroup; None where they are not known.
+
+    A cgroup that was made since then has waited all that it ever waited since then. One that is not there has nobody to
+    protect, but where the whole tree could not be read nothing is known of any.
+    """
+    readable = "/" in snapshot.cgroups
+    waits: dict[str, Wait | None] = {}
+    for container in online_containers(snapshot):
+        sample = snapshot.cgroups.get(container.cgroup)
+        if sample is None:
+            if not readable:
+                waits[container.cgroup] = None
+            continue
+        before = previous.cgroups.get(container.cgroup) if previous else None
+        if change is not None and before is not None and before.id == sample.id:
+            rate = change.cgroups.get(container.cgroup)
+            waits[container.cgroup] = rate.wait if rate else None
+        else:
+            made_since = change is not None and previous is not None and "/" in previous.cgroups
+            waits[container.cgroup] = sample.wait if made_since else None
+    return waits
 
 
 def reclaimed_use_cores(snapshot: Snapshot, change: Rates | None) -> float | None:
@@ -56,18 +81,17 @@ def _latency(
     snapshot: Snapshot, change: Rates | None, need: float, config: AdvisorConfig, memory: Memory, now_ns: int
 ) -> tuple[Advice, Memory]:
     """Both pools are the whole node, kept apart by priority; the measured wait decides how much is lent."""
-    waits = {
-        container.cgroup: rate.wait if change and (rate := change.cgroups.get(container.cgroup)) else None
-        for container in online_containers(snapshot)
-        if container.cgroup in snapshot.cgroups
-    }
     cpus = snapshot.topology.ids
+    elapsed_ns = change.node.interval_ns if change else 0
+    used = reclaimed_use_cores(snapshot, change)
+    if used is not None:
+        used = average(memory.reclaimed_use_cores, used, elapsed_ns / NS_PER_S, RECLAIMED_USE_WINDOW_S)
     situation = latency.Situation(
         now_ns=now_ns,
-        elapsed_ns=change.node.interval_ns if change else 0,
+        elapsed_ns=elapsed_ns,
         node_cpus=len(cpus),
-        waits=waits,
-        reclaimed_use_cores=reclaimed_use_cores(snapshot, change),
+        waits=online_waits(snapshot, change, memory.previous),
+        reclaimed_use_cores=used,
         requirement_cores=need,
         enable_reclaim=config.enable_reclaim,
     )
@@ -87,7 +111,9 @@ def _latency(
     )
     return advice, msgspec.structs.replace(
         memory,
-        lent_cores=lending.lent_cores,
+        lent_cores=lending.level_cores,
+        reclaimed_use_cores=used,
+        harmful_cores=lending.harmful_cores,
         last_breach_ns=lending.last_breach_ns,
         last_wait_ns=lending.last_wait_ns,
     )

@@ -17,6 +17,8 @@ from api.rates import CgroupRates, Rates
 from api.samples import Snapshot
 
 NS_PER_S = 1_000_000_000
+FORGET_S = 30.0
+"""A container that is listed but was not seen for so long needs nothing: until then it keeps what it needed."""
 USAGE_WINDOW_S = 5.0
 """Use is averaged over Katalyst's metric interval, so that a one-second round is no more nervous than its five."""
 
@@ -33,12 +35,17 @@ def remember(
     result = {}
     for container in online_containers(snapshot):
         sample = snapshot.cgroups.get(container.cgroup)
-        if sample is None:
-            continue
         before = memory.containers.get(container.cgroup)
+        if sample is None:
+            if before is not None and snapshot.taken_at_ns - before.last_seen_ns < FORGET_S * NS_PER_S:
+                result[container.cgroup] = before
+            continue
         if before is None or before.cgroup_id != sample.id:
             before = ContainerMemory(
-                cgroup_id=sample.id, first_seen_ns=snapshot.taken_at_ns, ramping=memory.previous is not None
+                cgroup_id=sample.id,
+                first_seen_ns=snapshot.taken_at_ns,
+                last_seen_ns=snapshot.taken_at_ns,
+                ramping=memory.previous is not None,
             )
         result[container.cgroup] = _fold(
             before, change.cgroups.get(container.cgroup) if change else None, snapshot.taken_at_ns, config
@@ -50,13 +57,14 @@ def _fold(before: ContainerMemory, rate: CgroupRates | None, now_ns: int, config
     usage, load1, load5 = before.usage_cores, before.load1, before.load5
     if rate is not None and rate.cpu_cores is not None:
         seconds = rate.interval_ns / NS_PER_S
-        usage = _average(usage, rate.cpu_cores, seconds, USAGE_WINDOW_S)
+        usage = average(usage, rate.cpu_cores, seconds, USAGE_WINDOW_S)
         if rate.wait_cores is not None:
-            load1 = _average(load1, rate.cpu_cores + rate.wait_cores, seconds, 60.0)
-            load5 = _average(load5, rate.cpu_cores + rate.wait_cores, seconds, 300.0)
+            load1 = average(load1, rate.cpu_cores + rate.wait_cores, seconds, 60.0)
+            load5 = average(load5, rate.cpu_cores + rate.wait_cores, seconds, 300.0)
     return ContainerMemory(
         cgroup_id=before.cgroup_id,
         first_seen_ns=before.first_seen_ns,
+        last_seen_ns=now_ns,
         ramping=before.ramping and now_ns - before.first_seen_ns < config.ramp_up_s * NS_PER_S,
         usage_cores=usage,
         load1=load1,
@@ -64,7 +72,7 @@ def _fold(before: ContainerMemory, rate: CgroupRates | None, now_ns: int, config
     )
 
 
-def _average(before: float | None, value: float, seconds: float, window_s: float) -> float:
+def average(before: float | None, value: float, seconds: float, window_s: float) -> float:
     """One step of an exponential average; the first value stands for itself."""
     if before is None:
         return value
@@ -80,5 +88,9 @@ def container_cores(container: Container, known: ContainerMemory | None, config:
 
 
 def requirement_cores(snapshot: Snapshot, memory: Memory, config: AdvisorConfig) -> float:
-    """Estimated need of all online containers together, as `memory` already knows them."""
-    return sum(container_cores(c, memory.containers.get(c.cgroup), config) for c in online_containers(snapshot))
+    """Estimated need of all online containers that are there, or were until a moment ago, as `memory` knows them."""
+    return sum(
+        container_cores(container, memory.containers.get(container.cgroup), config)
+        for container in online_containers(snapshot)
+        if container.cgroup in snapshot.cgroups or container.cgroup in memory.containers
+    )

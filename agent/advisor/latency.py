@@ -25,6 +25,8 @@ from api.samples import Wait
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
+_CAREFUL, _CAREFUL_PACE = (0.75, 1.1), 0.1
+"""Between these parts of what was harmful the last time, lending grows at a tenth of its pace."""
 _STEPS_PER_CORE = 20
 """Lent CPU moves in twentieths of a core: smaller changes are noise that would cost a write each."""
 
@@ -33,8 +35,12 @@ class Lending(msgspec.Struct, frozen=True, kw_only=True):
     """How much to lend from now on, and what the policy must remember of it."""
 
     lent_cores: float
+    """In steps that are worth a write."""
+    level_cores: float
+    """The same before it was cut to steps: where growth goes on from."""
     action: str
     verdict: Verdict
+    harmful_cores: float | None
     last_breach_ns: int | None
     last_wait_ns: int | None
 
@@ -97,8 +103,9 @@ def lend(situation: Situation, memory: Memory, config: LatencyConfig) -> Lending
     node = float(situation.node_cpus)
     lent = node if memory.lent_cores is None else min(memory.lent_cores, node)
     ruling = _judge(situation, memory, config, lent)
-    minimum = _minimum(situation, config)
-    new = min(max(int(ruling.lent_cores * _STEPS_PER_CORE + 1e-9) / _STEPS_PER_CORE, minimum), node)
+    minimum = minimum_cores(situation.node_cpus, config)
+    level = min(max(ruling.lent_cores, minimum), node)
+    before, new = _stepped(lent, minimum), _stepped(level, minimum)
     found = worst(situation.waits, config)
     inputs: dict[str, float | int | str | None] = {
         "wait_ms": None if found is None else round(found[1] / NS_PER_MS, 3),
@@ -107,14 +114,16 @@ def lend(situation: Situation, memory: Memory, config: LatencyConfig) -> Lending
         "quantile": config.quantile,
         "reclaimed_use_cores": _rounded(situation.reclaimed_use_cores),
         "requirement_cores": _rounded(situation.requirement_cores),
-        "lent_before_cores": lent,
+        "lent_before_cores": before,
         "lent_cores": new,
     }
     held = "freeze" if ruling.rule.startswith("wait_unknown") else "hold"
     return Lending(
         lent_cores=new,
-        action="shrink" if new < lent else "grow" if new > lent else held,
+        level_cores=level,
+        action="shrink" if new < before else "grow" if new > before else held,
         verdict=Verdict(rule=ruling.rule, text=ruling.text, threshold=ruling.threshold, inputs=inputs),
+        harmful_cores=_used(situation, lent) if ruling.breach and lent > minimum else memory.harmful_cores,
         last_breach_ns=situation.now_ns if ruling.uneasy else memory.last_breach_ns,
         last_wait_ns=situation.now_ns if _measured(situation) or memory.last_wait_ns is None else memory.last_wait_ns,
     )
@@ -129,6 +138,7 @@ class _Ruling(NamedTuple):
     threshold: float | None
     uneasy: bool = False
     """Whether calm has to be waited for again."""
+    breach: bool = False
 
 
 def _judge(situation: Situation, memory: Memory, config: LatencyConfig, lent: float) -> _Ruling:
@@ -138,7 +148,7 @@ def _judge(situation: Situation, memory: Memory, config: LatencyConfig, lent: fl
     if not situation.enable_reclaim:
         return _Ruling(0.0, "reclaim_disabled", "Reclaiming is switched off: only the minimum is lent.", None)
     if not situation.waits:
-        return _Ruling(node, "nothing_online", "No online pod runs here: the whole node is lent.", None)
+        return _grow(situation, memory, config, lent, ("nothing_online", "No online pod runs here"))
     if breached(situation.waits, target_ns, config):
         return _take_back(situation, config, lent, what)
     if not _measured(situation):
@@ -153,9 +163,20 @@ def _judge(situation: Situation, memory: Memory, config: LatencyConfig, lent: fl
     if since is not None and situation.now_ns - since < config.calm_s * NS_PER_S:
         text = f"{what} has been short for less than {config.calm_s:g} s: nothing more is lent yet."
         return _Ruling(lent, "not_calm_yet", text, config.calm_s)
-    step = max(config.grow_ratio_per_s * node * situation.elapsed_ns / NS_PER_S, 1 / _STEPS_PER_CORE)
-    text = f"{what} has stayed below half the target of {target_ms:g} ms: {step:.2g} cores more are lent."
-    return _Ruling(lent + step, "wait_below_target", text, target_ms)
+    calm = f"{what} has stayed below half the target of {target_ms:g} ms"
+    return _grow(situation, memory, config, lent, ("wait_below_target", calm))
+
+
+def _grow(situation: Situation, memory: Memory, config: LatencyConfig, lent: float, why: tuple[str, str]) -> _Ruling:
+    """A step more, never a jump; a small step around what was harmful the last time."""
+    rule, text = why
+    step = config.grow_ratio_per_s * situation.node_cpus * situation.elapsed_ns / NS_PER_S
+    harmful = memory.harmful_cores
+    if harmful is not None and _CAREFUL[0] * harmful <= lent <= _CAREFUL[1] * harmful:
+        step *= _CAREFUL_PACE
+    new = min(lent + step, float(situation.node_cpus))
+    threshold = config.target_wait_ms if rule == "wait_below_target" else None
+    return _Ruling(new, rule, f"{text}: {new:.3g} of {situation.node_cpus} cores are lent.", threshold)
 
 
 def _take_back(situation: Situation, config: LatencyConfig, lent: float, what: str) -> _Ruling:
@@ -169,21 +190,34 @@ def _take_back(situation: Situation, config: LatencyConfig, lent: float, what: s
         if wait_ns >= config.gross_breach_factor * target_ms * NS_PER_MS
         else "wait_above_target"
     )
-    minimum = _minimum(situation, config)
+    minimum = minimum_cores(situation.node_cpus, config)
     if lent <= minimum:
         text = f"{seen}: batch work has no more than its minimum of {minimum:g} cores already."
         return _Ruling(minimum, rule, text, target_ms, uneasy=True)
     if rule == "wait_far_above_target":
         text = f"{seen}: far above, so all but the minimum of {minimum:g} cores is taken back."
-        return _Ruling(0.0, rule, text, target_ms, uneasy=True)
-    used = lent if situation.reclaimed_use_cores is None else min(lent, situation.reclaimed_use_cores)
+        return _Ruling(0.0, rule, text, target_ms, uneasy=True, breach=True)
+    used = _used(situation, lent)
     text = f"{seen}: half of what batch work uses is taken back."
-    return _Ruling(used / 2, rule, text, target_ms, uneasy=True)
+    return _Ruling(used / 2, rule, text, target_ms, uneasy=True, breach=True)
 
 
-def _minimum(situation: Situation, config: LatencyConfig) -> float:
+def _used(situation: Situation, lent: float) -> float:
+    return lent if situation.reclaimed_use_cores is None else min(lent, situation.reclaimed_use_cores)
+
+
+def _stepped(cores: float, minimum: float) -> float:
+    return max(int(cores * _STEPS_PER_CORE + 1e-6) / _STEPS_PER_CORE, minimum)
+
+
+def minimum_cores(node_cpus: int, config: LatencyConfig) -> float:
     """What is lent at least: work that never runs can neither finish nor be measured."""
-    return max(config.min_lent_ratio * situation.node_cpus, 1 / _STEPS_PER_CORE)
+    return max(config.min_lent_ratio * node_cpus, 1 / _STEPS_PER_CORE)
+
+
+def can_shrink(memory: Memory, node_cpus: int, config: LatencyConfig) -> bool:
+    """Whether a round on an alarm could take anything back; at the minimum it would only burn CPU."""
+    return memory.lent_cores is not None and memory.lent_cores > minimum_cores(node_cpus, config)
 
 
 def _measured(situation: Situation) -> bool:

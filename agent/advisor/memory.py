@@ -14,6 +14,7 @@ class ContainerMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     cgroup_id: int
     first_seen_ns: int
+    last_seen_ns: int
     ramping: bool
     """Whether it came after the agent and is still to be taken at its request."""
     usage_cores: float | None = None
@@ -28,6 +29,11 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     containers: Mapping[str, ContainerMemory] = {}
     """By cgroup path."""
     lent_cores: float | None = None
+    """None before the first round; then nothing but priority holds reclaimed pods back, as before the agent came."""
+    reclaimed_use_cores: float | None = None
+    """Smoothed over a second, because rounds can be milliseconds apart."""
+    harmful_cores: float | None = None
+    """What reclaimed pods used at the last breach: growth is careful around it."""
     last_breach_ns: int | None = None
     """When the waits were last above half the target; growth waits for calm_s after it."""
     last_wait_ns: int | None = None

@@ -62,6 +62,7 @@ def snapshot(
         )
         for index, p in enumerate(pods)
     }
+    cgroups["/"] = CgroupSample(path="/", id=1)
     return Snapshot(
         seq=round(at_s * 10) + 1,
         taken_at_ns=round(at_s * S) + S,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +35,9 @@ def test_estimate_of_a_container(
     request_cores: float | None, usage: float | None, load1: float | None, ramping: bool, expected: float
 ) -> None:
     container = Container(name="c", cgroup="/c", cpu_request_cores=request_cores)
-    known = ContainerMemory(cgroup_id=1, first_seen_ns=0, ramping=ramping, usage_cores=usage, load1=load1)
+    known = ContainerMemory(
+        cgroup_id=1, first_seen_ns=0, last_seen_ns=0, ramping=ramping, usage_cores=usage, load1=load1
+    )
     assert container_cores(container, known, CONFIG) == pytest.approx(expected)
 
 
@@ -139,6 +142,32 @@ def test_a_pod_that_comes_later_ramps_up_at_its_request() -> None:
     assert requirement[1] == 7.0
     assert requirement[30] == 7.0
     assert requirement[31] == 0.0
+
+
+def test_one_failed_read_of_the_cgroups_forgets_no_demand() -> None:
+    config = AdvisorConfig(policy="canonical", min_ramp_down_period_s=0)
+    web = pod("web", QoSLevel.SHARED, request=0.5)
+    memory, sizes = Memory(), []
+    for at in range(30):
+        seen = snapshot(at, [web], cpus=16, usage_s={"web": 8.0 * at})
+        if at == 20:
+            seen = msgspec.structs.replace(seen, cgroups={})
+        advice, memory = advise(seen, config, memory, seen.taken_at_ns)
+        assert advice is not None
+        sizes.append(len(advice.pools[0].cpus))
+    assert sizes[10:] == [12] * 20, "ceil(8 x 1.25 + 4) is 14, and 12 is all that the reclaim pool leaves"
+
+
+def test_a_listed_container_that_is_gone_needs_nothing_after_half_a_minute() -> None:
+    web = pod("web", QoSLevel.SHARED, request=0.5)
+    memory, need = Memory(), {}
+    for at in range(45):
+        seen = snapshot(at, [web] if at < 10 else [], cpus=16, usage_s={"web": 2.0 * at})
+        seen = msgspec.structs.replace(seen, pods=(web,))
+        advice, memory = advise(seen, CONFIG, memory, seen.taken_at_ns)
+        assert advice is not None
+        need[at] = advice.requirement_cores
+    assert (need[9], need[20], need[38], need[40]) == (2.5, 2.5, 2.5, 0.0)
 
 
 def test_reclaim_switched_off_leaves_reclaimed_pods_the_minimum() -> None:
