@@ -69,6 +69,13 @@ def test_what_is_no_histogram_is_refused(text: str) -> None:
         parse(text, "lat_seconds", 0)
 
 
+def test_a_histogram_with_absurdly_many_labels_is_refused_before_it_is_parsed() -> None:
+    labels = ",".join(f'l{number}="x"' for number in range(50))
+    text = "".join(f'lat_seconds_bucket{{{labels},le="{bound}"}} 1\n' for bound in range(1900))
+    with pytest.raises(Garbage, match="characters, more than 131072; publish fewer or shorter labels"):
+        parse(text, "lat_seconds", 0)
+
+
 @given(st.text(max_size=200))
 def test_any_text_is_an_indicator_or_garbage(text: str) -> None:
     with pytest.raises(Garbage):
