@@ -73,11 +73,17 @@ CATALOGUE: tuple[Metric, ...] = (
            ("trigger", "action")),
     # The agent itself
     Metric("dioptase_round_duration_seconds", "gauge", "seconds", "How long the latest round took."),
+    Metric("dioptase_round_interval_seconds", "gauge", "seconds", "Time between two rounds, as set: intervalS."),
+    Metric("dioptase_latency_target_seconds", "gauge", "seconds",
+           "Run-queue wait that online pods may see, as set: advisor.latency.targetWaitMs."),
     Metric("dioptase_snapshot_timestamp_seconds", "gauge", "seconds", "When the snapshot behind these numbers was taken."),
     Metric("dioptase_act_mode", "gauge", "", "1 for the mode in force: off, dry-run or on.", ("mode",)),
     Metric("dioptase_source_up", "gauge", "", "Whether a source answered in the latest round.", ("source", "detail")),
     Metric("dioptase_source_duration_seconds", "gauge", "seconds", "How long a source took in the latest round.", ("source",)),
     Metric("dioptase_limitations", "gauge", "", "Things that this node lacks, each with its remedy in the banner."),
+    Metric("dioptase_journal_writable", "gauge", "", "Whether decisions reach the disk; where they do not, they are in memory."),
+    Metric("dioptase_otel_failures_total", "counter", "", "Exports that no OpenTelemetry collector took."),
+    Metric("dioptase_otel_dropped_spans_total", "counter", "", "Rounds of which no OpenTelemetry collector got the span."),
     Metric("dioptase_build_info", "gauge", "", "1, with the version.", ("version",)),
 )  # fmt: skip
 BY_NAME = {metric.name: metric for metric in CATALOGUE}

@@ -30,8 +30,8 @@ RECLAIMED = f'{NODE},qos="reclaimed_cores"'
 RATE = "[$__rate_interval]"
 BY_POD = "instance, namespace, pod"
 POD_NAME = "{{namespace}}/{{pod}} on {{instance}}"
-WAIT_WARN_S, WAIT_BAD_S = 0.001, 0.01
-"""The latency policy's usual target, and the threshold of the alert DioptaseOnlineWaitHigh."""
+TARGET = f"dioptase_latency_target_seconds{{{NODE}}}"
+"""What the policy holds p99 against, and so does the alert DioptaseOnlineWaitHigh. A setting: no number of it stands here."""
 
 
 class Query(NamedTuple):
@@ -113,8 +113,10 @@ def _glance() -> list[Panel]:
     wait = "dioptase_cgroup_runq_wait_seconds"
     busy = f'sum(rate(dioptase_node_cpu_seconds_total{{{NODE},mode!~"idle|iowait|steal"}}{RATE}))'
     return [
-        _number("Worst online wait, p99", units.Seconds, f"max({quantile(0.99, wait, ONLINE)})",
-                "Run-queue wait of the slowest online pod. Above 10 ms online pods suffer.", (WAIT_WARN_S, WAIT_BAD_S)),
+        _number("Worst online wait, p99", units.PercentUnit,
+                f"max({quantile(0.99, wait, ONLINE)} / on (instance) group_left () {TARGET})",
+                "Run-queue wait of the slowest online pod, as a share of its node's target. From half of the target on nothing "
+                "more is lent; above it CPU is taken back.", (0.5, 1)),
         _number("Node use", units.PercentUnit, f"{busy} / sum(dioptase_node_cpus{{{NODE}}})",
                 "Share of all CPUs that run something. Lending is there to raise it."),
         _number("Lent", "cores", f"sum(dioptase_reclaim_lent_cores{{{NODE}}})", "What reclaimed pods may use now."),
@@ -123,8 +125,9 @@ def _glance() -> list[Panel]:
                 "What they do use. Well below what is lent: they have no more to do."),
         _number("Nodes that act", units.Short, f'sum(dioptase_act_mode{{{NODE},mode="on"}})',
                 "Nodes whose agent writes. The others decide nothing, or only say what they would do."),
-        _number("Oldest snapshot", units.Seconds, f"max(time() - dioptase_snapshot_timestamp_seconds{{{NODE}}})",
-                "Seconds since an agent last looked at its node. It looks every second.", (5, 15)),
+        _number("Most overdue round", units.Seconds,
+                f"max(time() - dioptase_snapshot_timestamp_seconds{{{NODE}}} - on (instance) dioptase_round_interval_seconds)",
+                "Seconds since an agent last looked at its node, less the interval at which it is set to look.", (5, 15)),
     ]  # fmt: skip
 
 
@@ -135,8 +138,8 @@ def _waits() -> list[Panel]:
         _heat("Waits of online pods", ONLINE, "Each column is a moment, each cell how many waits of that length ended."),
         _heat("Waits of reclaimed pods", f'{POD},qos="reclaimed_cores"', "They are meant to wait: they run on what is left."),
         _lines("Run-queue wait, p99", units.Seconds,
-               "99 of 100 waits were no longer. An online pod above the dashed line is what the alert is about.",
-               Query(quantile(0.99, wait, POD), POD_NAME), marks=(WAIT_WARN_S, WAIT_BAD_S), log=True),
+               "99 of 100 waits were no longer. An online pod above its node's target is what the alert is about.",
+               Query(quantile(0.99, wait, POD), POD_NAME), Query(TARGET, "target on {{instance}}"), log=True),
         _lines("Run-queue wait, median", units.Seconds, "Half of the waits were no longer.",
                Query(quantile(0.5, wait, POD), POD_NAME), log=True),
         _lines("Tasks waiting", units.Short,
@@ -199,14 +202,20 @@ def _health() -> list[Panel]:
         _lines("Round and sources, duration", units.Seconds, "A round should stay far below its second.",
                Query(f"dioptase_round_duration_seconds{{{NODE}}}", "round on {{instance}}"),
                Query(f"dioptase_source_duration_seconds{{{NODE}}}", "{{source}} on {{instance}}")),
-        _lines("Snapshot age", units.Seconds, "Grows when an agent hangs; above 15 s the alert DioptaseAgentSilent fires.",
-               Query(f"time() - dioptase_snapshot_timestamp_seconds{{{NODE}}}", "{{instance}}"), marks=(5, 15)),
+        _lines("Snapshot age", units.Seconds, "Grows when an agent hangs; above the limit the alert DioptaseAgentSilent fires.",
+               Query(f"time() - dioptase_snapshot_timestamp_seconds{{{NODE}}}", "{{instance}}"),
+               Query(f"15 + 3 * dioptase_round_interval_seconds{{{NODE}}}", "limit on {{instance}}")),
         _lines("What the agent costs", "cores", "CPU of the agent's own process.",
                Query(f"rate(process_cpu_seconds_total{{{NODE}}}{RATE}) and on (instance) dioptase_build_info", "{{instance}}")),
         _lines("Memory of the agent", units.BytesIEC, "Resident memory of the agent's own process.",
                Query(f"process_resident_memory_bytes{{{NODE}}} and on (instance) dioptase_build_info", "{{instance}}")),
         _lines("Limitations", units.Short, "Things that a node lacks; the banner of its page names each with the remedy.",
                Query(f"dioptase_limitations{{{NODE}}}", "{{instance}}")),
+        _lines("Reports lost", units.Short,
+               "1 where decisions do not reach the disk of the node, and exports that no OpenTelemetry collector took.",
+               Query(f"1 - dioptase_journal_writable{{{NODE}}}", "journal on {{instance}}"),
+               Query(f"increase(dioptase_otel_failures_total{{{NODE}}}{RATE})", "exports of {{instance}}"),
+               Query(f"increase(dioptase_otel_dropped_spans_total{{{NODE}}}{RATE})", "spans of {{instance}}")),
     ]  # fmt: skip
 
 
@@ -248,8 +257,8 @@ def _number(title: str, unit: str, expr: str, why: str, marks: tuple[float, ...]
     )
 
 
-def _lines(  # noqa: PLR0913 - the options of one kind of panel
-    title: str, unit: str, why: str, *queries: Query, marks: tuple[float, ...] = (),
+def _lines(
+    title: str, unit: str, why: str, *queries: Query,
     stacked: bool = False, bars: bool = False, log: bool = False,
 ) -> timeseries.Panel:  # fmt: skip
     panel = (
@@ -275,9 +284,6 @@ def _lines(  # noqa: PLR0913 - the options of one kind of panel
     else:
         scale = common_builder.ScaleDistributionConfig().type(common.ScaleDistribution.LOG).log(2)
         panel = panel.scale_distribution(scale)
-    if marks:
-        style = common_builder.GraphThresholdsStyleConfig().mode(common.GraphTresholdsStyleMode.DASHED)
-        panel = panel.thresholds(_thresholds(marks)).thresholds_style(style)
     for ref, query in zip("ABCDEFGH", queries, strict=False):
         panel = panel.with_target(_target(query, ref))
     return panel

@@ -24,17 +24,30 @@ NOBODY: Owner = ("", "", "", "")
 """Namespace, pod, container and QoS level of a cgroup that no listed pod owns."""
 
 
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent knows of itself and no round says; None has no sample."""
+
+    interval_s: float | None = None
+    target_wait_s: float | None = None
+    journal_writable: bool | None = None
+    """None where decisions are kept in memory only."""
+    otel_failures: int | None = None
+    """None where nothing is sent to OpenTelemetry, as for the spans."""
+    otel_dropped_spans: int | None = None
+
+
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """What an exporter knows: the newest round, and what all rounds since it started add up to."""
 
     version: str
+    about: About = About()
     latest: Round | None = None
     decisions: Mapping[tuple[str, str, str], int] = {}
     """How often each (knob, rule, outcome) came out."""
     rounds: Mapping[tuple[str, str], int] = {}
     """How many rounds there were of each (trigger, action); the action is empty where nothing was advised."""
 
-    def after(self, finished: Round) -> Observed:
+    def after(self, finished: Round, about: About | None = None) -> Observed:
         """The same with one more round; the old value stays as it is for whoever is rendering it."""
         decisions = dict(self.decisions)
         for outcome in finished.outcomes:
@@ -44,7 +57,13 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
         rounds = dict(self.rounds)
         turn = (finished.trigger, finished.advice.action if finished.advice else "")
         rounds[turn] = rounds.get(turn, 0) + 1
-        return Observed(version=self.version, latest=finished, decisions=decisions, rounds=rounds)
+        return Observed(
+            version=self.version,
+            about=self.about if about is None else about,
+            latest=finished,
+            decisions=decisions,
+            rounds=rounds,
+        )
 
 
 class Point(NamedTuple):
@@ -99,6 +118,7 @@ def _all(observed: Observed) -> Iterator[Family]:
     yield _points("dioptase_rounds_total", ((key, count) for key, count in sorted(observed.rounds.items())))
     if finished is not None:
         yield from _agent(finished)
+    yield from _about(observed.about)
     yield _points("dioptase_build_info", [((observed.version,), 1)])
 
 
@@ -194,6 +214,15 @@ def _agent(finished: Round) -> Iterator[Family]:
     yield _points("dioptase_source_up", (((s.name, s.detail), int(s.ok)) for s in snapshot.sources))
     yield _points("dioptase_source_duration_seconds", (((s.name,), s.duration_ns / NS_PER_S) for s in snapshot.sources))
     yield _points("dioptase_limitations", [((), len(finished.banner))])
+
+
+def _about(about: About) -> Iterator[Family]:
+    writable = about.journal_writable
+    yield _points("dioptase_round_interval_seconds", [((), about.interval_s)])
+    yield _points("dioptase_latency_target_seconds", [((), about.target_wait_s)])
+    yield _points("dioptase_journal_writable", [((), None if writable is None else int(writable))])
+    yield _points("dioptase_otel_failures_total", [((), about.otel_failures)])
+    yield _points("dioptase_otel_dropped_spans_total", [((), about.otel_dropped_spans)])
 
 
 def _seconds(nanoseconds: int | None) -> float | None:

@@ -22,6 +22,7 @@ from api.decisions import Round
 from api.ports import Journal, Unavailable
 from api.text import to_json
 from exporters import view
+from exporters.families import About
 from exporters.history import History
 from exporters.prometheus import Exposition
 
@@ -29,7 +30,9 @@ log = logging.getLogger(__name__)
 
 PAGE = Path(__file__).parent / "page"
 STALE_S = 5.0
-"""A round older than this means that the agent has stopped seeing."""
+"""Of rounds a second apart; an older one means that the agent has stopped seeing."""
+STAGES = ("advisor", "actuator")
+"""What makes the agent an agent: where one of them failed in the latest round, nothing was changed (agent/loop.py)."""
 MAX_ENTRIES = 2000
 NS_PER_S = 1_000_000_000
 COMPRESS_FROM = 1024
@@ -62,6 +65,22 @@ class Problem(msgspec.Struct, frozen=True):
     remedy: str
 
 
+class Failed(msgspec.Struct, frozen=True):
+    """A source that gave nothing in the latest round."""
+
+    source: str
+    error: str
+    remedy: str
+
+
+class Health(msgspec.Struct, frozen=True):
+    """Body of `/healthz` while rounds are fresh."""
+
+    age_s: float
+    failed: tuple[Failed, ...]
+    banner: tuple[str, ...]
+
+
 class Refused(Exception):
     """A request that gets a Problem instead of what it asked for."""
 
@@ -74,10 +93,19 @@ class Refused(Exception):
 class Server:
     """Sink of rounds and HTTP server in one: what is served is exactly what was published."""
 
-    def __init__(self, *, journal: Journal, version: str, page: Path = PAGE) -> None:
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        version: str,
+        page: Path = PAGE,
+        stale_s: float = STALE_S,
+        about: Callable[[], About] = About,
+    ) -> None:
         self._journal = journal
         self._page = page
-        self._exposition = Exposition(version)
+        self._stale_s = stale_s
+        self._exposition = Exposition(version, about)
         self._history = History()
         self._view_json: bytes | None = None
         self._published_at_ns: int | None = None
@@ -172,12 +200,17 @@ class Server:
         return web.Response(body=await asyncio.to_thread(gzip.decompress, packed), headers=headers)
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
-        if self._published_at_ns is None:
+        latest = self._exposition.observed.latest
+        if self._published_at_ns is None or latest is None:
             raise Refused(503, "no round has finished yet", "wait a second; if it stays, look at the agent's log")
         age_s = (time.monotonic_ns() - self._published_at_ns) / NS_PER_S
-        if age_s >= STALE_S:
+        if age_s >= self._stale_s:
             raise Refused(503, f"the last round is {age_s:.1f} s old", "look at the agent's log; restart the agent")
-        return _body(request, to_json({"age_s": round(age_s, 3)}), "application/json")
+        failed = tuple(Failed(s.name, s.error, s.remedy) for s in latest.snapshot.sources if not s.ok)
+        for stage in failed:
+            if stage.source in STAGES:
+                raise Refused(503, f"the {stage.source} failed in the last round: {stage.error}", stage.remedy)
+        return _body(request, to_json(Health(round(age_s, 3), failed, latest.banner)), "application/json")
 
     async def _view(self, request: web.Request) -> web.StreamResponse:
         _parameters(request, ())

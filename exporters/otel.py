@@ -5,12 +5,13 @@ The variables are OpenTelemetry's own. Those not read here (headers, certificate
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from api.ports import Unavailable
+from exporters.families import About
 
 if TYPE_CHECKING:
     from exporters.otlp import OtelSink
@@ -32,14 +33,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     service: str
 
 
-def start(environ: Mapping[str, str]) -> OtelSink | None:
+def start(environ: Mapping[str, str], about: Callable[[], About] = About) -> OtelSink | None:
     """The sink that the environment asks for, running; None where it names no endpoint. Raises Unavailable with a remedy."""
     settings = read(environ)
     if settings is None:
         return None
     from exporters.otlp import OtelSink  # noqa: PLC0415 - most agents never need it
 
-    return OtelSink(settings)
+    return OtelSink(settings, about)
 
 
 def read(environ: Mapping[str, str]) -> Settings | None:

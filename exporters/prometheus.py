@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -20,7 +20,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 
 from api.catalogue import WAIT_BOUNDS_S, Metric
 from api.decisions import Round
-from exporters.families import Distribution, Family, Number, Observed, families
+from exporters.families import About, Distribution, Family, Number, Observed, families
 
 TEXT, OPENMETRICS = CONTENT_TYPE_PLAIN_0_0_4, OPENMETRICS_1_0
 LINES_AT_ONCE = 256
@@ -29,8 +29,9 @@ LINES_AT_ONCE = 256
 class Exposition:
     """Sink of rounds, source of scrapes. Each format is rendered once a round, however many scrapers ask."""
 
-    def __init__(self, version: str) -> None:
+    def __init__(self, version: str, about: Callable[[], About] = About) -> None:
         self._observed = Observed(version=version)
+        self._about = about
         self._process = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self._process)
         self._rendering = threading.Lock()
@@ -41,7 +42,7 @@ class Exposition:
         return self._observed
 
     def publish(self, finished: Round) -> None:
-        self._observed = self._observed.after(finished)
+        self._observed = self._observed.after(finished, self._about())
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Body in gzip and content type. Takes milliseconds of CPU when the round is new: call it off the event loop."""

@@ -33,6 +33,7 @@ from api.samples import (
     SourceStatus,
     Wait,
 )
+from exporters.families import About
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -212,6 +213,8 @@ OUTCOMES = (
     outcome(Knob.IDLE, "1", Status.UNCHANGED, before="1"),
     outcome(Knob.QUOTA, "250000 100000", Status.REFUSED, before="max 100000", error="cpu.max: invalid argument"),
 )
+
+ABOUT = About(interval_s=2.0, target_wait_s=0.005, journal_writable=False, otel_failures=3, otel_dropped_spans=7)
 
 
 def busy_round(

@@ -52,6 +52,11 @@ class DecisionJournal:
         newer = [entry for entry in self._kept if entry.seq > after]
         return newer[-limit:] if limit > 0 else []
 
+    @property
+    def writable(self) -> bool | None:
+        """Whether entries reach the disk; None where there is no file."""
+        return None if self._file is None else not self.problem
+
     def close(self) -> None:
         """Give the file back. Idempotent."""
         if self._file is not None:

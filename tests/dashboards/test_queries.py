@@ -19,7 +19,7 @@ from agent.report.journal import DecisionJournal
 from api.decisions import Round
 from exporters.http import Server
 from tests.dashboards.support import Prometheus, every_query, prometheus, until
-from tests.fakes import BOOTED_AT_NS, SLOW_WAITS, S, busy_round
+from tests.fakes import ABOUT, BOOTED_AT_NS, SLOW_WAITS, S, busy_round
 
 pytestmark = pytest.mark.prometheus
 FEED_EVERY_S = 0.2
@@ -45,7 +45,7 @@ async def feed(server: Server, bound: list[int], ready: threading.Event, stop: t
 @pytest.fixture(scope="module")
 def target() -> Iterator[str]:
     """HOST:PORT of a live Server."""
-    server = Server(journal=DecisionJournal(None), version="1.2.3")
+    server = Server(journal=DecisionJournal(None), version="1.2.3", about=lambda: ABOUT)
     bound: list[int] = []
     ready, stop = threading.Event(), threading.Event()
     thread = threading.Thread(target=lambda: asyncio.run(feed(server, bound, ready, stop)))

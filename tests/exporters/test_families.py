@@ -11,7 +11,7 @@ from api.catalogue import BY_NAME, CATALOGUE, WAIT_BOUNDS_S
 from api.decisions import Status
 from api.samples import Wait
 from exporters.families import Distribution, Family, Observed, families
-from tests.fakes import BATCH_WAITS, bare_round, busy_round, outcome
+from tests.fakes import ABOUT, BATCH_WAITS, bare_round, busy_round, outcome
 
 WEB_LABELS = ("/web", "default", "web", "web", "shared_cores")
 BATCH_LABELS = ("/batch", "default", "batch", "batch", "reclaimed_cores")
@@ -20,7 +20,7 @@ ROOT_LABELS = ("/", "", "", "", "")
 
 @pytest.fixture
 def observed() -> Observed:
-    return Observed(version="1.2.3").after(busy_round(2))
+    return Observed(version="1.2.3").after(busy_round(2), ABOUT)
 
 
 def shown(observed: Observed) -> dict[str, Family]:
@@ -73,6 +73,11 @@ def test_every_sample_has_its_rows_labels_and_no_two_are_the_same_series(observe
         ("dioptase_source_up", ("psi", ""), 0),
         ("dioptase_source_duration_seconds", ("cgroups",), 0.005),
         ("dioptase_limitations", (), 1),
+        ("dioptase_round_interval_seconds", (), 2.0),
+        ("dioptase_latency_target_seconds", (), 0.005),
+        ("dioptase_journal_writable", (), 0),
+        ("dioptase_otel_failures_total", (), 3),
+        ("dioptase_otel_dropped_spans_total", (), 7),
         ("dioptase_build_info", ("1.2.3",), 1),
     ],
 )

@@ -18,7 +18,9 @@ import pytest
 from agent.report.journal import DecisionJournal
 from api.decisions import JournalEntry
 from api.ports import Unavailable
+from api.samples import SourceStatus
 from exporters import http
+from exporters.families import About
 from exporters.http import Server
 from exporters.view import View, build
 from tests.fakes import bare_round, busy_round, outcome
@@ -135,15 +137,66 @@ async def test_metrics_in_both_formats_plain_and_gzipped(client: Client) -> None
     assert text.endswith(b"# EOF\n")
 
 
-async def test_health_follows_the_age_of_the_last_round(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("stale_s", "status"), [(0.01, 503), (36.0, 200)])
+async def test_health_follows_the_age_of_the_last_round(stale_s: float, status: int) -> None:
+    server = Server(journal=DecisionJournal(None), version="1", stale_s=stale_s)
+    client = Client(server, await server.start("127.0.0.1", 0))
     assert (await client.problem("/healthz", 503))[0] == "no round has finished yet"
-    client.server.publish(bare_round())
-    assert 0 <= (await client.json("/healthz"))["age_s"] < 5
-    monkeypatch.setattr(http, "STALE_S", 0.01)
+    server.publish(bare_round())
     await asyncio.sleep(0.02)
+    answered, _, body = await client.get("/healthz")
+    assert answered == status
+    if status == 200:
+        assert 0.02 <= json.loads(body)["age_s"] < 36
+    else:
+        assert json.loads(body)["error"].startswith("the last round is 0.0")
+        assert "log" in json.loads(body)["remedy"]
+    await client.session.close()
+    await server.stop()
+
+
+async def test_health_names_failed_sources_and_what_the_node_lacks(client: Client) -> None:
+    client.server.publish(busy_round(2))
+    health = await client.json("/healthz")
+    assert health["failed"] == [
+        {
+            "source": "psi",
+            "error": "/proc/pressure/cpu: operation not supported",
+            "remedy": "boot the kernel with psi=1",
+        }
+    ]
+    assert health["banner"] == list(busy_round(2).banner)
+
+
+@pytest.mark.parametrize("stage", ["advisor", "actuator"])
+async def test_a_round_that_could_not_decide_or_act_is_not_healthy(client: Client, stage: str) -> None:
+    finished = busy_round(2)
+    broken = SourceStatus(name=stage, ok=False, error="ZeroDivisionError: division by zero", remedy="report it")
+    snapshot = msgspec.structs.replace(finished.snapshot, sources=(*finished.snapshot.sources, broken))
+    client.server.publish(msgspec.structs.replace(finished, snapshot=snapshot))
     error, remedy = await client.problem("/healthz", 503)
-    assert error.startswith("the last round is 0.0")
-    assert "log" in remedy
+    assert (error, remedy) == (
+        f"the {stage} failed in the last round: ZeroDivisionError: division by zero",
+        "report it",
+    )
+    client.server.publish(busy_round(3))
+    assert (await client.get("/healthz"))[0] == 200
+
+
+async def test_metrics_say_what_the_agent_knows_of_itself_when_a_round_is_published() -> None:
+    known = [About(journal_writable=True), About(journal_writable=False, otel_failures=2)]
+    server = Server(journal=DecisionJournal(None), version="1", about=lambda: known.pop(0))
+    client = Client(server, await server.start("127.0.0.1", 0))
+    server.publish(busy_round(2))
+    text = (await client.get("/metrics"))[2]
+    assert b"\ndioptase_journal_writable 1\n" in text
+    assert b"dioptase_otel_failures" not in text, "nothing is sent, so nothing can fail"
+    server.publish(busy_round(3))
+    text = (await client.get("/metrics"))[2]
+    assert b"\ndioptase_journal_writable 0\n" in text
+    assert b"\ndioptase_otel_failures_total 2\n" in text
+    await client.session.close()
+    await server.stop()
 
 
 @pytest.mark.parametrize("path", ["/api/v1/view", "/api/v1/snapshot"])

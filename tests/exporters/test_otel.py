@@ -28,7 +28,7 @@ from api.ports import Unavailable
 from exporters import otlp
 from exporters.otel import start
 from exporters.otlp import MAX_SPANS, OtelSink
-from tests.fakes import BATCH_ID, MS, bare_round, busy_round, outcome
+from tests.fakes import ABOUT, BATCH_ID, MS, bare_round, busy_round, outcome
 
 PATIENCE_S = 20
 
@@ -77,7 +77,7 @@ def receiver() -> Iterator[Receiver]:
 
 def sink_to(port: int, **environ: str) -> OtelSink:
     quick = {"OTEL_METRIC_EXPORT_INTERVAL": "100", "OTEL_BSP_SCHEDULE_DELAY": "100"}
-    sink = start({"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}"} | quick | environ)
+    sink = start({"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}"} | quick | environ, lambda: ABOUT)
     assert sink is not None
     return sink
 

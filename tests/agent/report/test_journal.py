@@ -165,12 +165,12 @@ def test_a_full_disk_costs_nothing_but_the_disk_copy_until_there_is_room(
         numbered(journal, 3, 2)
     assert values(journal) == ["0", "1", "2", "3", "4"]
     assert [entry.seq for entry in lines(path)] == [1, 2], "half a line was left behind"
-    assert journal.problem == f"{path}: File too large"
+    assert (journal.problem, journal.writable) == (f"{path}: File too large", False)
     assert len(caplog.records) == 1
 
     numbered(journal, 1, 5)
     assert [entry.seq for entry in lines(path)] == [1, 2, 3, 4, 5, 6]
-    assert journal.problem == ""
+    assert (journal.problem, journal.writable) == ("", True)
 
 
 def test_a_directory_in_the_way_is_reported_and_survived(tmp_path: Path) -> None:
