@@ -7,13 +7,14 @@ import ctypes
 import logging
 import os
 import signal
+import sys
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
-from agent.config import Config, load
+from agent.config import Config
 from agent.hierarchy import Hierarchy, detect
 from agent.loop import Loop
 from agent.qrm.actuator import Actuator
@@ -24,20 +25,22 @@ from agent.sense.cgroups import CgroupReader
 from agent.sense.indicators import Indicators
 from agent.sense.node import NodeReader
 from agent.sense.pods import StaticPods
+from agent.sense.psi import STALL_US, WINDOW_US
 from agent.sense.schedstat import SchedstatWaits
 from agent.sense.sensor import Sensor
 from agent.sense.triggers import TriggerSet
+from agent.settings import load
 from api.decisions import Act, Status
 from api.ports import PodSource, Sink, Unavailable, WaitSource
 from exporters import otel
-from exporters.http import Server
+from exporters.families import About
+from exporters.http import STALE_S, Server
 from probes.runqlat import open_waits
 
 log = logging.getLogger("dioptase")
 _M_ARENA_MAX = -8
 """malloc.h; 1.3 MiB less at 200 cgroups."""
-PSI_STALL_US, PSI_WINDOW_US = 150_000, 1_000_000
-"""An online cgroup in which some task stalled for 15 % of a second starts a round."""
+PROC, SYS = Path("/proc"), Path("/sys")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,8 +53,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: Path
     config: Path | None = None
     duration_s: float | None = None
-    proc: Path = Path("/proc")
-    sys: Path = Path("/sys")
 
 
 def main(options: Options) -> int:
@@ -71,7 +72,7 @@ def _one_heap() -> None:
 
 
 async def _run(options: Options, config: Config, pods: PodSource) -> int:
-    hierarchy = detect(options.proc)
+    hierarchy = detect(PROC)
     async with AsyncExitStack() as stack:
         files = KnobFiles(hierarchy)
         stack.callback(files.close)
@@ -79,24 +80,24 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         if originals is not None:
             stack.callback(originals.close)
         act, act_missing = _effective(options.act, files, originals)
-        waits, waits_missing = _open_waits(options, hierarchy)
+        waits, waits_missing = _open_waits(hierarchy)
         stack.callback(waits.close)
         journal = DecisionJournal(None if originals is None else options.state_dir / "decisions.jsonl")
         stack.callback(journal.close)
         indicators = Indicators()
         cgroups = CgroupReader(hierarchy, limit=config.max_cgroups)
         stack.callback(cgroups.close)
-        node = NodeReader(options.proc)
+        node = NodeReader(PROC)
         stack.callback(node.close)
         sensor = Sensor(
             cgroups=cgroups,
             node=node,
-            sys=options.sys,
+            sys=SYS,
             pods=pods,
             waits=waits,
             indicators=indicators,
         )
-        sinks = await _open_exporters(options, journal, stack)
+        sinks = await _open_exporters(options, config, journal, stack)
         loop = Loop(
             config=config,
             sensor=sensor,
@@ -117,7 +118,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
 def _open_originals(options: Options) -> tuple[Originals | None, tuple[str, ...]]:
     """The journal of originals. Only an agent that holds the lock goes on to act; watching needs none."""
     try:
-        originals = open_originals(options.state_dir, boot_id(options.proc))
+        originals = open_originals(options.state_dir, boot_id(PROC))
     except Locked:
         if options.act is Act.ON:
             raise
@@ -141,43 +142,54 @@ def _effective(asked: Act, files: KnobFiles, originals: Originals | None) -> tup
     return Act.ON, ()
 
 
-def _open_waits(options: Options, hierarchy: Hierarchy) -> tuple[WaitSource, tuple[str, ...]]:
+def _open_waits(hierarchy: Hierarchy) -> tuple[WaitSource, tuple[str, ...]]:
     """The probe, or /proc/PID/schedstat where the kernel refuses it."""
     try:
         return open_waits(), ()
     except Unavailable as error:
         coarse = "Run-queue waits come from schedstat, as sums without a distribution"
-        return SchedstatWaits(options.proc, hierarchy), (f"{coarse}: {error.reason}: {error.remedy}.",)
+        return SchedstatWaits(PROC, hierarchy), (f"{coarse}: {error.reason}: {error.remedy}.",)
 
 
-async def _open_exporters(options: Options, journal: DecisionJournal, stack: AsyncExitStack) -> list[Sink]:
-    server = Server(journal=journal, version=version("dioptase"))
+async def _open_exporters(
+    options: Options, config: Config, journal: DecisionJournal, stack: AsyncExitStack
+) -> list[Sink]:
+    def about() -> About:
+        return About(
+            interval_s=config.interval_s,
+            target_wait_s=config.advisor.latency.target_wait_ms / 1000,
+            journal_writable=journal.writable,
+            otel_failures=None if spans is None else spans.failures,
+            otel_dropped_spans=None if spans is None else spans.dropped_spans,
+        )
+
+    spans = otel.start(os.environ, about)
+    if spans is not None:
+        stack.callback(spans.close)
+    stale_s = max(STALE_S, 3 * config.interval_s)
+    server = Server(journal=journal, version=version("dioptase"), stale_s=stale_s, about=about)
     port = await server.start(options.host, options.port)
     stack.push_async_callback(server.stop)
     host = f"[{options.host}]" if ":" in options.host else options.host
     log.info("page, API and metrics on http://%s:%d", host, port)
-    sinks: list[Sink] = [journal, server]
-    spans = otel.start(os.environ)
-    if spans is not None:
-        stack.callback(spans.close)
-        sinks.append(spans)
-    return sinks
+    return [journal, server] if spans is None else [journal, server, spans]
 
 
 def _triggers(hierarchy: Hierarchy, stack: AsyncExitStack) -> TriggerSet | None:
     """Pressure triggers of online cgroups where there is a unified hierarchy; without one, waits have to do."""
     if hierarchy.v2 is None:
         return None
-    triggers = TriggerSet(hierarchy.v2, stall_us=PSI_STALL_US, window_us=PSI_WINDOW_US)
+    triggers = TriggerSet(hierarchy.v2, stall_us=STALL_US, window_us=WINDOW_US)
     stack.callback(triggers.close)
     return triggers
 
 
 async def _until_told(loop: Loop, options: Options) -> None:
-    """Run rounds until SIGTERM, SIGINT or the duration."""
+    """Run rounds until SIGTERM, SIGINT, a terminal that closes (unless nohup has us ignore that) or the duration."""
     running = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        running.add_signal_handler(number, loop.stop)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            running.add_signal_handler(number, loop.stop)
     if options.duration_s is not None:
         running.call_later(options.duration_s, loop.stop)
     await loop.run()
@@ -197,3 +209,13 @@ def _put_back(originals: Originals | None, files: KnobFiles) -> int:
     if left:
         log.error("%d values could not be put back; run `dioptase reset`", left)
     return left
+
+
+def _no_command() -> int:
+    """Options are read by the command line, which knows this module and not the other way round."""
+    print("python -m agent is no command; run `dioptase agent`", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(_no_command())

@@ -1,11 +1,7 @@
-"""Settings of the node agent: frozen, typed, each explained. A file that cannot hold is refused with field and remedy.
-
-The file is YAML with the field names in camel case: `advisor: {policy: canonical, latency: {targetWaitMs: 5}}`.
-"""
+"""Settings of the node agent: frozen, typed, each explained. Read from a file by agent/settings.py."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -16,10 +12,6 @@ Cores = Annotated[float, Meta(ge=0, le=8192)]
 Ratio = Annotated[float, Meta(gt=0, le=1)]
 _SMALL_NODE_SHARE = 4
 """Katalyst's reserves are meant for large nodes; where nothing is configured a small node reserves a quarter."""
-
-
-class ConfigError(ValueError):
-    """A setting that cannot hold; the message names file, field and remedy."""
 
 
 class LatencyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -35,7 +27,7 @@ class LatencyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Waits must have stayed below half the target for so long before more is lent."""
     grow_ratio_per_s: Ratio = 0.1
     """How fast lending grows once calm, as a share of the node per second (Koordinator's suppress uses 0.1)."""
-    min_lent_ratio: Ratio = 0.05
+    min_lent_ratio: Annotated[float, Meta(gt=0, lt=1)] = 0.05
     """What batch work keeps even in a breach, as a share of the node, so that it makes progress and can be measured."""
     gross_breach_factor: Annotated[float, Meta(ge=1, le=1000)] = 4.0
     """A wait so many times the target takes everything back down to the minimum at once instead of halving."""
@@ -92,36 +84,3 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_cgroups: Annotated[int, Meta(ge=16, le=100_000)] = 4096
     """More cgroups than this are not read; how many were left out is shown."""
     advisor: AdvisorConfig = AdvisorConfig()
-
-
-def parse(text: bytes, name: str) -> Config:
-    """Settings from YAML; an empty file is the defaults. Raises ConfigError that names file, field and remedy."""
-    try:
-        document = msgspec.yaml.decode(text)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{name}: not YAML: {error}") from error
-    except RecursionError:
-        raise ConfigError(f"{name}: nested too deeply; settings have three levels at most") from None
-    try:
-        return msgspec.convert({} if document is None else document, Config)
-    except msgspec.ValidationError as error:
-        reason, _, where = str(error).partition(" - at `$.")
-        field = where.rstrip("`") or "top level"
-        raise ConfigError(f"{name}: {field}: {reason}; docs/operations.md lists every field and its bounds") from error
-
-
-def load(path: Path | None) -> Config:
-    """Settings from a file, or the defaults without one."""
-    if path is None:
-        return Config()
-    try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    if len(text) > _MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: larger than {_MAX_FILE_BYTES} bytes; this is not a settings file")
-    return parse(text, str(path))
-
-
-_MAX_FILE_BYTES = 1 << 20

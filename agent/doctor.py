@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agent.hierarchy import Hierarchy, detect
 from agent.qrm.knobs import KnobFiles
-from agent.sense.psi import open_trigger
+from agent.sense.psi import STALL_US, WINDOW_US, open_trigger
 from agent.sense.topology import read_topology
 from api.checks import Check
 from api.cpus import format_cpu_list
@@ -50,25 +50,12 @@ def _privileges() -> Check:
     )
 
 
-def writable(hierarchy: Hierarchy) -> str:
-    """Why cgroups cannot be written here; empty where they can."""
-    needed = (hierarchy.controller("cpu"), hierarchy.controller("cpuset"))
-    for mount in needed:
-        if mount is not None and not os.access(mount, os.W_OK):
-            return f"{mount} is read-only for this process"
-    return ""
-
-
 def _writable(hierarchy: Hierarchy) -> Check:
-    reason = writable(hierarchy)
-    return Check(
-        name="cgroup writes",
-        ok=not reason,
-        detail=reason or "cgroup files can be written",
-        remedy=f"run as root with {hierarchy.primary} mounted read-write; until then decisions run dry"
-        if reason
-        else "",
-    )
+    obstacle = KnobFiles(hierarchy).obstacle()
+    if obstacle is None:
+        return Check(name="cgroup writes", ok=True, detail="cgroup files can be written")
+    remedy = f"{obstacle.remedy}; until then decisions run dry"
+    return Check(name="cgroup writes", ok=False, detail=obstacle.reason, remedy=remedy)
 
 
 def _knobs(hierarchy: Hierarchy) -> list[Check]:
@@ -96,7 +83,7 @@ def _pressure(hierarchy: Hierarchy, proc: Path) -> list[Check]:
         return [Check(name="pressure", ok=False, detail="no /proc/pressure", remedy=remedy)]
     found = [Check(name="pressure", ok=True, detail="PSI is on")]
     try:
-        trigger = open_trigger(proc / "pressure/cpu", 150_000, 1_000_000)
+        trigger = open_trigger(proc / "pressure/cpu", STALL_US, WINDOW_US)
     except Unavailable as error:
         found.append(Check(name="pressure triggers", ok=False, detail=error.reason, remedy=error.remedy))
     else:

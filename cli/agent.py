@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 
 from agent.__main__ import Options, main
-from agent.config import ConfigError
 from agent.qrm.originals import default_state_dir
 from agent.sense.pods import PodsError
+from agent.settings import ConfigError
 from api.decisions import Act
 from api.ports import Unavailable
 

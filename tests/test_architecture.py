@@ -65,6 +65,22 @@ def test_metrics_named_in_documents_are_in_the_catalogue() -> None:
             assert stems & set(BY_NAME), f"{relative(document)} names {name}"
 
 
+def test_documented_defaults_are_those_of_the_code() -> None:
+    """Fields whose default is None depend on the node: the document says how in words."""
+    text = (ROOT / "docs/operations.md").read_text()
+    documented = dict(re.findall(r"^\| `([\w.]+)` \| ([^|]*) \|", text, re.MULTILINE))
+    checked = 0
+    for prefix, section in (("", Config()), ("advisor.", AdvisorConfig()), ("advisor.latency.", LatencyConfig())):
+        for field in msgspec.structs.fields(type(section)):
+            default = getattr(section, field.name)
+            if default is not None and not isinstance(default, msgspec.Struct):
+                shown = str(default).lower() if isinstance(default, bool | str) else f"{default:g}"
+                name = prefix + field.encode_name
+                assert documented[name].strip("`") == shown, f"docs/operations.md: {name}"
+                checked += 1
+    assert checked == 20
+
+
 def test_every_setting_is_documented() -> None:
     text = (ROOT / "docs/operations.md").read_text()
     for prefix, section in (("", Config), ("advisor.", AdvisorConfig), ("advisor.latency.", LatencyConfig)):

@@ -70,7 +70,7 @@ class StaticPods:
         self._pods = self._load()
 
     def read(self) -> tuple[Pod, ...]:
-        """The file's pods. Raises Unavailable while the file cannot be read or cannot hold; `last_good` has the others."""
+        """The file's pods. Raises Unavailable while the file cannot be read or cannot hold."""
         if self._changed():
             try:
                 self._pods, self._error = self._load(), ""
@@ -78,11 +78,6 @@ class StaticPods:
                 self._error = str(error)
         if self._error:
             raise Unavailable(self._error, "mend the file; until then the pods that it listed before stay in force")
-        return self._pods
-
-    @property
-    def last_good(self) -> tuple[Pod, ...]:
-        """What the file said when it last held."""
         return self._pods
 
     def _changed(self) -> bool:

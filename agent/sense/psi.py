@@ -12,6 +12,8 @@ from pathlib import Path
 
 from api.ports import Unavailable
 
+STALL_US, WINDOW_US = 150_000, 1_000_000
+"""What the agent asks for: an online cgroup in which some task stalled for 15 % of a second starts a round."""
 UNPRIVILEGED_STEP_US = 2_000_000
 """Windows that any process may use are multiples of this (kernel/sched/psi.c, psi_trigger_create)."""
 _REMEDIES = {

@@ -1,0 +1,66 @@
+"""The settings file: YAML with the field names of agent/config.py in camel case, refused by field where it cannot hold.
+
+`advisor: {policy: canonical, latency: {targetWaitMs: 5}}`
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from agent.config import Config
+from agent.sense.documents import LARGEST_BYTES, DocumentError, check
+
+
+class ConfigError(ValueError):
+    """A setting that cannot hold; the message names file, field and remedy."""
+
+
+def load(path: Path | None) -> Config:
+    """Settings from a file, or the defaults without one."""
+    if path is None:
+        return Config()
+    try:
+        with path.open("rb") as file:
+            text = file.read(LARGEST_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; name an existing file with --config") from error
+    return parse(text, str(path))
+
+
+def parse(text: bytes, name: str) -> Config:
+    """Settings from YAML; an empty file is the defaults. Raises ConfigError that names file, field and remedy."""
+    try:
+        decoded = text.decode()
+        check(decoded)
+        document = msgspec.yaml.decode(decoded)
+    except DocumentError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name}: not UTF-8 text at byte {error.start}; is this the right file?") from None
+    except (msgspec.DecodeError, ValueError, OverflowError) as error:
+        # PyYAML builds dates and numbers, and lets their own errors out.
+        raise ConfigError(f"{name}: a value cannot be read: {' '.join(str(error).split())}") from None
+    try:
+        config = msgspec.convert({} if document is None else document, Config)
+    except msgspec.ValidationError as error:
+        reason, _, where = str(error).partition(" - at `$.")
+        field = where.rstrip("`") or "top level"
+        raise ConfigError(f"{name}: {field}: {reason}; docs/operations.md lists every field and its bounds") from error
+    if contradiction := _contradiction(config):
+        raise ConfigError(f"{name}: {contradiction}")
+    return config
+
+
+def _contradiction(config: Config) -> str:
+    """What no single field's bounds can say; empty where all is well."""
+    interval, watch, stale = config.interval_s, config.watch_interval_s, config.advisor.latency.stale_s
+    if watch > interval:
+        return f"watchIntervalS: {watch:g} is more than intervalS, {interval:g}: nothing would be watched; lower it"
+    if stale < interval:
+        return (
+            f"advisor.latency.staleS: {stale:g} is less than intervalS, {interval:g}: "
+            "waits would always be too old; raise it"
+        )
+    return ""
