@@ -5,7 +5,8 @@ cannot see (waits that add up although it gives way, kernels without cpu.idle) i
 reclaimed pods. The quota is the node (no limit) while waits are short; a breach halves what the reclaimed pods really
 use, a gross one takes it down to a minimum at once; calm gives it back step by step.
 
-The worst-waiting container speaks for all. Its own throttling does not count: the kernel queues no throttled task.
+The worst-waiting container speaks for all. Time for which its own quota holds it back is part of its waits: to the
+kernel a throttled task is a runnable one. An online pod that its limit throttles often keeps lending at the minimum.
 """
 
 from __future__ import annotations
