@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import threading
 import time
@@ -9,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from api.decisions import JournalEntry, Status
-from bench.cell import AGENT_WARMUP_S, Bed, bench_cgroups, colocated
+from api.decisions import JournalEntry, Knob, Status
+from bench.cell import Bed, bench_cgroups, colocated
 from bench.modes import BATCH, ONLINE, Mode, Node
 from bench.report import Reaction
 from demo.cgroups import DemoCgroups
@@ -18,8 +19,11 @@ from demo.counters import Cell
 from demo.schedule import Wave
 
 NS_PER_S, NS_PER_MS = 1_000_000_000, 1_000_000
-PERIOD_S, SPIKE_S, REST_S = 20.0, 4.0, 1.0
+CALM_SHARE, SPIKE_SHARE = 0.1, 0.95
+"""Of the node. A spike that cpu.idle alone copes with calls for no change; at 95 % online tasks wait for each other too."""
+PERIOD_S, SPIKE_S, REST_S = 30.0, 4.0, 1.0
 """Between two spikes the agent has time to lend again what the spike took."""
+SPIKE_AT_S = 20.0
 POLL_S = 0.005
 
 
@@ -59,12 +63,12 @@ class FileWatch:
 
 
 def react(bed: Bed, mode: Mode, spikes: int) -> Reaction:
-    """Put the service under `spikes` sudden spikes from 10 to 60 % of the node and see what the agent does about them."""
-    low, high = bed.size.rate(0.1), bed.size.rate(0.6)
-    wave = Wave(low=low, high=low, period_s=PERIOD_S, spike=high, spike_at_s=AGENT_WARMUP_S, spike_s=SPIKE_S)
+    """Put the service under `spikes` sudden spikes and see what the agent does about them."""
+    low, high = bed.size.rate(CALM_SHARE), bed.size.rate(SPIKE_SHARE)
+    wave = Wave(low=low, high=low, period_s=PERIOD_S, spike=high, spike_at_s=SPIKE_AT_S, spike_s=SPIKE_S)
     duration_s = PERIOD_S * spikes
     with bench_cgroups(bed.hierarchy) as groups, tempfile.TemporaryDirectory(prefix="dioptase-bench-") as name:
-        node = Node(bed.hierarchy, groups, bed.cpus, 0.1)
+        node = Node(bed.hierarchy, groups, bed.cpus, CALM_SHARE)
         with colocated(node, mode, bed.size, Path(name), wave, duration_s=duration_s) as (loads, agent):
             assert agent is not None
             watch = FileWatch(groups)
@@ -77,18 +81,18 @@ def react(bed: Bed, mode: Mode, spikes: int) -> Reaction:
             finally:
                 watch.close()
     onsets = [start_ns + int(onset * NS_PER_S) for onset in wave.spikes(duration_s)]
-    return _reaction(mode.name, onsets, [e for e in entries if e.outcome.status is Status.APPLIED], watch.changes_ns)
+    return _reaction(mode.name, onsets, [e for e in entries if takes_back(e)], watch.changes_ns)
 
 
-def _reaction(mode: str, onsets_ns: list[int], applied: list[JournalEntry], changes_ns: list[int]) -> Reaction:
+def _reaction(mode: str, onsets_ns: list[int], taken: list[JournalEntry], changes_ns: list[int]) -> Reaction:
     decided, written, triggers = [], [], []
     for onset in onsets_ns:
         end = onset + int((SPIKE_S + REST_S) * NS_PER_S)
-        if change := next((t for t in changes_ns if onset <= t < end), None):
-            written.append((change - onset) / NS_PER_MS)
-        if entry := next((e for e in applied if onset <= e.wall_time_ns < end), None):
-            decided.append((entry.wall_time_ns - onset) / NS_PER_MS)
-            triggers.append(entry.trigger)
+        if (entry := next((e for e in taken if onset <= e.wall_time_ns < end), None)) is None:
+            continue
+        decided.append((entry.wall_time_ns - onset) / NS_PER_MS)
+        triggers.append(entry.trigger)
+        written += [(t - onset) / NS_PER_MS for t in changes_ns if t >= entry.wall_time_ns][:1]
     return Reaction(
         mode=mode,
         spikes=len(onsets_ns),
@@ -96,3 +100,17 @@ def _reaction(mode: str, onsets_ns: list[int], applied: list[JournalEntry], chan
         written_ms=tuple(written),
         triggers=tuple(triggers),
     )
+
+
+def takes_back(entry: JournalEntry) -> bool:
+    """Whether the decision was carried out and leaves the batch job less than before: what a spike calls for."""
+    outcome = entry.outcome
+    if outcome.status is not Status.APPLIED or outcome.decision.knob is not Knob.QUOTA:
+        return False
+    return _quota(outcome.decision.value) < _quota(outcome.before or "max")
+
+
+def _quota(text: str) -> float:
+    """The first word of cpu.max: microseconds, or no limit."""
+    word = text.split(maxsplit=1)[0]
+    return math.inf if word == "max" else float(word)

@@ -143,9 +143,9 @@ def _reactions(results: Results) -> list[str]:
     out = [
         "### From a load spike to the first change",
         "",
-        "From the first request of a spike (10 % to 60 % of the node at once) to the start of the round that decided (the",
-        "journal's time) and to the moment a changed value was seen in a cgroup file (polled every 5 ms by a process that",
-        "competes for the same CPUs).",
+        "From the moment at which the load jumps from 10 % to 95 % of the node to the start of the round that took CPU back",
+        "(the journal's time) and to the moment when the changed value was seen in a cgroup file (polled every 5 ms by a",
+        "process that competes for the same CPUs). A spike with which cpu.idle copes alone is answered with no change.",
         "",
         "| mode | spikes | answered with a change | decided p50 / max ms | written p50 / max ms | what started the round |",
         "|---|---|---|---|---|---|",

@@ -10,10 +10,12 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
+from api.decisions import Decision, JournalEntry, Knob, Outcome, Status, Verdict
 from bench.cell import Lending, Measured, Noise, Waits, quantile_ms
 from bench.machine import Machine
 from bench.modes import BY_NAME, DEFAULT_MODES, share_pool_size
 from bench.plot import Point, chart
+from bench.reaction import takes_back
 from bench.report import Reaction, Results, markdown, p99, ratio, svg, units
 from demo.launch import ROOT
 from demo.workloads import size_for
@@ -87,6 +89,28 @@ def test_the_chart_is_well_formed_and_higher_latency_is_higher_up() -> None:
     assert slower < slow < fast
     assert slow_x < later_x
     ElementTree.fromstring(chart("empty", "x", "y", {}))
+
+
+@pytest.mark.parametrize(
+    ("knob", "before", "value", "status", "taken"),
+    [
+        (Knob.QUOTA, "max 100000", "20000 100000", Status.APPLIED, True),
+        (Knob.QUOTA, "20000 100000", "10000 100000", Status.APPLIED, True),
+        (Knob.QUOTA, "10000 100000", "30000 100000", Status.APPLIED, False),
+        (Knob.QUOTA, "190000 100000", "max 100000", Status.APPLIED, False),
+        (Knob.QUOTA, "max 100000", "20000 100000", Status.DRY_RUN, False),
+        (Knob.IDLE, "0", "1", Status.APPLIED, False),
+    ],
+)
+def test_only_a_smaller_quota_that_was_written_answers_a_spike(
+    knob: Knob, before: str, value: str, status: Status, taken: bool
+) -> None:
+    decision = Decision(
+        cgroup="/b", cgroup_id=1, pod="d/b", knob=knob, value=value, verdict=Verdict(rule="r", text="t")
+    )
+    outcome = Outcome(decision=decision, status=status, before=before)
+    entry = JournalEntry(seq=1, wall_time_ns=1, round_seq=1, trigger="wait", policy="latency", outcome=outcome)
+    assert takes_back(entry) is taken
 
 
 def test_every_default_mode_but_the_first_has_a_batch_job_and_only_ours_an_agent() -> None:

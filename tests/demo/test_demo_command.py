@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent.hierarchy import Hierarchy
-from demo.child import free_port, is_free
+from cli.child import free_port, is_free
 from demo.launch import ROOT
 from tests.demo.test_workloads import eventually, mentioning
 from tests.kernel.support import require_writable_cgroups

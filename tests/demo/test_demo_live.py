@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from demo.child import free_port
+from cli.child import free_port
 from tests.kernel.support import require_writable_cgroups
 
 pytestmark = pytest.mark.live
