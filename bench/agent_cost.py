@@ -21,8 +21,8 @@ import msgspec
 from agent.hierarchy import Hierarchy, detect
 from api.ports import Unavailable
 from bench.machine import Machine, children_of, cpu_ns_of, end_cleanly_on_sigterm, memory_kib_of, this_machine
+from cli.child import AgentChild, AgentEnded, free_port
 from demo.cgroups import CONTROLLERS
-from demo.child import AgentChild, AgentEnded, free_port
 from demo.launch import launch
 from exporters.view import View
 

@@ -19,8 +19,8 @@ from api.rates import wait_delta
 from api.samples import Wait
 from bench.machine import TICKS_PER_S, NodeTimes, children_of, cpu_ns_of, node_times
 from bench.modes import BATCH, ONLINE, Mode, Node
+from cli.child import AgentChild, AgentEnded, free_port
 from demo.cgroups import DemoCgroups
-from demo.child import AgentChild, AgentEnded, free_port
 from demo.counters import Cell
 from demo.schedule import Constant, Schedule
 from demo.workloads import Size, Workloads

@@ -24,9 +24,9 @@ from agent.hierarchy import detect
 from api.decisions import Act, JournalEntry, Status
 from api.ports import Unavailable
 from cli.agent import DEFAULT_LISTEN, parse_listen
+from cli.child import COMMAND, AgentChild, AgentEnded, free_port, is_free
 from cli.top import decision_line, round_line, run_top
 from demo.cgroups import DemoCgroups, Occupied
-from demo.child import COMMAND, AgentChild, AgentEnded, free_port, is_free
 from demo.counters import Cell
 from demo.metrics import LATENCY_METRIC, MetricsServer
 from demo.summary import ALONE, BESIDE, SPIKE, Mean, Tally, table
