@@ -81,7 +81,7 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("dioptase_source_up", "gauge", "", "Whether a source answered in the latest round.", ("source", "detail")),
     Metric("dioptase_source_duration_seconds", "gauge", "seconds", "How long a source took in the latest round.", ("source",)),
     Metric("dioptase_limitations", "gauge", "", "Things that this node lacks, each with its remedy in the banner."),
-    Metric("dioptase_journal_writable", "gauge", "", "Whether decisions reach the disk; where they do not, they are in memory."),
+    Metric("dioptase_journal_writable", "gauge", "", "Whether decisions reach the disk; they are kept in memory else."),
     Metric("dioptase_otel_failures_total", "counter", "", "Exports that no OpenTelemetry collector took."),
     Metric("dioptase_otel_dropped_spans_total", "counter", "", "Rounds of which no OpenTelemetry collector got the span."),
     Metric("dioptase_build_info", "gauge", "", "1, with the version.", ("version",)),

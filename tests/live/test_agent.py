@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -81,8 +83,9 @@ def idle(group: TestCgroup) -> bool:
     return group.file("cpu", "cpu.idle").read_text().strip() == "1"
 
 
-def test_batch_yields_while_the_agent_runs_and_is_put_back_by_sigterm(
-    groups: tuple[TestCgroup, TestCgroup], options: list[str]
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["sigterm", "sighup"])
+def test_batch_yields_while_the_agent_runs_and_is_put_back_by_a_signal(
+    number: signal.Signals, groups: tuple[TestCgroup, TestCgroup], options: list[str]
 ) -> None:
     web, batch = groups
     before = knobs(web), knobs(batch)
@@ -95,7 +98,7 @@ def test_batch_yields_while_the_agent_runs_and_is_put_back_by_sigterm(
         ours = held_by(agent)
         assert ours
         assert ours <= attached()
-        assert agent.end() == 0
+        assert agent.end(number) == 0
         assert (knobs(web), knobs(batch)) == before
         assert "were put back" in agent.log
     eventually("nothing stays attached", lambda: not ours & attached())
@@ -121,6 +124,36 @@ def test_sigkill_leaves_nothing_attached_and_reset_puts_everything_back(
     assert knobs(batch) == before
     again = subprocess.run([DIOPTASE, "reset", *options[2:]], capture_output=True, text=True, check=False)
     assert (again.returncode, "Nothing is left" in again.stdout) == (0, True)
+
+
+def test_under_nohup_a_terminal_that_closes_ends_nothing(options: list[str]) -> None:
+    with Agent("--act", "dry-run", *options, prefix=("nohup",)) as agent:
+        agent.view()
+        agent.process.send_signal(signal.SIGHUP)
+        seq = agent.view()["seq"]
+        eventually("rounds go on", lambda: agent.view()["seq"] > seq)
+        assert agent.end() == 0
+
+
+def test_settings_are_shown_and_a_slow_agent_is_healthy(options: list[str], tmp_path: Path) -> None:
+    config = tmp_path / "dioptase.yaml"
+    config.write_text("{intervalS: 12, advisor: {policy: canonical, latency: {staleS: 12, targetWaitMs: 5}}}\n")
+    with Agent("--act", "dry-run", "--config", str(config), *options) as agent:
+        eventually("a first round", lambda: "dioptase_rounds_total" in agent.get("/metrics"))
+        metrics = agent.get("/metrics")
+        for line in (
+            "dioptase_round_interval_seconds 12.0",
+            "dioptase_latency_target_seconds 0.005",
+            "dioptase_journal_writable 1",
+        ):
+            assert f"\n{line}\n" in metrics
+        eventually("the round is older than 5 s", lambda: json.loads(agent.get("/healthz"))["age_s"] > 5.5)
+        assert agent.end() == 0
+
+
+def test_the_package_is_no_command() -> None:
+    run = subprocess.run([sys.executable, "-m", "agent"], capture_output=True, text=True, check=False, timeout=30)
+    assert (run.returncode, run.stderr) == (2, "python -m agent is no command; run `dioptase agent`\n")
 
 
 @pytest.mark.parametrize("act", ["off", "dry-run"])
