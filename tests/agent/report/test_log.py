@@ -1,0 +1,66 @@
+"""The agent's log: changes, failures and recoveries once each."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+import pytest
+
+from agent.report.log import RoundLog
+from api.decisions import Act, Decision, Knob, Outcome, Round, Status, Verdict
+from api.qos import QoSLevel
+from api.samples import SourceStatus
+from tests.agent.advisor.builders import pod, snapshot
+
+SEEN = snapshot(1, [pod("web", QoSLevel.SHARED)])
+
+
+def outcome(status: Status, value: str = "1", error: str = "") -> Outcome:
+    decision = Decision(
+        cgroup="/b",
+        cgroup_id=1,
+        pod="default/b",
+        knob=Knob.IDLE,
+        value=value,
+        verdict=Verdict(rule="r", text="because"),
+    )
+    return Outcome(decision=decision, status=status, before="0", error=error)
+
+
+def finished(*outcomes: Outcome, sources: tuple[SourceStatus, ...] = (), banner: tuple[str, ...] = ()) -> Round:
+    seen = msgspec.structs.replace(SEEN, sources=sources)
+    return Round(snapshot=seen, previous=None, act=Act.ON, trigger="tick", outcomes=outcomes, banner=banner)
+
+
+def told(caplog: pytest.LogCaptureFixture, *rounds: Round) -> list[str]:
+    caplog.set_level(logging.INFO)
+    sink = RoundLog()
+    for one in rounds:
+        sink.publish(one)
+    return [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
+
+
+def test_the_start_says_mode_pods_and_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+    lines = told(caplog, finished(banner=("No BPF: do this.",)), finished(banner=("No BPF: do this.",)))
+    assert lines == ["WARNING No BPF: do this.", "INFO act on, pods: default/web (shared_cores)"]
+
+
+def test_changes_are_told_and_repetitions_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    dry, refused = outcome(Status.DRY_RUN), outcome(Status.REFUSED, error="no: do that")
+    rounds = [finished(dry), finished(dry), finished(outcome(Status.UNCHANGED)), finished(refused), finished(refused)]
+    assert told(caplog, *rounds)[1:] == [
+        "INFO /b: cpu.idle 0 -> 1 (dry-run) because",
+        "WARNING /b: cpu.idle 0 -> 1 (refused) no: do that",
+    ]
+
+
+def test_every_write_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    applied = outcome(Status.APPLIED)
+    assert len(told(caplog, finished(applied), finished(applied))) == 3
+
+
+def test_a_source_that_fails_and_recovers_is_told_once_each(caplog: pytest.LogCaptureFixture) -> None:
+    bad = (SourceStatus(name="pods", ok=False, error="not YAML", remedy="mend it"),)
+    lines = told(caplog, finished(), finished(sources=bad), finished(sources=bad), finished())
+    assert lines[1:] == ["WARNING pods: not YAML: mend it", "INFO pods: works again"]
