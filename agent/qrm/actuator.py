@@ -7,6 +7,9 @@ Order: cpu.idle before the weight of any cgroup, because leaving it resets the w
 puts the original back at once), and setting it pins the weight: a weight decided for an idle group is reported
 UNCHANGED with the reason, since nothing was written and nothing failed; it takes effect when the group stops being
 idle. Cpusets grow from the top down before others shrink from the bottom up, so that none is ever outside the one above.
+
+A value that is neither what the agent left there nor the original was written by somebody else: it becomes the original
+before anything is written over it, and the outcome says so. A program that keeps fighting costs one journal a round.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from agent.qrm.bounds import Limits, bound
+from agent.qrm.hands import weight_after_idle
 from agent.qrm.knobs import KnobFiles, Original, RawValue, canonical
 from agent.qrm.originals import Originals
 from agent.qrm.restore import ORDER, PINNED, key_of
@@ -30,12 +34,16 @@ NO_JOURNAL = "originals cannot be journalled, so nothing is changed: give the ag
 
 @dataclass(frozen=True)
 class _Plan:
-    """A decision that changes something, ready to be written."""
+    """A decision that changes a knob, or only its original because somebody else has set the knob so already."""
 
     decision: Decision
     before: str
     raw: RawValue
     clamped_from: str | None
+
+    @property
+    def changes(self) -> bool:
+        return self.before != canonical(self.decision.knob, self.decision.value)
 
     def outcome(self, status: Status, *, after: str | None = None, error: str = "") -> Outcome:
         return Outcome(
@@ -89,9 +97,9 @@ class Actuator:
         """How far this actuator goes."""
         return self._act
 
-    def knobs(self, cgroups: Collection[str]) -> frozenset[Knob]:
-        """What this kernel has, asked of cgroups that would be written: the root group lacks most knobs."""
-        return frozenset(knob for knob in Knob if any(self._files.available(knob, cgroup) for cgroup in cgroups))
+    def knobs(self, cgroups: Collection[str]) -> Mapping[str, frozenset[Knob]]:
+        """What the kernel has for each of these cgroups: one may lack what another has (controllers, cpu.idle)."""
+        return {cgroup: frozenset(knob for knob in Knob if self._files.available(knob, cgroup)) for cgroup in cgroups}
 
     def release(self, decisions: Sequence[Decision], unseen: Collection[str]) -> tuple[Outcome, ...]:
         """Give back every knob that was changed and that nobody decides on any more: its pod left, or the policy changed.
@@ -117,7 +125,9 @@ class Actuator:
             asked = canonical(knob, decision.value)
             raw = self._files.read_raw(cgroup, cgroup_id, knob)
             before = self._files.decode(cgroup, knob, raw)
-            value = bound(knob, asked, self._limits(decision, state, before))
+            foreign = self._is_foreign(_original(decision, knob, raw))
+            own_quota = self._own_quota(decision, before, foreign) if knob is Knob.QUOTA else UNLIMITED
+            value = bound(knob, asked, self._limits(decision, state, own_quota))
             if value != asked:
                 decision, clamped_from = msgspec.structs.replace(decision, value=value), decision.value
             if knob is Knob.CPUSET and value:
@@ -127,18 +137,20 @@ class Actuator:
             plan = _Plan(decision, before, raw, clamped_from)
             if knob is Knob.WEIGHT and self._will_be_idle(decision, state):
                 return plan.outcome(Status.UNCHANGED, after=before, error=f"{PINNED} until the group stops being idle")
+            if not plan.changes and not foreign:
+                self._recognise(decision, raw)
+                return plan.outcome(Status.UNCHANGED, after=before)
         except ValueError as error:
             return Outcome(decision=decision, status=Status.REFUSED, before=before, error=str(error))
         except (Unavailable, Vanished) as error:
             return _failed(decision, error, before=before)
-        return plan.outcome(Status.UNCHANGED, after=before) if before == value else plan
+        return plan
 
-    def _limits(self, decision: Decision, state: _RoundState, before: str) -> Limits:
+    def _limits(self, decision: Decision, state: _RoundState, own_quota: str) -> Limits:
         ceiling = None
         if decision.knob is Knob.CPUSET:
             above = decision.cgroup.rpartition("/")[0]
             ceiling = state.cpus.get(above) or self._files.ceiling(decision.cgroup)
-        own_quota = self._original_value(decision, before) if decision.knob is Knob.QUOTA else UNLIMITED
         return Limits(
             ceiling=ceiling,
             cpu_count=state.cpu_count,
@@ -146,10 +158,16 @@ class Actuator:
             own_quota=own_quota,
         )
 
-    def _original_value(self, decision: Decision, current: str) -> str:
-        """What the owner set: the journalled original, or what is there now if the agent never wrote it."""
+    def _own_quota(self, decision: Decision, current: str, foreign: bool) -> str:
+        """What the owner set: the journalled original, or what is there now if the agent did not write that."""
         entry = self._known(decision, decision.knob)
-        return current if entry is None else self._files.decode(entry.cgroup, entry.knob, entry.raw)
+        return current if entry is None or foreign else self._files.decode(entry.cgroup, entry.knob, entry.raw)
+
+    def _is_foreign(self, now: Original) -> bool:
+        if self._originals is None:
+            return False
+        entry = self._originals.find(now.cgroup, now.cgroup_id, now.knob)
+        return entry is not None and self._originals.hands.is_foreign(entry, now, self._files)
 
     def _known(self, decision: Decision, knob: Knob) -> Original | None:
         return self._originals.find(decision.cgroup, decision.cgroup_id, knob) if self._originals else None
@@ -170,12 +188,39 @@ class Actuator:
             return {index: plan.outcome(Status.REFUSED, error=NO_JOURNAL) for index, plan in plans.items()}
         try:
             self._originals.forget_vanished(self._files)
-            self._originals.record(*(original for plan in plans.values() for original in self._originals_of(plan)))
+            notes = self._record(self._originals, plans)
         except Unavailable as error:
             reason = f"{error.reason}: {error.remedy}"
             return {index: plan.outcome(Status.REFUSED, error=reason) for index, plan in plans.items()}
-        self._widen([plan for plan in plans.values() if plan.decision.knob is Knob.CPUSET])
-        return {index: self._write(plans[index]) for index in sorted(plans, key=lambda i: _writing_order(plans[i]))}
+        changing = {index: plan for index, plan in plans.items() if plan.changes}
+        # Until it is read back, nobody can say what a write has left there.
+        self._originals.hands.forget([(plan.decision.cgroup, plan.decision.knob) for plan in changing.values()])
+        self._widen([plan for plan in changing.values() if plan.decision.knob is Knob.CPUSET])
+        outcomes = {
+            index: plan.outcome(Status.UNCHANGED, after=plan.before)
+            for index, plan in plans.items()
+            if index not in changing
+        }
+        for index in sorted(changing, key=lambda i: _writing_order(changing[i])):
+            outcomes[index] = self._write(changing[index])
+        return {index: _with_note(outcome, notes[index]) for index, outcome in outcomes.items()}
+
+    def _record(self, originals: Originals, plans: Mapping[int, _Plan]) -> dict[int, str]:
+        """Journal what these plans are going to change; for each, what of it somebody else has written meanwhile."""
+        found = {index: self._originals_of(plan) for index, plan in plans.items()}
+        foreign = {index: [now for now in nows if self._is_foreign(now)] for index, nows in found.items()}
+        theirs = [now for nows in foreign.values() for now in nows]
+        originals.record(*(now for nows in found.values() for now in nows), replace={key_of(now) for now in theirs})
+        for now in theirs:
+            originals.hands.note(now, now.raw.texts)
+        return {
+            index: "; ".join(
+                f"{now.knob.value} was changed by someone else to {self._files.decode(now.cgroup, now.knob, now.raw)}: "
+                "taken as its new original"
+                for now in nows
+            )
+            for index, nows in foreign.items()
+        }
 
     def _originals_of(self, plan: _Plan) -> list[Original]:
         """What a write is going to change: setting cpu.idle changes the weight too, and while it is set the file of the
@@ -215,14 +260,36 @@ class Actuator:
         after = None
         try:
             self._files.write(cgroup, cgroup_id, knob, decision.value)
-            after = self._files.read(cgroup, cgroup_id, knob)
+            raw = self._files.read_raw(cgroup, cgroup_id, knob)
+            after = self._files.decode(cgroup, knob, raw)
             error = self._give_weight_back(decision) if knob is Knob.IDLE and after == "0" else ""
+            self._remember(decision, raw)
         except (Unavailable, Vanished) as failure:
             return _failed(decision, failure, before=plan.before, after=after, clamped_from=plan.clamped_from)
         if after != canonical(knob, decision.value):
             error = "the kernel shows another value than the one written: look for another program that writes it"
             return plan.outcome(Status.MISMATCH, after=after, error=error)
         return plan.outcome(Status.APPLIED, after=after, error=error)
+
+    def _recognise(self, decision: Decision, raw: RawValue) -> None:
+        """A wanted value that an agent before this one left there is as good as written now."""
+        entry = self._known(decision, decision.knob)
+        if self._act is Act.ON and self._originals and entry and not self._originals.hands.knows(entry):
+            self._remember(decision, raw)
+
+    def _remember(self, decision: Decision, raw: RawValue) -> None:
+        """What the agent left in this knob, and through cpu.idle in the weight."""
+        left = {decision.knob: raw.texts}
+        if decision.knob is Knob.IDLE:
+            left[Knob.WEIGHT] = (
+                weight_after_idle(self._files)
+                if decision.value == "1"
+                else self._files.read_raw(decision.cgroup, decision.cgroup_id, Knob.WEIGHT).texts
+            )
+        for knob, texts in left.items():
+            entry = self._known(decision, knob)
+            if self._originals is not None and entry is not None:
+                self._originals.hands.note(entry, texts)
 
     def _give_weight_back(self, decision: Decision) -> str:
         # The kernel has just reset the weight; unless a decision on it follows, the original is what the owner wanted.
@@ -249,6 +316,10 @@ def _writing_order(plan: _Plan) -> tuple[int, bool, int]:
 
 def _inside(cgroup: str, other: str) -> bool:
     return cgroup.startswith(f"{other}/")
+
+
+def _with_note(outcome: Outcome, note: str) -> Outcome:
+    return msgspec.structs.replace(outcome, error="; ".join(filter(None, (note, outcome.error))))
 
 
 def _original(decision: Decision, knob: Knob, raw: RawValue) -> Original:

@@ -13,7 +13,10 @@ from api.pods import Container, Pod
 from api.qos import QoSLevel
 from api.samples import Snapshot
 
-PERIOD_US = 100_000
+PERIODS_US = (100_000, 200_000, 500_000, 1_000_000)
+"""Periods of quotas: the kernel's default where it can be, up to the kernel's longest where the share is small."""
+MIN_QUOTA_US = 1_000
+"""The kernel's smallest quota, 1 ms: in the longest period a thousandth of a CPU, below which no share can be held."""
 YIELD = Verdict(
     rule="yield_to_online",
     text="Reclaimed pods run only where nobody else wants to: the scheduler gives way to online pods at every wakeup.",
@@ -23,11 +26,13 @@ MIN_WEIGHT = "1"
 """Where the kernel has no cpu.idle: a hundredth of the default weight, which is 10 shares on version 1."""
 
 
-def decide(advice: Advice, snapshot: Snapshot, knobs: Collection[Knob]) -> tuple[Decision, ...]:
+def decide(advice: Advice, snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]) -> tuple[Decision, ...]:
     """Every knob of every managed container that the advice says something about, whatever its value is now.
 
-    `knobs` are those that this kernel has; the actuator drops what changes nothing.
+    `knobs` are those that the kernel has for each cgroup; what none of them has is not decided, what only this one lacks
+    is, so that its refusal is seen. The actuator drops what changes nothing.
     """
+    known = frozenset[Knob]().union(*knobs.values())
     pools = {pool.name: pool.cpus for pool in advice.pools}
     apart = not set(pools["share"]) & set(pools["reclaim"])
     quotas = _quotas(advice, snapshot)
@@ -39,10 +44,11 @@ def decide(advice: Advice, snapshot: Snapshot, knobs: Collection[Knob]) -> tuple
                 continue
             values: dict[Knob, str] = {}
             if pod.qos is QoSLevel.RECLAIMED:
-                values = _reclaimed(advice, quotas[container.cgroup], knobs)
-                if apart:
+                values = _reclaimed(advice, quotas[container.cgroup], knobs.get(container.cgroup, ()))
+                # No CPU of its own is no cpuset: an empty one would mean all of them on version 2.
+                if apart and pools["reclaim"]:
                     values[Knob.CPUSET] = format_cpu_list(pools["reclaim"])
-            elif pod.qos is QoSLevel.SHARED and apart:
+            elif pod.qos is QoSLevel.SHARED and apart and pools["share"]:
                 values[Knob.CPUSET] = format_cpu_list(pools["share"])
             decisions.extend(
                 Decision(
@@ -54,7 +60,7 @@ def decide(advice: Advice, snapshot: Snapshot, knobs: Collection[Knob]) -> tuple
                     verdict=YIELD if knob in (Knob.IDLE, Knob.WEIGHT) else advice.verdict,
                 )
                 for knob, value in values.items()
-                if knob in knobs
+                if knob in known
             )
     return tuple(decisions)
 
@@ -68,7 +74,11 @@ def _reclaimed(advice: Advice, quota: str, knobs: Collection[Knob]) -> dict[Knob
 
 
 def _quotas(advice: Advice, snapshot: Snapshot) -> Mapping[str, str]:
-    """What each reclaimed container may use: the lent CPU in proportion to requests, never above its own limit."""
+    """What each reclaimed container may use: the lent CPU in proportion to requests, never above its own limit.
+
+    A small share gets a longer period instead of the kernel's smallest quota in the usual one, so that all of them
+    together are what is lent; its burst is then longer too.
+    """
     containers = [
         container
         for pod in snapshot.pods
@@ -83,8 +93,13 @@ def _quotas(advice: Advice, snapshot: Snapshot) -> Mapping[str, str]:
         cores = None if unlimited else advice.lent_cores * _claim(container) / total
         if container.cpu_limit_cores is not None:
             cores = container.cpu_limit_cores if cores is None else min(cores, container.cpu_limit_cores)
-        result[container.cgroup] = f"max {PERIOD_US}" if cores is None else f"{round(cores * PERIOD_US)} {PERIOD_US}"
+        result[container.cgroup] = f"max {PERIODS_US[0]}" if cores is None else _quota(cores)
     return result
+
+
+def _quota(cores: float) -> str:
+    period_us = next((period for period in PERIODS_US if round(cores * period) >= MIN_QUOTA_US), PERIODS_US[-1])
+    return f"{round(cores * period_us)} {period_us}"
 
 
 def _claim(container: Container) -> float:

@@ -129,6 +129,10 @@ class KnobFiles:
                 self._undo(cgroup, cgroup_id, knob, current, error)
             raise
 
+    def shown(self, knob: Knob, value: str) -> Mapping[str, str]:
+        """The texts that the knob's files show after this value was written."""
+        return {file: f"{text}\n" for file, text in self._place(knob).encode(canonical(knob, value)).items()}
+
     def available(self, knob: Knob, cgroup: str) -> bool:
         """Whether the files of this knob are there: asked of the file system, not of a version number."""
         place = self._place(knob)

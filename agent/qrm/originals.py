@@ -9,28 +9,35 @@ fsync, rename, fsync of the directory):
     body      boot_id   originals of another boot mean nothing: its cgroups are gone
               entries   one `Original` per cgroup and knob
 
+An original changes only when somebody else, the cgroup's owner, writes the knob while the agent runs: what they wrote
+is the original from then on.
+
 No file means that nothing is left to put back. A file that is not exactly what was written is set aside as
 NAME.damaged-N and never half-used. The directory is locked (flock) by whoever works with it.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
+import stat
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from agent.qrm.hands import Hands
 from agent.qrm.knobs import KnobFiles, Original
 from agent.qrm.restore import Key, key_of, put_back
 from api.decisions import Knob, Outcome
-from api.ports import Unavailable
+from api.ports import Unavailable, Vanished
 
 VERSION = 1
 FILE_NAME, HOLDER_NAME = "originals.json", "holder.pid"
+LEFT = "changed by someone else since the agent last wrote it: left as it is"
 
 
 class Damaged(Exception):
@@ -88,6 +95,7 @@ class Originals:
     def __init__(self, path: Path, boot_id: str, *, lock: int | None = None) -> None:
         self.path = path
         self.messages: tuple[str, ...] = ()
+        self.hands = Hands()
         self._boot_id = boot_id
         self._lock = lock
         self._entries: dict[Key, Original] = {}
@@ -106,15 +114,16 @@ class Originals:
         """Files set aside because they could not be trusted, until a person removes them."""
         return tuple(sorted(self.path.parent.glob(f"{self.path.name}.damaged-*")))
 
-    def record(self, *originals: Original) -> None:
-        """Have these on disk when it returns; for a knob that is known already, the first original stays.
+    def record(self, *originals: Original, replace: Collection[Key] = ()) -> None:
+        """Have these on disk when it returns; for a knob that is known already, the first original stays
+        unless it is to be replaced.
 
         Raises Unavailable, and then nothing is recorded: the knobs must not be written.
         """
         merged = dict(self._entries)
         for original in originals:
             known = merged.get(key_of(original))
-            if known is None or not _same_cgroup(known, original):
+            if known is None or not _same_cgroup(known, original) or key_of(original) in replace:
                 merged[key_of(original)] = original
         if merged != self._on_disk:
             self._save(merged)
@@ -125,14 +134,19 @@ class Originals:
         self._entries = {
             key: entry for key, entry in self._entries.items() if files.alive(entry.cgroup, entry.cgroup_id)
         }
+        self.hands.keep_only(self._entries)
 
     def restore(self, files: KnobFiles, keep: Collection[Key] = ()) -> tuple[Outcome, ...]:
         """Put every original back, except those of the (cgroup, knob) pairs in `keep`.
 
         Entries that were put back or whose cgroup is gone are forgotten; those that the kernel refuses stay, for
-        another try. All of them stay, and `messages` says why, where the file cannot be rewritten.
+        another try. All of them stay, and `messages` says why, where the file cannot be rewritten. What somebody else
+        wrote over the agent's value is left as it is.
         """
-        outcomes, settled = put_back(self.entries(), files, keep)
+        owners = {key: entry if key in keep else self._owners(entry, files) for key, entry in self._entries.items()}
+        theirs = {key for key, entry in owners.items() if entry is not self._entries[key]}
+        outcomes, settled = put_back(tuple(owners.values()), files, keep)
+        outcomes = tuple(_with_note(outcome, theirs) for outcome in outcomes)
         left = {key: entry for key, entry in self._entries.items() if key not in settled}
         try:
             if left != self._on_disk:
@@ -140,7 +154,21 @@ class Originals:
             self._entries = left
         except Unavailable as error:
             self.messages += (f"{error.reason}: {error.remedy}",)
+        # Trying to put back may have moved what is still there, and leaving cpu.idle resets a weight that is kept.
+        moved = owners.keys() - set(keep)
+        self.hands.forget(moved | {(cgroup, Knob.WEIGHT) for cgroup, knob in moved if knob is Knob.IDLE})
         return outcomes
+
+    def _owners(self, entry: Original, files: KnobFiles) -> Original:
+        """What is to be put back: the original, or what somebody else has written since the agent last did."""
+        if not self.hands.knows(entry):
+            return entry
+        try:
+            raw = files.read_raw(entry.cgroup, entry.cgroup_id, entry.knob, entry.raw.directory_id)
+        except (Unavailable, Vanished):
+            return entry
+        now = msgspec.structs.replace(entry, raw=raw)
+        return now if self.hands.is_foreign(entry, now, files) else entry
 
     def close(self) -> None:
         """Let another process use the directory. Idempotent."""
@@ -211,15 +239,24 @@ class Originals:
 def open_originals(state_dir: Path, boot_id: str) -> Originals:
     """The journal of that directory, made if need be, locked until `close` or the end of the process.
 
-    Raises Locked where another process holds it, Unavailable where there is no such directory and none can be made.
+    Raises Locked where another process holds it, Unavailable where there is no such directory and none can be made, or
+    where somebody else could change what is in it: originals are written to cgroups as they stand there.
     """
     try:
-        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Not mkdir(parents=True), which makes those above as open as the umask allows.
+        for directory in (*reversed(state_dir.parents), state_dir):
+            if not directory.is_dir():
+                directory.mkdir(mode=0o700, exist_ok=True)
         lock = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise Unavailable(
             f"state directory {state_dir} cannot be used: {error.strerror}", "choose another with --state-dir"
         ) from None
+    try:
+        _check_trust(state_dir, os.fstat(lock))
+    except Unavailable:
+        os.close(lock)
+        raise
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -234,8 +271,12 @@ def open_originals(state_dir: Path, boot_id: str) -> Originals:
         ) from None
     unwritable = ""
     try:
-        (state_dir / HOLDER_NAME).write_text(f"{os.getpid()}\n")
+        with open(state_dir / HOLDER_NAME, "w", opener=_without_links) as holder_file:
+            holder_file.write(f"{os.getpid()}\n")
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            os.close(lock)
+            raise Unavailable(f"{state_dir / HOLDER_NAME} is a symbolic link", "remove that link") from None
         unwritable = f"{state_dir} cannot be written: {error.strerror}; no knob can be changed until it can"
     try:
         originals = Originals(state_dir / FILE_NAME, boot_id, lock=lock)
@@ -262,6 +303,12 @@ def boot_id(proc: Path = Path("/proc")) -> str:
     return (proc / "sys/kernel/random/boot_id").read_text().strip()
 
 
+def _with_note(outcome: Outcome, theirs: Collection[Key]) -> Outcome:
+    if (outcome.decision.cgroup, outcome.decision.knob) not in theirs or outcome.error:
+        return outcome
+    return msgspec.structs.replace(outcome, error=LEFT)
+
+
 def _same_cgroup(known: Original, fresh: Original) -> bool:
     return (known.cgroup_id, known.raw.directory_id) == (fresh.cgroup_id, fresh.raw.directory_id)
 
@@ -273,6 +320,23 @@ def _holder(state_dir: Path) -> str:
     except OSError:
         pid = ""
     return f"process {pid}" if pid.isdigit() else "another process"
+
+
+def _check_trust(state_dir: Path, found: os.stat_result) -> None:
+    if found.st_uid not in (0, os.geteuid()):
+        raise Unavailable(
+            f"state directory {state_dir} belongs to another user (uid {found.st_uid})",
+            f"choose another with --state-dir, or make it yours: chown {os.geteuid()} {state_dir}",
+        )
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise Unavailable(
+            f"state directory {state_dir} can be written by other users (mode {stat.S_IMODE(found.st_mode):04o})",
+            f"choose one of its own with --state-dir, or take that right away: chmod go-w {state_dir}",
+        )
+
+
+def _without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def _write_synced(path: Path, data: bytes) -> None:

@@ -71,13 +71,14 @@ def _until_no_progress(due: Sequence[Original], files: KnobFiles) -> dict[Key, O
 
 
 def _weight(entry: Original, files: KnobFiles, idle_is_ours: bool) -> Outcome:
-    if not idle_is_ours and _idle(entry, files):
+    if not idle_is_ours and is_idle(entry, files):
         # Whoever made it idle lost the old weight for good: the kernel will start from the default.
         return _outcome(entry, files, Status.UNCHANGED, error=f"{PINNED}; there is nothing to put back")
     return _restore(entry, files)
 
 
-def _idle(entry: Original, files: KnobFiles) -> bool:
+def is_idle(entry: Original, files: KnobFiles) -> bool:
+    """Whether the entry's cgroup is idle now."""
     try:
         return files.read(entry.cgroup, entry.cgroup_id, Knob.IDLE) == "1"
     except (Unavailable, Vanished):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
@@ -46,8 +46,8 @@ class Scripted:
         self.decided.extend(decisions)
         return tuple(Outcome(decision=decision, status=Status.APPLIED) for decision in decisions)
 
-    def knobs(self, cgroups: object) -> frozenset[Knob]:
-        return frozenset(Knob)
+    def knobs(self, cgroups: Collection[str]) -> Mapping[str, frozenset[Knob]]:
+        return dict.fromkeys(cgroups, frozenset(Knob))
 
     def release(self, decisions: object, unseen: object) -> tuple[Outcome, ...]:
         return ()

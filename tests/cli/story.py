@@ -69,6 +69,7 @@ HOSTILE = Pod(
     uid="x", namespace="<b>ns</b>", name="<img src=x onerror=alert(1)>", qos=QoSLevel.RECLAIMED,
     containers=(Container(name="\"'><script>alert(2)</script>", cgroup="/a'b\"c&lt;\x1b[31m\u202e"),),
 )  # fmt: skip
+KNOBS = frozenset({Knob.IDLE, Knob.QUOTA})
 
 
 class Node:
@@ -228,7 +229,9 @@ def tell(
         advice, memory = advise(snapshot, AdvisorConfig(), memory, snapshot.taken_at_ns)
         outcomes: tuple[Outcome, ...] = ()
         if advice is not None and act is not Act.OFF:
-            outcomes = tuple(_act(d, node, act) for d in decide(advice, snapshot, (Knob.IDLE, Knob.QUOTA)))
+            outcomes = tuple(
+                _act(d, node, act) for d in decide(advice, snapshot, dict.fromkeys(snapshot.cgroups, KNOBS))
+            )
         trigger = "wait" if t == SPIKE_S else "tick"
         finished = Round(
             snapshot=snapshot, previous=rounds[-1].snapshot if rounds else None, act=act, trigger=trigger,

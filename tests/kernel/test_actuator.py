@@ -170,6 +170,52 @@ def test_the_owner_s_quota_is_never_loosened(batch: Knobbed, actuator: Actuator)
     assert batch.texts() == before
 
 
+def test_an_owner_s_new_quota_is_what_comes_back(
+    batch: Knobbed, actuator: Actuator, originals: Originals, files: KnobFiles
+) -> None:
+    actuator.apply([batch.decide(Knob.QUOTA, "10000 100000")])
+    files.write(batch.path, batch.id, Knob.QUOTA, "40000 50000")
+    theirs = batch.texts()
+    (outcome,) = actuator.apply([batch.decide(Knob.QUOTA, "10000 100000")])
+    assert (outcome.status, outcome.after) == (Status.APPLIED, "10000 100000")
+    assert "changed by someone else to 40000 50000: taken as its new original" in outcome.error
+    originals.restore(files)
+    assert batch.texts() == theirs
+
+
+def test_what_cpu_idle_does_to_the_weight_is_no_owner_s_change(
+    batch: Knobbed, actuator: Actuator, originals: Originals, files: KnobFiles
+) -> None:
+    before, idle = batch.texts(), batch.made.file("cpu", "cpu.idle")
+    actuator.apply([batch.decide(Knob.WEIGHT, "10")])
+    for value in "101":
+        (outcome,) = actuator.apply([batch.decide(Knob.IDLE, value)])
+        assert (outcome.status, outcome.error) == (Status.APPLIED, "")
+    # Somebody makes it not idle: the kernel resets the weight, which nobody has asked for.
+    idle.write_text("0\n")
+    (outcome,) = actuator.apply([batch.decide(Knob.IDLE, "1")])
+    assert (outcome.status, outcome.error) == (Status.APPLIED, "")
+    idle.write_text("0\n")
+    weight, outcome = actuator.apply([batch.decide(Knob.WEIGHT, "10"), batch.decide(Knob.IDLE, "0")])
+    assert (weight.status, weight.error, outcome.error) == (Status.APPLIED, "", "")
+    actuator.apply([batch.decide(Knob.IDLE, "1")])
+    assert Status.REFUSED not in statuses(originals.restore(files))
+    assert batch.texts() == before
+
+
+def test_a_weight_that_the_owner_sets_beside_leaving_idle_is_theirs(
+    batch: Knobbed, actuator: Actuator, originals: Originals, files: KnobFiles
+) -> None:
+    actuator.apply([batch.decide(Knob.IDLE, "1")])
+    batch.made.file("cpu", "cpu.idle").write_text("0\n")
+    files.write(batch.path, batch.id, Knob.WEIGHT, "50")
+    theirs = batch.texts()
+    (outcome,) = actuator.apply([batch.decide(Knob.IDLE, "1")])
+    assert outcome.error == "cpu.weight was changed by someone else to 50: taken as its new original"
+    originals.restore(files)
+    assert batch.texts() == theirs
+
+
 def test_nested_cpusets_move_to_other_cpus_and_back_in_one_round(
     hierarchy: Hierarchy, actuator: Actuator, originals: Originals, files: KnobFiles
 ) -> None:
@@ -301,7 +347,7 @@ def test_a_cgroup_removed_under_an_open_descriptor_is_vanished(hierarchy: Hierar
 @contextmanager
 def tmpfs(path: Path, size: str) -> Iterator[Path]:
     path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", path], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "none", path], check=True)
     try:
         yield path
     finally:

@@ -9,7 +9,7 @@ import pytest
 
 from agent.qrm.actuator import Actuator
 from agent.qrm.knobs import KnobFiles
-from agent.qrm.originals import Originals, open_originals
+from agent.qrm.originals import FILE_NAME, Originals, decode_file, open_originals
 from api.decisions import Act, Knob, Outcome, Status
 from tests.agent.qrm.trees import Tree
 
@@ -200,3 +200,127 @@ def test_restoring_may_leave_out_what_is_still_wanted(bench: Bench) -> None:
     assert [(o.decision.knob, o.status) for o in outcomes] == [(Knob.CPUSET, Status.APPLIED)]
     assert set(bench.journalled()) == {("/batch", Knob.IDLE), ("/batch", Knob.WEIGHT)}
     assert bench.tree.file("/batch", "cpu.idle").read_text() == "1\n"
+
+
+def test_each_cgroup_is_asked_for_its_own_knobs(bench: Bench) -> None:
+    bench.tree.make("/old")
+    bench.tree.file("/old", "cpu.idle").unlink()
+    everything = frozenset(Knob)
+    assert bench.actuator.knobs(["/batch", "/old", "/none"]) == {
+        "/batch": everything,
+        "/old": everything - {Knob.IDLE},
+        "/none": frozenset(),
+    }
+
+
+def set_quota(bench: Bench, quota_us: int | None) -> None:
+    """What an owner does; None is no limit."""
+    if bench.tree.hierarchy.mode == "v2":
+        bench.tree.file("/batch", "cpu.max").write_text(f"{quota_us or 'max'} 100000\n")
+    else:
+        bench.tree.file("/batch", "cpu.cfs_quota_us").write_text(f"{quota_us or -1}\n")
+
+
+def quota_of(bench: Bench) -> str:
+    return bench.files.read("/batch", bench.tree.id("/batch"), Knob.QUOTA)
+
+
+def test_what_the_owner_sets_meanwhile_is_the_new_original(bench: Bench) -> None:
+    set_quota(bench, 150000)
+    bench.apply(("/batch", Knob.QUOTA, "10000"))
+    set_quota(bench, 80000)
+    (outcome,) = bench.apply(("/batch", Knob.QUOTA, "10000"))
+    assert (outcome.status, outcome.before, outcome.after) == (Status.APPLIED, "80000 100000", "10000 100000")
+    assert outcome.error == "cpu.max was changed by someone else to 80000 100000: taken as its new original"
+    _, on_disk = decode_file(bench.originals.path.read_bytes())
+    assert [entry.raw for entry in on_disk] == [entry.raw for entry in bench.originals.entries()]
+    (outcome,) = bench.apply(("/batch", Knob.QUOTA, "10000"))
+    assert (outcome.status, outcome.error) == (Status.UNCHANGED, "")
+    (outcome,) = bench.apply(("/batch", Knob.QUOTA, "max"))
+    assert (outcome.after, outcome.clamped_from) == ("80000 100000", "max"), "the owner's new limit is never loosened"
+    bench.apply(("/batch", Knob.QUOTA, "20000"))
+    bench.originals.restore(bench.files)
+    assert quota_of(bench) == "80000 100000"
+    assert not bench.originals.path.exists()
+
+
+def test_an_owner_who_wants_less_than_the_agent_is_left_alone(bench: Bench) -> None:
+    bench.apply(("/batch", Knob.QUOTA, "10000"))
+    set_quota(bench, 5000)
+    (outcome,) = bench.apply(("/batch", Knob.QUOTA, "10000"))
+    assert (outcome.status, outcome.after, outcome.clamped_from) == (Status.UNCHANGED, "5000 100000", "10000")
+    assert "changed by someone else to 5000 100000" in outcome.error
+    set_quota(bench, 4000)
+    (outcome,) = bench.apply(("/batch", Knob.QUOTA, "10000"))
+    assert "changed by someone else to 4000 100000" in outcome.error
+    bench.originals.restore(bench.files)
+    assert quota_of(bench) == "4000 100000"
+
+
+def test_a_change_after_the_last_round_survives_the_end(bench: Bench) -> None:
+    bench.apply(("/batch", Knob.QUOTA, "10000"), ("/batch", Knob.WEIGHT, "7"))
+    set_quota(bench, 80000)
+    outcomes = {outcome.decision.knob: outcome for outcome in bench.originals.restore(bench.files)}
+    assert "changed by someone else" in outcomes[Knob.QUOTA].error
+    assert (outcomes[Knob.WEIGHT].status, outcomes[Knob.WEIGHT].error) == (Status.APPLIED, "")
+    assert quota_of(bench) == "80000 100000"
+    assert bench.originals.entries() == ()
+
+
+def test_an_original_that_comes_back_by_itself_is_nobody_s_change(bench: Bench) -> None:
+    bench.apply(("/batch", Knob.QUOTA, "10000"))
+    set_quota(bench, None)
+    (outcome,) = bench.apply(("/batch", Knob.QUOTA, "10000"))
+    assert (outcome.status, outcome.error) == (Status.APPLIED, "")
+
+
+def test_an_agent_started_anew_keeps_the_original_and_notices_what_comes_after(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "v2")
+    set_quota(bench, 150000)
+    bench.apply(("/batch", Knob.QUOTA, "10000"))
+    bench.originals.close()
+    again = open_originals(tmp_path / "state", BOOT)
+    actuator = Actuator(bench.files, again, Act.ON)
+    for value, status in (("10000", Status.UNCHANGED), ("20000", Status.APPLIED)):
+        (outcome,) = actuator.apply([bench.tree.decision("/batch", Knob.QUOTA, value)])
+        assert (outcome.status, outcome.error) == (status, "")
+    again.close()
+    again = open_originals(tmp_path / "state", BOOT)
+    actuator = Actuator(bench.files, again, Act.ON)
+    # Its first look finds what it wants already: that is the agent's own, and what differs later is not.
+    actuator.apply([bench.tree.decision("/batch", Knob.QUOTA, "20000")])
+    set_quota(bench, 80000)
+    (outcome,) = actuator.apply([bench.tree.decision("/batch", Knob.QUOTA, "20000")])
+    assert "changed by someone else to 80000 100000" in outcome.error
+    again.restore(bench.files)
+    assert quota_of(bench) == "80000 100000"
+    again.close()
+    bench.close()
+
+
+def test_a_program_that_fights_costs_one_journal_write_a_round_and_grows_nothing(bench: Bench) -> None:
+    bench.apply(("/batch", Knob.QUOTA, "10000"))
+    sizes, inodes = set(), set()
+    for turn in range(50):
+        set_quota(bench, 50000 + turn)
+        before = bench.originals.path.stat().st_ino
+        (outcome,) = bench.apply(("/batch", Knob.QUOTA, "10000"))
+        assert f"changed by someone else to {50000 + turn} 100000" in outcome.error
+        sizes.add(len(bench.originals.path.read_bytes()))
+        inodes.add(bench.originals.path.stat().st_ino != before)
+    assert (len(sizes), inodes) == (1, {True})
+    assert sorted(path.name for path in bench.originals.path.parent.iterdir()) == ["holder.pid", FILE_NAME]
+
+
+def test_offline_cpus_leave_a_cpuset_without_anybody_s_doing(bench: Bench) -> None:
+    effective = "cpuset.cpus.effective" if bench.tree.hierarchy.mode == "v2" else "cpuset.effective_cpus"
+    bench.apply(("/batch", Knob.CPUSET, "2-3"))
+    original = bench.journalled()
+    bench.tree.file("/", effective).write_text("0-2\n")
+    bench.tree.file("/batch", "cpuset.cpus").write_text("2\n")
+    (outcome,) = bench.apply(("/batch", Knob.CPUSET, "1-2"))
+    assert (outcome.status, outcome.error) == (Status.APPLIED, "")
+    bench.tree.file("/batch", "cpuset.cpus").write_text("0\n")
+    assert bench.journalled() == original
+    (outcome,) = bench.apply(("/batch", Knob.CPUSET, "1-2"))
+    assert "cpuset.cpus was changed by someone else to 0:" in outcome.error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from agent.qrm.bounds import Limits, bound
 from agent.qrm.cpu import decide, managed
 from api.decisions import Advice, Knob, Pool, Verdict
 from api.pods import Pod
@@ -25,7 +26,8 @@ def advice(
 
 
 def values(given: Advice, pods: list[Pod], knobs: frozenset[Knob] = ALL, cpus: int = 2) -> dict[tuple[str, str], str]:
-    decisions = decide(given, snapshot(0, pods, cpus=cpus), knobs)
+    seen = snapshot(0, pods, cpus=cpus)
+    decisions = decide(given, seen, dict.fromkeys(seen.cgroups, knobs))
     return {(decision.cgroup, decision.knob.value): decision.value for decision in decisions}
 
 
@@ -45,6 +47,46 @@ def test_without_cpu_idle_the_lowest_weight_takes_its_place() -> None:
         ("/batch", "cpu.weight"): "1",
         ("/batch", "cpu.max"): "max 100000",
     }
+
+
+def test_each_cgroup_has_the_priority_that_the_kernel_has_for_it() -> None:
+    seen = snapshot(0, [BATCH, pod("old", QoSLevel.RECLAIMED), pod("bare", QoSLevel.RECLAIMED)])
+    given = decide(advice(2.0), seen, {"/batch": ALL, "/old": ALL - {Knob.IDLE}, "/bare": frozenset()})
+    assert {(d.cgroup, d.knob.value, d.value) for d in given} == {
+        ("/batch", "cpu.idle", "1"),
+        ("/batch", "cpu.max", "max 100000"),
+        ("/old", "cpu.weight", "1"),
+        ("/old", "cpu.max", "max 100000"),
+        # Nothing can hold this one back: decided all the same, so that the refusals say so.
+        ("/bare", "cpu.weight", "1"),
+        ("/bare", "cpu.max", "max 100000"),
+    }
+
+
+def test_an_empty_pool_is_never_a_cpuset() -> None:
+    given = values(advice(1.0, idle=False, share=(0,), reclaim=()), [WEB, BATCH], cpus=1)
+    assert given == {("/web", "cpuset.cpus"): "0"}
+    given = values(advice(1.0, idle=False, share=(), reclaim=(0,)), [WEB, BATCH], cpus=1)
+    assert given == {("/batch", "cpuset.cpus"): "0"}
+
+
+@pytest.mark.parametrize(
+    ("lent", "count", "quota"),
+    [
+        (0.1, 10, "1000 100000"),
+        (0.1, 11, "1818 200000"),
+        (0.1, 60, "1667 1000000"),
+        (0.1, 100, "1000 1000000"),
+        (0.6, 60, "1000 100000"),
+    ],
+)
+def test_all_quotas_together_are_what_is_lent(lent: float, count: int, quota: str) -> None:
+    pods = [pod(f"b{number}", QoSLevel.RECLAIMED) for number in range(count)]
+    given = [value for (_, knob), value in values(advice(lent), pods).items() if knob == "cpu.max"]
+    assert given == [quota] * count
+    limits = Limits(ceiling=None, cpu_count=2, inherits=True)
+    written = [bound(Knob.QUOTA, value, limits).split() for value in given]
+    assert sum(int(us) / int(period) for us, period in written) == pytest.approx(lent, rel=0.001)
 
 
 def test_disjoint_pools_become_cpusets_and_nothing_else() -> None:
@@ -77,11 +119,11 @@ def test_a_cgroup_that_is_not_there_gets_no_decision() -> None:
     seen = snapshot(0, [WEB, BATCH])
     cgroups = {path: sample for path, sample in seen.cgroups.items() if path != "/batch"}
     gone = type(seen)(**{field: getattr(seen, field) for field in seen.__struct_fields__} | {"cgroups": cgroups})
-    assert decide(advice(2.0), gone, ALL) == ()
+    assert decide(advice(2.0), gone, {"/batch": ALL}) == ()
 
 
 def test_decisions_carry_the_identity_they_were_judged_by() -> None:
-    idle, quota = decide(advice(2.0), snapshot(0, [BATCH], ids={"batch": 4711}), ALL)
+    idle, quota = decide(advice(2.0), snapshot(0, [BATCH], ids={"batch": 4711}), {"/batch": ALL})
     assert (idle.cgroup_id, idle.pod, idle.verdict.rule) == (4711, "default/batch", "yield_to_online")
     assert (quota.cgroup_id, quota.pod, quota.verdict.rule) == (4711, "default/batch", "r")
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from agent.qrm.knobs import KnobFiles, Original, RawValue
 from agent.qrm.originals import (
     FILE_NAME,
+    HOLDER_NAME,
     Damaged,
     Locked,
     Originals,
@@ -207,6 +208,54 @@ def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:
     assert originals.path.stat().st_mode & 0o777 == 0o600
     assert originals.path.parent.stat().st_mode & 0o777 == 0o700
     originals.close()
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o770, 0o702])
+def test_a_directory_that_others_can_write_is_not_trusted(tmp_path: Path, mode: int) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    state.chmod(mode)
+    with pytest.raises(Unavailable, match=f"can be written by other users .mode {mode:04o}") as caught:
+        open_originals(state, BOOT)
+    assert caught.value.remedy.endswith(f"chmod go-w {state}")
+    assert list(state.iterdir()) == []
+    state.chmod(0o755)
+    open_originals(state, BOOT).close()
+
+
+def test_somebody_else_s_directory_is_not_trusted(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a directory away")
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    os.chown(state, 65534, 65534)
+    with pytest.raises(Unavailable, match="belongs to another user") as caught:
+        open_originals(state, BOOT)
+    assert "--state-dir" in caught.value.remedy
+    assert list(state.iterdir()) == []
+
+
+def test_directories_above_are_made_for_the_owner_only_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        open_originals(tmp_path / "a/b", BOOT).close()
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b")] == [0o700, 0o700]
+
+
+def test_no_link_is_followed_to_write_the_holder(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("kept\n")
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    (state / HOLDER_NAME).symlink_to(precious)
+    with pytest.raises(Unavailable, match=f"{HOLDER_NAME} is a symbolic link") as caught:
+        open_originals(state, BOOT)
+    assert caught.value.remedy == "remove that link"
+    assert precious.read_text() == "kept\n"
+    (state / HOLDER_NAME).unlink()
+    open_originals(state, BOOT).close()
 
 
 def test_a_directory_lost_meanwhile_records_nothing(tmp_path: Path) -> None:
