@@ -52,7 +52,7 @@ lock: ## resolve the locked versions anew
 		-c requirements.lock -o requirements-dev.lock
 
 reset: setup ## put every cgroup back that an agent changed, for example after kill -9
-	@$(BIN)/dioptase reset
+	@$(BIN)/dioptase reset $(ARGS)
 
 clean: ## remove what was installed and built here
 	@rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

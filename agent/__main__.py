@@ -21,6 +21,7 @@ from agent.qrm.actuator import Actuator
 from agent.qrm.knobs import KnobFiles
 from agent.qrm.originals import Locked, Originals, boot_id, open_originals
 from agent.report.journal import DecisionJournal
+from agent.report.log import RoundLog
 from agent.sense.cgroups import CgroupReader
 from agent.sense.indicators import Indicators
 from agent.sense.node import NodeReader
@@ -172,7 +173,8 @@ async def _open_exporters(
     stack.push_async_callback(server.stop)
     host = f"[{options.host}]" if ":" in options.host else options.host
     log.info("page, API and metrics on http://%s:%d", host, port)
-    return [journal, server] if spans is None else [journal, server, spans]
+    sinks: list[Sink] = [journal, server, RoundLog()]
+    return sinks if spans is None else [*sinks, spans]
 
 
 def _triggers(hierarchy: Hierarchy, stack: AsyncExitStack) -> TriggerSet | None:
@@ -205,6 +207,8 @@ def _put_back(originals: Originals | None, files: KnobFiles) -> int:
     for outcome in outcomes:
         if outcome.error and outcome.status is not Status.VANISHED:
             log.error("%s %s: %s", outcome.decision.cgroup, outcome.decision.knob.value, outcome.error)
+    for message in originals.messages:
+        log.warning("%s", message)
     left = len(originals.entries())
     if left:
         log.error("%d values could not be put back; run `dioptase reset`", left)

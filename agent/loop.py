@@ -27,7 +27,7 @@ from api.ports import Sink
 from api.samples import Snapshot, SourceStatus, Wait
 
 log = logging.getLogger(__name__)
-NS_PER_S = 1_000_000_000
+TICK = "tick"
 
 
 class Loop:
@@ -50,7 +50,8 @@ class Loop:
         self._seq = 0
         self._stop = asyncio.Event()
         self._alarm = asyncio.Event()
-        self._trigger = "tick"
+        self._trigger = TICK
+        self._deaf = False
 
     def pods(self) -> tuple[Pod, ...]:
         """The pods of the latest round."""
@@ -70,7 +71,7 @@ class Loop:
         try:
             while not self._stop.is_set():
                 self.turn(self._trigger)
-                self._trigger = "tick"
+                self._trigger = TICK
                 self._alarm.clear()
                 now = time.monotonic()
                 if now >= due:
@@ -116,8 +117,12 @@ class Loop:
             banner=self._banner,
         )
         self._previous = snapshot
+        # An alarm that led to nothing (the pod's own throttling, a spike that is over) is not heard again until the tick.
+        self._deaf = trigger != TICK and (advice is None or advice.action != "shrink")
         if self._triggers is not None:
-            self._triggers.watch(container.cgroup for container in online_containers(snapshot))
+            self._triggers.watch(
+                {c.cgroup: s.id for c in online_containers(snapshot) if (s := snapshot.cgroups.get(c.cgroup))}
+            )
         for sink in self._sinks:
             sink.publish(finished)
         return finished
@@ -160,6 +165,8 @@ class Loop:
         return can_shrink(self._memory, len(previous.topology.cpus), advisor.latency)
 
     def _ring(self, trigger: str) -> None:
+        if self._deaf:
+            return
         self._trigger = trigger
         self._alarm.set()
 

@@ -11,6 +11,7 @@ import msgspec
 
 from agent.config import Config
 from agent.sense.documents import LARGEST_BYTES, DocumentError, check
+from agent.smallfile import read_small
 
 
 class ConfigError(ValueError):
@@ -22,8 +23,7 @@ def load(path: Path | None) -> Config:
     if path is None:
         return Config()
     try:
-        with path.open("rb") as file:
-            text = file.read(LARGEST_BYTES + 1)
+        text = read_small(path, LARGEST_BYTES)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; name an existing file with --config") from error
     return parse(text, str(path))

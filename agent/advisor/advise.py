@@ -52,7 +52,9 @@ def online_waits(snapshot: Snapshot, change: Rates | None, previous: Snapshot | 
         before = previous.cgroups.get(container.cgroup) if previous else None
         if change is not None and before is not None and before.id == sample.id:
             rate = change.cgroups.get(container.cgroup)
-            waits[container.cgroup] = rate.wait if rate else None
+            waits[container.cgroup] = (
+                latency.contention(rate.wait, rate.throttled_ns or 0) if rate and rate.wait else None
+            )
         else:
             made_since = change is not None and previous is not None and "/" in previous.cgroups
             waits[container.cgroup] = sample.wait if made_since else None

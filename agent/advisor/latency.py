@@ -5,8 +5,8 @@ cannot see (waits that add up although it gives way, kernels without cpu.idle) i
 reclaimed pods. The quota is the node (no limit) while waits are short; a breach halves what the reclaimed pods really
 use, a gross one takes it down to a minimum at once; calm gives it back step by step.
 
-The worst-waiting container speaks for all. Time for which its own quota holds it back is part of its waits: to the
-kernel a throttled task is a runnable one. An online pod that its limit throttles often keeps lending at the minimum.
+The worst-waiting container speaks for all. To the kernel a throttled task is a runnable one, so time for which its own
+quota held a container back is taken out of its waits first (`contention`); between rounds the alarm does not know of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 from agent.advisor.memory import Memory
 from agent.config import LatencyConfig
 from api.decisions import Verdict
-from api.histograms import above, quantile_ns
+from api.histograms import BOUNDS_NS, above, quantile_ns, slot_of
 from api.rates import wait_delta
 from api.samples import Wait
 
@@ -58,6 +58,22 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     reclaimed_use_cores: float | None
     requirement_cores: float
     enable_reclaim: bool = True
+
+
+def contention(wait: Wait, throttled_ns: int) -> Wait:
+    """The waits that are left when the cgroup's own throttling is taken out: that is its owner's doing, not batch work's.
+
+    The kernel counts throttled time as waiting. Throttles are the longest waits of a period, so they are taken from the
+    longest slots first, at each slot's lower bound, until the throttled time is used up. Waits below a millisecond stay.
+    """
+    if wait.slots is None:
+        return Wait(sum_ns=max(wait.sum_ns - throttled_ns, 0), count=wait.count)
+    slots, left = list(wait.slots), throttled_ns
+    for k in range(len(slots) - 1, slot_of(NS_PER_MS), -1):
+        taken = min(slots[k], left // BOUNDS_NS[k - 1])
+        slots[k] -= taken
+        left -= taken * BOUNDS_NS[k - 1]
+    return Wait(sum_ns=max(wait.sum_ns - throttled_ns, 0), count=sum(slots), slots=tuple(slots))
 
 
 def worst(waits: Mapping[str, Wait | None], config: LatencyConfig) -> tuple[str, float, int] | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from agent.smallfile import read_small
 from api.decisions import JournalEntry, Outcome, Round, Status
 from api.text import to_json
 
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 ONCE = frozenset({Status.DRY_RUN, Status.REFUSED, Status.VANISHED, Status.MISMATCH})
 """Outcomes that come again every round for as long as their cause lasts."""
+LARGEST_BYTES = 64 << 20
+"""More than `keep` entries can take; a larger file is not ours."""
 Seen = tuple[int, Status, str]
 
 
@@ -120,7 +123,7 @@ def _decode(lines: Iterable[bytes]) -> tuple[list[JournalEntry], int]:
     for line in lines:
         try:
             entries.append(decoder.decode(line))
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             damaged += 1
     return entries, damaged
 
@@ -136,8 +139,8 @@ class _Lines:
 
     def read(self) -> list[bytes]:
         """The lines of both files, oldest first."""
-        older = self._older.read_bytes().splitlines() if self._older.exists() else []
-        newer = self.path.read_bytes().splitlines() if self.path.exists() else []
+        older = read_small(self._older, LARGEST_BYTES).splitlines() if self._older.exists() else []
+        newer = read_small(self.path, LARGEST_BYTES).splitlines() if self.path.exists() else []
         self._count = len(newer)
         return older + newer
 
@@ -168,9 +171,10 @@ class _Lines:
 def _open_whole(path: Path) -> int:
     """Open for appending, and cut off what a crash left behind the last complete line."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+    # O_RDWR never waits for the other end of a pipe; read_small then refuses it.
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
     try:
-        content = path.read_bytes()
+        content = read_small(path, LARGEST_BYTES)
         if not content.endswith(b"\n"):
             os.ftruncate(fd, content.rfind(b"\n") + 1)
     except OSError:

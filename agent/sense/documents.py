@@ -47,6 +47,8 @@ def _check_events(events: Iterator[Any]) -> None:
             raise DocumentError(f"{where}more than {MOST_PARTS} parts: split it, or see whether this is the right file")
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise DocumentError(f"{where}anchors and aliases (& and *) are not taken: write the values out")
+        if getattr(event, "tag", None):
+            raise DocumentError(f"{where}tags such as !!int are not taken: write the plain value")
         if isinstance(event, yaml.DocumentStartEvent):
             documents += 1
             if documents > 1:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from agent.sense.documents import LARGEST_BYTES, DocumentError, check
+from agent.smallfile import read_small
 from api.pods import Container, Pod, parse_quantity
 from api.ports import Unavailable
 from api.qos import qos_level
@@ -96,8 +97,7 @@ class StaticPods:
         # The signature is taken before the text: what is written in between is seen as a change.
         self._signature = self._stat()
         try:
-            with self._path.open("rb") as file:
-                content = file.read(LARGEST_BYTES + 1)
+            content = read_small(self._path, LARGEST_BYTES)
         except OSError as error:
             raise PodsError(
                 f"{self._path}: cannot be read: {error.strerror}; name an existing file with --pods"

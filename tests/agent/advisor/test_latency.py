@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.advisor.advise import advise
-from agent.advisor.latency import Situation, alarmed, lend
+from agent.advisor.latency import Situation, alarmed, contention, lend
 from agent.advisor.memory import Memory
 from agent.config import AdvisorConfig, LatencyConfig
 from api.qos import QoSLevel
@@ -108,6 +108,17 @@ def test_sums_alone_stand_for_an_exponential() -> None:
     assert calm.verdict.rule == "wait_near_target"
     assert high.verdict.rule == "wait_above_target"
     assert high.verdict.inputs["wait_ms"] == pytest.approx(9.21, abs=0.01)
+
+
+def test_own_throttling_is_taken_out_of_the_waits() -> None:
+    # ten periods, each with one throttle of 79 ms (a task with 20 ms in 100), beside a thousand short waits
+    seen = contention(waits({10: 1000, 79_000: 10}), 10 * 79_000_000)
+    assert (seen.count, seen.slots) == (1000, waits({10: 1000}).slots)
+    both = contention(waits({10: 1000, 30_000: 50, 79_000: 10}), 10 * 79_000_000)
+    assert both.slots is not None
+    assert sum(both.slots[15:]) >= 40, "waits for a CPU stay although some are as long as part of a throttle"
+    assert contention(waits({10: 5}), 0) == waits({10: 5})
+    assert contention(Wait(sum_ns=900, count=9), 800) == Wait(sum_ns=100, count=9)
 
 
 def test_alarm_between_rounds() -> None:

@@ -188,3 +188,16 @@ def test_a_cgroup_whose_name_is_not_utf8_can_be_recorded(tmp_path: Path) -> None
     broken = msgspec.structs.replace(APPLIED.decision, cgroup=os.fsdecode(b"/caf\xe9"))
     DecisionJournal(path).publish(turn(2, msgspec.structs.replace(APPLIED, decision=broken)))
     assert lines(path)[0].outcome.decision.cgroup == "/caf\\xe9"
+
+
+def test_bytes_that_are_no_text_and_pipes_in_place_of_the_file_end_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    path.write_bytes(b'{"seq":1,"wall_time_ns":1,"round_seq":1,"trigger":"\xff\xfe","policy":""}\n')
+    journal = DecisionJournal(path)
+    assert journal.entries() == []
+    journal.close()
+    path.unlink()
+    os.mkfifo(path)
+    journal = DecisionJournal(path)
+    assert "not a regular file" in journal.problem
+    journal.close()

@@ -143,7 +143,8 @@ def noted(annotations: str) -> str:
         ("pods: [&a {name: a}, *a]", "line 1: anchors and aliases (& and *) are not taken: write the values out"),
         ("pods: [2024-99-99]", "a value cannot be read: month must be in 1..12"),
         ("pods: [%s]" % ("9" * 5000), "a value cannot be read"),
-        ("pods: [!!python/object/apply:os.getpid []]", "a value cannot be read"),
+        ("pods: [!!python/object/apply:os.getpid []]", "tags such as !!int are not taken"),
+        ("pods: !!int ''", "tags such as !!int are not taken"),
         ("? [pods]\n: []", "line 1: a key must be a plain word"),
         ("pods: \0", "not YAML: unacceptable character"),
         ("pods: \ud800", "not text: surrogates not allowed"),
@@ -255,3 +256,13 @@ def test_a_file_that_cannot_hold_is_refused_at_the_start(tmp_path: Path, content
 def test_a_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PodsError, match="Is a directory"):
         StaticPods(tmp_path)
+
+
+def test_a_pipe_in_place_of_the_file_keeps_the_last_good_pods_and_never_waits(tmp_path: Path) -> None:
+    path = tmp_path / "pods.yaml"
+    path.write_text("pods: [{name: a, containers: [{cgroup: /a}]}]")
+    pods = StaticPods(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(Unavailable, match="not a regular file"):
+        pods.read()
