@@ -295,6 +295,12 @@ def test_where_cgroups_are_read_only_decisions_run_dry(
         assert {change["knob"] for change in view["changes"]} == {Knob.IDLE.value}
         assert agent.end() == 0
     assert knobs(groups[1]) == before
+    asked = ("unshare", "--mount", "sh", "-ec", script, "sh", DIOPTASE, "doctor", "--json", *options[2:])
+    doctor = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
+    checks = {check["name"]: check for check in json.loads(doctor.stdout)}
+    assert (doctor.returncode, checks["cgroup writes"]["ok"]) == (1, False)
+    assert "read-only" in checks["cgroup writes"]["detail"]
+    assert checks["cgroup writes"]["remedy"].endswith("until then decisions run dry")
 
 
 def test_two_hundred_cgroups_fit_into_64_mib(
