@@ -45,7 +45,8 @@ class Loop:
     ) -> None:
         self._config, self._sensor, self._actuator, self._act = config, sensor, actuator, actuator.act
         self._sinks, self._triggers, self._banner = sinks, triggers, banner
-        self._memory = Memory()
+        # After a crash in the middle of a breach, growth goes on from what is lent now instead of starting at the node.
+        self._memory = Memory(lent_cores=actuator.inherited_cores())
         self._previous: Snapshot | None = None
         self._seq = 0
         self._stop = asyncio.Event()

@@ -101,6 +101,21 @@ class Actuator:
         """What the kernel has for each of these cgroups: one may lack what another has (controllers, cpu.idle)."""
         return {cgroup: frozenset(knob for knob in Knob if self._files.available(knob, cgroup)) for cgroup in cgroups}
 
+    def inherited_cores(self) -> float | None:
+        """CPU that an earlier agent's quotas allow in all, where it was killed and left some; None where nothing limits."""
+        total = None
+        for entry in self._originals.entries() if self._originals else ():
+            if entry.knob is not Knob.QUOTA:
+                continue
+            try:
+                quota, period = self._files.read(entry.cgroup, entry.cgroup_id, Knob.QUOTA).split()
+            except (Unavailable, Vanished):
+                continue
+            if quota == "max":
+                return None
+            total = (total or 0.0) + int(quota) / int(period)
+        return total
+
     def release(self, decisions: Sequence[Decision], unseen: Collection[str]) -> tuple[Outcome, ...]:
         """Give back every knob that was changed and that nobody decides on any more: its pod left, or the policy changed.
 

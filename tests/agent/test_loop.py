@@ -49,6 +49,9 @@ class Scripted:
     def knobs(self, cgroups: Collection[str]) -> Mapping[str, frozenset[Knob]]:
         return dict.fromkeys(cgroups, frozenset(Knob))
 
+    def inherited_cores(self) -> float | None:
+        return None
+
     def release(self, decisions: object, unseen: object) -> tuple[Outcome, ...]:
         return ()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -184,6 +185,28 @@ def test_canonical_policy_parts_the_cpus(
         assert not set(knobs(web)["cpuset.cpus"]) & set(knobs(batch)["cpuset.cpus"])
         assert agent.end() == 0
     assert (knobs(web), knobs(batch)) == before
+
+
+def test_an_agent_that_was_killed_in_a_breach_does_not_lend_everything_anew(
+    groups: tuple[TestCgroup, TestCgroup], options: list[str], tmp_path: Path
+) -> None:
+    web, batch = groups
+    cpu = min(os.sched_getaffinity(0))
+    for process in (*web.processes, *web.burn(7)):
+        os.sched_setaffinity(process.pid, {cpu})  # they wait for one another far longer than any target allows
+    before = knobs(batch)
+    with Agent("--act", "on", *options) as first:
+        eventually("batch is down to its minimum", lambda: first.view()["lent_cores"] < 0.2)
+        limited = knobs(batch)
+        assert limited != before
+        first.end(signal.SIGKILL)
+    config = tmp_path / "slow.yaml"
+    config.write_text("advisor: {latency: {growRatioPerS: 0.0001}}\n")
+    with Agent("--act", "on", "--config", str(config), *options) as second:
+        assert second.view()["lent_cores"] < 0.2
+        assert knobs(batch) == limited
+        assert second.end() == 0
+    assert knobs(batch) == before
 
 
 def test_another_policy_gives_back_what_the_former_one_changed(
