@@ -1,18 +1,19 @@
 """The table of cgroups that common.bpf.h keeps for a probe: who has a place, what was counted there, and who may go.
 
-Read side only sums and groups: counters grow until their cgroup has been missing from two listings running, then its place
-is retired (nothing finds it any more) and, one read later, emptied and given back. Autogroups count as the root cgroup;
-a cgroup whose cpu controller was switched off and on again has several places, which are added up.
+Read side only sums and groups: counters grow until their cgroup has been missing from two complete listings running,
+then its place is retired (nothing finds it any more) and, one read later, emptied and given back. Autogroups count as the
+root cgroup; a cgroup whose cpu controller was switched off and on again has several places, which are added up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from probes import bpf
 from probes.loader import Loaded
 from probes.maps import Map, possible_cpus, total
 
@@ -43,6 +44,23 @@ class Lost(msgspec.Struct, frozen=True):
     """Another task had taken the place that remembers when this one became runnable (classic form only)."""
 
 
+class Overflow:
+    """What the full table lost, and whether that was lately."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._at_listing = 0
+        self._lately = False
+        self._listing: Mapping[int, str] | None = None
+
+    def grew(self, total: int, live: Mapping[int, str]) -> bool:
+        """Whether anything was lost since the listing before this one, however often this one is used in between."""
+        self.total = total
+        if live is not self._listing:
+            self._lately, self._at_listing, self._listing = total != self._at_listing, total, live
+        return self._lately or total != self._at_listing
+
+
 class GroupTable:
     """Counters by cgroup id. `name` is the probe's own map, whose values are 64-bit counters."""
 
@@ -51,21 +69,30 @@ class GroupTable:
         self._groups, self._owners, self._lost, self._values = (
             Map(*loaded.maps[label], cpus) for label in ("groups", "owners", "lost", name)
         )
+        self.places = bpf.map_info(loaded.maps["groups"][0]).max_entries
         self._listing: Mapping[int, str] | None = None
         self._missing: set[int] = set()
         self._retired: list[int] = []
 
-    def read(self, live: Mapping[int, str]) -> tuple[list[int], npt.NDArray[np.uint64]]:
-        """Cgroup ids and a row of counters for each. `live` has every cgroup that exists; the others are forgotten."""
+    def read(
+        self, live: Mapping[int, str], wanted: Collection[int] | None = None, *, complete: bool = True
+    ) -> tuple[list[int], npt.NDArray[np.uint64]]:
+        """Ids of the wanted cgroups that have a place, or of all, and a row of counters for each.
+
+        `live` has the cgroups that exist; where it is `complete`, the others are forgotten.
+        """
         self._empty_retired()
         places, groups = self._groups.items()
         order = np.argsort(places)
-        places, groups = places[order], groups[order]
-        rows = total(self._values.rows(places.tolist()))
-        ids, inverse = np.unique(groups["cgroup_id"], return_inverse=True)
+        places, owners = places[order], groups[order]["cgroup_id"]
+        # A row costs 50 times what an entry of `groups` does: the kernel copies it from every CPU.
+        kept = np.ones(len(places), bool) if wanted is None else np.isin(owners, np.array([*wanted], np.uint64))
+        rows = total(self._values.rows(places[kept].tolist()))
+        ids, inverse = np.unique(owners[kept], return_inverse=True)
         summed = np.zeros((len(ids), rows.shape[1]), np.uint64)
         np.add.at(summed, inverse, rows)
-        self._forget(live, places, groups["cgroup_id"])
+        if complete:
+            self._forget(live, places, owners)
         return ids.tolist(), summed
 
     def lost(self) -> Lost:

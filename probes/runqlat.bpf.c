@@ -39,36 +39,61 @@ static __always_inline int record(u64 task, u64 wait_ns)
 #define ASLEEP (~0ULL)
 #define MIGRATING 2 /* TASK_ON_RQ_MIGRATING */
 
+struct info {
+	u64 queued, delay;
+	u32 runs;
+};
+
+/* Three fields of sched_info. Where each copy is a call, all of it is copied at once: pcount comes first, last_queued last. */
+static __always_inline struct info info_of(u64 task)
+{
+#ifdef TYPED
+	return (struct info){
+		.queued = FIELD(u64, task, LAST_QUEUED),
+		.delay = FIELD(u64, task, RUN_DELAY),
+		.runs = FIELD(u64, task, PCOUNT),
+	};
+#else
+	u64 words[(LAST_QUEUED - PCOUNT) / 8 + 1] = {};
+
+	bpf_probe_read_kernel(words, sizeof(words), (void *)(task + PCOUNT));
+	return (struct info){
+		.queued = words[(LAST_QUEUED - PCOUNT) / 8],
+		.delay = words[(RUN_DELAY - PCOUNT) / 8],
+		.runs = words[0],
+	};
+#endif
+}
+
 /* sched_switch(bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state) */
 int on_switch(u64 *ctx)
 {
-	u64 next = ctx[2], queued = FIELD(u64, next, LAST_QUEUED), cfs_rq, rq, delay, moved = 0;
+	u64 next = ctx[2], cfs_rq, rq, moved = 0;
+	struct info info = info_of(next);
 	struct seat *seat;
-	u32 pid, runs;
 	s64 wait_ns;
+	u32 pid;
 
-	if (!queued)
+	if (!info.queued)
 		return 0;
 	cfs_rq = FIELD(u64, next, CFS_RQ);
 	rq = FIELD(u64, cfs_rq, RQ);
-	wait_ns = FIELD(u64, rq, RQ_CLOCK) - queued;
+	wait_ns = FIELD(u64, rq, RQ_CLOCK) - info.queued;
 	if (wait_ns < 0)
 		return lose(LOST_BACKWARDS);
 	pid = FIELD(u32, next, PID);
-	runs = FIELD(u64, next, PCOUNT);
-	delay = FIELD(u64, next, RUN_DELAY);
 	seat = seat_of(pid);
 	if (!seat)
 		return 0;
 	if (seat->pid == pid) {
 		if (seat->mark == ASLEEP)
 			moved = ASLEEP;
-		else if (seat->runs == runs)
-			moved = delay - seat->mark;
+		else if (seat->runs == info.runs)
+			moved = info.delay - seat->mark;
 	}
 	seat->pid = pid;
-	seat->runs = runs + 1;
-	seat->mark = delay + wait_ns;
+	seat->runs = info.runs + 1;
+	seat->mark = info.delay + wait_ns;
 	return moved == ASLEEP ? lose(LOST_ASLEEP) : record(next, moved + wait_ns);
 }
 

@@ -12,7 +12,7 @@ the few microseconds that the interrupt and the way out of idle take. docs/addin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from api.histograms import SLOTS
@@ -20,10 +20,11 @@ from api.ports import Unavailable
 from api.samples import Wait
 from probes import bpf
 from probes.btf import VMLINUX
-from probes.groups import GroupTable, Lost, places_for
+from probes.groups import GroupTable, Lost, Overflow, places_for
 from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load
 from probes.maps import possible_cpus
 
+NOTHING = Wait(sum_ns=0, count=0, slots=(0,) * SLOTS)
 FORMS = ("tp_btf", "raw_tp", "classic")
 """In order of preference, which is that of their cost."""
 SEATS = 1 << 17
@@ -81,20 +82,46 @@ class RunqLat:
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
-        self._table: GroupTable | None = GroupTable(loaded, "runqlat")
+        table = GroupTable(loaded, "runqlat")
+        self._table: GroupTable | None = table
+        self._places = table.places
         self.form = loaded.form
         self.refused = loaded.refused
         """Forms that were tried before this one, and why the kernel did not take them."""
+        self._overflow = Overflow()
 
-    def read(self, live: Mapping[int, str]) -> Mapping[int, Wait]:
-        """Waits by cgroup id since the probe was opened. Raises Unavailable once it is closed."""
+    def read(
+        self, live: Mapping[int, str], wanted: Collection[int] | None = None, *, complete: bool = True
+    ) -> Mapping[int, Wait]:
+        """Waits by cgroup id since the probe was opened; with all are those of cgroups that `live` does not have.
+
+        Live cgroups without a place in the table have not waited yet; but where any cgroup found no place since the
+        listing before this one, it may be theirs that was lost, and they are absent. Raises Unavailable once closed.
+        """
+        table = self._open_table()
         try:
-            ids, rows = self._open_table().read(live)
+            ids, rows = table.read(live, wanted, complete=complete)
+            unsure = self._overflow.grew(table.lost().full, live)
         except OSError as error:
             raise Unavailable(
                 f"the maps of runqlat cannot be read: {error.strerror}", "start the agent again"
             ) from error
-        return decode(ids, rows.tolist())
+        waits = decode(ids, rows.tolist())
+        if not unsure:
+            for number in live if wanted is None else live.keys() & wanted:
+                waits.setdefault(number, NOTHING)
+        return waits
+
+    def problem(self) -> Unavailable | None:
+        """Whether cgroups found no place in the table since the start, as of the latest read."""
+        if not self._overflow.total:
+            return None
+        return Unavailable(
+            f"{self._overflow.total} switches of cgroups that found no place in the table of {self._places}"
+            " were not counted",
+            "remove cgroups that nobody uses; where cgroup-limit is a problem too, raise maxCgroups: dead cgroups keep"
+            " their places while the list of cgroups is not complete",
+        )
 
     def lost(self) -> Lost:
         """Switches that were not counted, by reason."""

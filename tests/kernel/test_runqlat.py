@@ -45,6 +45,16 @@ while True:
 """
 
 
+NAPPER = """
+import sys, time
+for _ in range(int(sys.argv[1])):
+    end = time.thread_time() + 0.0007
+    while time.thread_time() < end: pass
+    print("asleep", flush=True)
+    time.sleep(0.04)
+"""
+
+
 def growth(before: Mapping[int, Wait], after: Mapping[int, Wait], cgroup_id: int) -> Wait:
     change = wait_delta(before.get(cgroup_id, NOTHING), after[cgroup_id])
     assert change is not None
@@ -181,6 +191,35 @@ def test_a_task_moved_while_it_waits_keeps_its_whole_wait(source: RunqLat) -> No
     assert 9 * MS * (times - 1) <= wait.sum_ns <= 45 * MS * times
     assert wait.slots is not None
     assert sum(wait.slots[slot_of(9 * MS) :]) >= times - 1
+
+
+@pytest.mark.parametrize("form", ["tp_btf", "raw_tp"])
+def test_a_task_moved_in_its_sleep_has_not_waited(form: str) -> None:
+    """Since Linux 6.12 a task may sleep on in the run queue; moving it there stamps it as if it waited, for 40 ms here."""
+    cpus = sorted(os.sched_getaffinity(0))[-2:]
+    if len(cpus) < 2:
+        pytest.skip("needs two CPUs")
+    hierarchy = require_writable_cgroups()
+    with probe(form) as source, cgroup(hierarchy, "napper") as group:
+        for cpu in cpus:
+            group.start([sys.executable, "-c", PINNED, str(cpu)])
+        before, lost = source.read({}), source.lost().asleep
+        napper = subprocess.Popen([sys.executable, "-c", NAPPER, "100"], stdout=subprocess.PIPE)
+        group.processes.append(napper)
+        for directory in group.dirs:
+            (directory / "cgroup.procs").write_text(str(napper.pid))
+        assert napper.stdout is not None
+        with napper.stdout as naps:
+            for turn, _ in enumerate(naps):
+                os.sched_setaffinity(napper.pid, {cpus[turn % 2]})
+        assert napper.wait() == 0
+        wait, lost = growth(before, source.read({}), group.id), source.lost().asleep - lost
+    if lost < 3:
+        pytest.skip(f"this kernel kept a sleeping task in the run queue {lost} times only")
+    assert wait.slots is not None
+    assert BOUNDS_NS[slot_of(40 * MS) - 1] < 33 * MS
+    assert sum(wait.slots[slot_of(40 * MS) :]) < lost / 2
+    assert wait.count >= 100 - lost
 
 
 def test_forms_see_the_same_waits() -> None:

@@ -1,0 +1,223 @@
+"""What run-queue probes cost per context switch, ours and others', on one load in one run.
+
+    python -m bench.probe_cost [--rounds 7] [--write bench/results/probe_cost.md]
+
+Each contestant is the tool as a person runs it. Two numbers a visit: how much slower the load gets (statistics off), and
+nanoseconds per switch by the kernel's own BPF statistics (on), which include about as much for taking the time twice as
+the row `empty program` shows. Rounds are shuffled and slowdowns taken within a round, because the machine drifts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from agent.hierarchy import detect
+from bench.foreign_tools import bcc_headers, bpftrace_program, tool_versions, without_headers
+from bench.machine import memory_kib_of, this_machine
+from bench.switch_load import SwitchLoad
+from probes import bpf
+
+ROOT = Path(__file__).resolve().parent.parent
+SETTLE_S, RATE_S, STATS_S = 1.0, 2.0, 1.0
+EMPTY = """
+import time
+from pathlib import Path
+from probes.loader import Form, Job, Program, load
+import sys
+form = Form(name="empty", typed=True, fields={}, programs=[Program("on_switch", "sched_switch", "dtse_empty")])
+with load(Job(sources=[Path(sys.argv[1])], forms=[form], maps=[], constants={})):
+    time.sleep(600)
+"""
+TEXT = """## Probe cost per context switch
+
+{machine}; {tools}. `python -m bench.probe_cost --rounds {rounds}`: medians of {rounds} shuffled rounds. The load is one pair of
+processes on each CPU, each pair in a cgroup of its own, that passes a byte back and forth: {trips:,.0f} round trips a second
+without a probe, and nothing but wakeups and switches.
+
+| probe | ns a switch | range | program runs a switch | ns beyond empty programs | load slowed by | memory | start |
+|---|---:|---:|---:|---:|---:|---:|---:|
+{rows}
+
+- *ns a switch*: run time of all programs of the tool by the kernel's BPF statistics, over the node's context switches. The
+  statistics take the time before and after each run; the empty program shows what that alone comes to, and the fifth column
+  is the rest.
+- *load slowed by*: round trips lost against no probe in the same round, statistics off.
+- bcc and bpftrace keep one histogram for the node, or one per pid namespace; neither keeps one per cgroup.
+- bcc's tool by itself prints here: `{without_headers}` It runs unmodified on a header tree made from the kernel's BTF. In
+  bpftrace's program the line `#include <linux/sched.h>` is replaced by the one constant that it is there for.
+"""
+NOTHING, NOTHING_LOADED = "no probe", "empty program"
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One contestant in one round."""
+
+    trips_per_s: float
+    ns_per_switch: float
+    runs_per_switch: float
+    rss_mib: float
+    start_s: float
+
+
+@dataclass
+class Contestant:
+    """A tool and what was measured of it."""
+
+    name: str
+    argv: list[str] | None
+    env: dict[str, str] = field(default_factory=dict)
+    visits: list[Visit] = field(default_factory=list)
+
+
+def contestants(scratch: Path) -> list[Contestant]:
+    ours = [sys.executable, "-c", "from cli.main import main; main()", "probe", "runqlat", "--json", "--form"]
+    empty = scratch / "empty.bpf.c"
+    empty.write_text("int on_switch(u64 *ctx) { return 0; }\n")
+    headers = {"BCC_KERNEL_SOURCE": str(bcc_headers(scratch / "headers"))}
+    mount = "mount -t tracefs none /sys/kernel/tracing && exec bpftrace "
+    script = shlex.quote(str(bpftrace_program(scratch / "runqlat.bt")))
+    return [
+        Contestant(NOTHING, None),
+        Contestant(NOTHING_LOADED, [sys.executable, "-c", EMPTY, str(empty)]),
+        Contestant("dioptase, tp_btf, per cgroup", [*ours, "tp_btf"]),
+        Contestant("dioptase, raw_tp, per cgroup", [*ours, "raw_tp"]),
+        Contestant("dioptase, classic, per cgroup", [*ours, "classic"]),
+        Contestant("bcc runqlat, whole node", ["runqlat-bpfcc", "1"], headers),
+        Contestant("bcc runqlat --pidnss, per pid namespace", ["runqlat-bpfcc", "--pidnss", "1"], headers),
+        Contestant("bpftrace runqlat.bt, whole node", ["unshare", "-m", "sh", "-c", mount + script]),
+    ]
+
+
+def program_ids(pid: int) -> set[int]:
+    """Numbers of the BPF programs that a process holds."""
+    found = set()
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for path in Path(f"/proc/{pid}/fdinfo").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found |= {int(line.split()[1]) for line in path.read_text().splitlines() if line.startswith("prog_id:")}
+    return found
+
+
+@contextlib.contextmanager
+def running(contestant: Contestant) -> Iterator[tuple[int | None, set[int], float]]:
+    """The started tool: its pid, its programs and how long it took until they were all there."""
+    if contestant.argv is None:
+        yield None, set(), 0.0
+        return
+    with tempfile.TemporaryFile() as output:
+        started = time.monotonic()
+        process = subprocess.Popen(
+            contestant.argv, cwd=ROOT, env={**os.environ, **contestant.env}, stdout=output, stderr=output
+        )
+        try:
+            ids, ready_at = set[int](), started
+            while time.monotonic() - ready_at < SETTLE_S or not ids:
+                if process.poll() is not None or time.monotonic() - started > 60:
+                    output.seek(0)
+                    raise SystemExit(f"{contestant.name} did not start:\n{output.read().decode()[-2000:]}")
+                now = program_ids(process.pid)
+                if now != ids:
+                    ids, ready_at = now, time.monotonic()
+                time.sleep(0.02)
+            yield process.pid, ids, ready_at - started
+        finally:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+            process.kill()
+            process.wait()
+
+
+def context_switches() -> int:
+    return next(int(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if line.startswith("ctxt"))
+
+
+def run_totals(ids: set[int]) -> tuple[int, int]:
+    infos = [info for info in bpf.programs() if info.id in ids]
+    return sum(info.run_time_ns for info in infos), sum(info.run_count for info in infos)
+
+
+def visit(contestant: Contestant, load: SwitchLoad) -> Visit:
+    with running(contestant) as (pid, ids, start_s):
+        trips, at = load.round_trips(), time.monotonic()
+        time.sleep(RATE_S)
+        rate = (load.round_trips() - trips) / (time.monotonic() - at)
+        held = bpf.enable_stats()
+        before, switches = run_totals(ids), context_switches()
+        time.sleep(STATS_S)
+        after, switches = run_totals(ids), context_switches() - switches
+        os.close(held)
+        rss_kib = 0 if pid is None else memory_kib_of(pid)
+    return Visit(rate, (after[0] - before[0]) / switches, (after[1] - before[1]) / switches, rss_kib / 1024, start_s)
+
+
+def report(all_of: list[Contestant], rounds: int) -> str:
+    """The section for bench/RESULTS.md."""
+    machine = this_machine(detect(Path("/proc")).mode)
+    nothing = next(c for c in all_of if c.name == NOTHING)
+    empty = next(c for c in all_of if c.name == NOTHING_LOADED)
+    empty_ns = median(v.ns_per_switch / v.runs_per_switch for v in empty.visits)
+    return TEXT.format(
+        machine=machine.line(),
+        tools=tool_versions(),
+        rounds=rounds,
+        trips=round(median(v.trips_per_s for v in nothing.visits), -2),
+        rows="\n".join(row(c, nothing, empty_ns) for c in all_of if c is not nothing),
+        without_headers=without_headers(),
+    )
+
+
+def row(contestant: Contestant, nothing: Contestant, empty_ns: float) -> str:
+    """One line of the table: medians, and the range of the first."""
+    visits = contestant.visits
+    cost, runs = [v.ns_per_switch for v in visits], median(v.runs_per_switch for v in visits)
+    slower = median(1 - v.trips_per_s / n.trips_per_s for v, n in zip(visits, nothing.visits, strict=True))
+    cells = (
+        contestant.name,
+        f"{median(cost):.0f}",
+        f"{min(cost):.0f} to {max(cost):.0f}",
+        f"{runs:.2f}",
+        f"{median(cost) - empty_ns * runs:.0f}",
+        f"{100 * slower:.1f} %",
+        f"{median(v.rss_mib for v in visits):.0f} MiB",
+        f"{median(v.start_s for v in visits):.1f} s",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--write", type=Path, help="also write the section to this file")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch, SwitchLoad(tuple(sorted(os.sched_getaffinity(0)))) as load:
+        everyone = contestants(Path(scratch))
+        for turn in range(options.rounds):
+            order = everyone.copy()
+            random.shuffle(order)
+            for contestant in order:
+                contestant.visits.append(visit(contestant, load))
+                print(f"round {turn + 1}: {contestant.name}: {contestant.visits[-1]}", file=sys.stderr)
+    text = report(everyone, options.rounds)
+    print(text)
+    if options.write:
+        options.write.parent.mkdir(parents=True, exist_ok=True)
+        options.write.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
