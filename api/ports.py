@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from api.decisions import JournalEntry, Round
@@ -30,11 +30,17 @@ class WaitSource(Protocol):
     def form(self) -> str:
         """Which way of measuring runs, for people and metrics: `tp_btf`, `raw_tp`, `classic` or `schedstat`."""
 
-    def read(self, live: Mapping[int, str]) -> Mapping[int, Wait]:
-        """Waits by cgroup id. `live` has the path of every cgroup that exists; others may be forgotten.
+    def read(
+        self, live: Mapping[int, str], wanted: Collection[int] | None = None, *, complete: bool = True
+    ) -> Mapping[int, Wait]:
+        """Waits by cgroup id, of the wanted cgroups or of all. `live` has the paths of the cgroups that exist.
 
-        Raises Unavailable when the source has stopped working.
+        A live cgroup that has not waited yet has a Wait of zero; one whose waits are not known is absent. Cgroups that
+        `live` lacks may be forgotten, unless it is not `complete`. Raises Unavailable when the source has stopped working.
         """
+
+    def problem(self) -> Unavailable | None:
+        """What the source could not count although it works, and what to do; None when all is well."""
 
     def close(self) -> None:
         """Detach from the kernel. Idempotent."""

@@ -25,8 +25,8 @@ from probes.loader import MapDescription
 
 CHUNK_BYTES = 1 << 20
 """Most that one system call copies: bounds the memory of a read on a machine with hundreds of CPUs."""
-BRIDGE = 8
-"""Unused array elements that are copied along rather than starting another system call behind them."""
+BRIDGE_BYTES = 32 << 10
+"""Unused array elements that are copied along rather than starting another system call behind them: both take 10 us."""
 _ENOTSUPP = 524
 _NO_BATCH = frozenset({errno.EINVAL, errno.EOPNOTSUPP, _ENOTSUPP})
 _SCALARS = {
@@ -90,7 +90,7 @@ class Map:
     def rows(self, places: Sequence[int]) -> Rows:
         """Values of these elements of an array map; `places` are sorted and without repeats."""
         chunks: list[tuple[Rows, Rows]] = []
-        for first, last in _runs(places):
+        for first, last in _runs(places, max(1, BRIDGE_BYTES // (self._cell.itemsize * self._copies))):
             chunks += self._chunks(np.array(first - 1, self.key).tobytes() if first else None, last - first + 1)
         keys, values = self._join(chunks)
         return values if len(keys) == len(places) else values[np.isin(keys, places)]
@@ -159,13 +159,13 @@ def total(values: Rows) -> npt.NDArray[np.uint64]:
     return summed
 
 
-def _runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """First and last of each stretch of places with no gap longer than BRIDGE."""
+def _runs(places: Sequence[int], bridge: int) -> Iterator[tuple[int, int]]:
+    """First and last of each stretch of places that lie at most `bridge` apart."""
     if not places:
         return
     start = previous = places[0]
     for place in places:
-        if place - previous > BRIDGE:
+        if place - previous > bridge:
             yield start, previous
             start = place
         previous = place

@@ -1,8 +1,8 @@
 """Run-queue wait without BPF: the sums that the kernel keeps per thread in /proc/TID/schedstat, added up per cgroup.
 
-What it gives: total wait and how often threads got a CPU (no histogram), for watched cgroups only, of threads directly
-in them. What it cannot see: threads that came and went between two reads, and the wait of one that still waits. Cost:
-one read per thread. Sums only grow: what an ended thread had waited stays, and a thread that moved in brings nothing.
+What it gives: total wait and how often threads got a CPU (no histogram), of threads directly in the wanted cgroups.
+What it cannot see: threads that came and went between two reads, and the wait of one that still waits. Cost: one read
+per thread. Sums only grow: what an ended thread had waited stays, and a thread that moved in brings nothing.
 """
 
 from __future__ import annotations
@@ -34,23 +34,27 @@ class SchedstatWaits:
         self._list_name = b"tasks" if "cpu" in hierarchy.v1 else b"cgroup.threads"
         self._hz = os.sysconf("SC_CLK_TCK")
         self._budget = Budget()
-        self._watched: frozenset[str] = frozenset()
         self._groups: dict[int, _Group] = {}
 
-    def watch(self, paths: Collection[str]) -> None:
-        """Read these cgroups from now on, and no others."""
-        self._watched = frozenset(paths)
+    def read(
+        self,
+        live: Mapping[int, str],
+        wanted: Collection[int] | None = None,
+        *,
+        complete: bool = True,  # noqa: ARG002 - without a path there is nothing to read, whatever else exists
+    ) -> Mapping[int, Wait]:
+        """Waits of the wanted cgroups among the live ones. Raises Unavailable when it can see none of their threads.
 
-    def read(self, live: Mapping[int, str]) -> Mapping[int, Wait]:
-        """Waits of the watched cgroups among the live ones. Raises Unavailable when it can see none of their threads."""
+        What was read once is kept while it lives, however seldom it is wanted. Asking for all reads every thread.
+        """
         if not self._counting:
             raise Unavailable(f"{self._proc}/self/schedstat holds no counts", "use a kernel with CONFIG_SCHED_INFO")
-        wanted = {cgroup_id: path for cgroup_id, path in live.items() if path in self._watched}
-        for cgroup_id in self._groups.keys() - wanted.keys():
+        for cgroup_id in self._groups.keys() - live.keys():
             self._groups.pop(cgroup_id).close()
         waits: dict[int, Wait] = {}
         failures: list[str] = []
-        for cgroup_id, path in wanted.items():
+        for cgroup_id in live if wanted is None else live.keys() & wanted:
+            path = live[cgroup_id]
             if cgroup_id not in self._groups:
                 keep = self._list_name not in SNAPSHOTS
                 self._groups[cgroup_id] = _Group(KeptFile(self._budget, self._list_path(path), keep=keep))
@@ -71,6 +75,10 @@ class SchedstatWaits:
         if failures and not waits:
             raise Unavailable(failures[0], REMEDY)
         return waits
+
+    def problem(self) -> Unavailable | None:
+        """None: what it cannot see it cannot count either (above)."""
+        return None
 
     def close(self) -> None:
         """Close every descriptor. Idempotent."""
@@ -126,7 +134,7 @@ class SchedstatWaits:
 
 
 class _Member:
-    # One thread of a watched cgroup and what it had waited when it was last read.
+    # One thread of a cgroup and what it had waited when it was last read.
     __slots__ = ("file", "slices", "start_ticks", "tid", "wait_ns")
 
     def __init__(self, tid: int, file: KeptFile, start_ticks: int | None, wait_ns: int, slices: int) -> None:
@@ -135,7 +143,7 @@ class _Member:
 
 
 class _Group:
-    # One watched cgroup: sums over all threads that it was ever seen with.
+    # One cgroup: sums over all threads that it was ever seen with.
     __slots__ = ("count", "listing", "members", "read_at_ticks", "sum_ns")
 
     def __init__(self, listing: KeptFile) -> None:

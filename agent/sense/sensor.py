@@ -26,6 +26,7 @@ from api.samples import CgroupSample, Indicator, NodeSample, Snapshot, SourceSta
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+NO_WAITS: tuple[Mapping[int, Wait], Unavailable | None] = ({}, None)
 MOST_NAMED = 3
 MOST_LOGGED = 100
 """So many different failures are logged, each once; in the snapshots every one of them is shown every time."""
@@ -47,6 +48,7 @@ class Sensor:
         self._cgroups, self._node, self._sys = cgroups, node, sys
         self._pods, self._waits, self._indicators = pods, waits, indicators
         self._live: dict[int, str] = {}
+        self._ids: dict[str, int] = {}
         self._known_pods: tuple[Pod, ...] = ()
         self._known_topology = Topology(cpus=())
         self._online = ""
@@ -64,13 +66,17 @@ class Sensor:
         self._statuses.extend((*self._node.problems(), *self._cgroups.problems()))
         if cgroups:
             self._live = {sample.id: path for path, sample in cgroups.items()}
-        waits: Mapping[int, Wait] = self._guard("waits", self._read_waits, {}, self._waits.form)
-        cgroups = {
-            path: sample if (wait := waits.get(sample.id)) is None else msgspec.structs.replace(sample, wait=wait)
-            for path, sample in cgroups.items()
-        }
+            self._ids = {path: sample.id for path, sample in cgroups.items()}
+        complete = bool(cgroups) and not self._cgroups.skipped
+        waits, problem = self._guard("waits", lambda: self._all_waits(complete), NO_WAITS, self._waits.form)
+        if problem is not None:
+            status = self._statuses.pop()
+            self._statuses.append(
+                msgspec.structs.replace(status, ok=False, error=problem.reason, remedy=problem.remedy)
+            )
+        cgroups = {path: _with_wait(sample, waits.get(sample.id)) for path, sample in cgroups.items()}
         indicators: Mapping[str, Indicator] = self._guard("indicators", self._indicators.latest, {})
-        self._statuses.extend(self._silent_pods())
+        self._statuses.extend((*self._silent_pods(), *_homeless(self._known_pods, cgroups)))
         return Snapshot(
             seq=seq,
             taken_at_ns=taken_at_ns,
@@ -85,9 +91,12 @@ class Sensor:
         )
 
     def read_waits(self) -> Mapping[int, Wait]:
-        """Waits alone, by cgroup id: cheap enough for ten times a second. Empty where the next snapshot will say why."""
+        """Waits of online pods alone, by cgroup id: cheap enough for ten times a second.
+
+        The pods and cgroups are those of the last snapshot. Empty where the next one will say why.
+        """
         try:
-            return self._read_waits()
+            return self._waits.read(self._live, self._pods_ids(online=True), complete=False)
         except Unavailable:
             return {}
         except Exception as failure:
@@ -95,10 +104,15 @@ class Sensor:
                 log.exception("source waits failed between two rounds")
             return {}
 
-    def _read_waits(self) -> Mapping[int, Wait]:
-        if isinstance(self._waits, SchedstatWaits):
-            self._waits.watch([container.cgroup for pod in self._known_pods for container in pod.containers])
-        return self._waits.read(self._live)
+    def _all_waits(self, complete: bool) -> tuple[Mapping[int, Wait], Unavailable | None]:
+        # A probe has the waits of every cgroup at hand; schedstat pays for every thread, so only pods are worth it.
+        wanted = self._pods_ids() if self._waits.form == SchedstatWaits.form else None
+        return self._waits.read(self._live, wanted, complete=complete), self._waits.problem()
+
+    def _pods_ids(self, *, online: bool = False) -> frozenset[int]:
+        pods = (pod for pod in self._known_pods if pod.qos.online or not online)
+        paths = (container.cgroup for pod in pods for container in pod.containers)
+        return frozenset(self._ids[path] for path in paths if path in self._ids)
 
     def _topology(self) -> Topology:
         """Read anew only when CPUs came or went: on a large node it is a thousand files."""
@@ -147,3 +161,25 @@ class Sensor:
             return False
         self._logged.add((name, error))
         return True
+
+
+def _homeless(pods: tuple[Pod, ...], cgroups: Mapping[str, CgroupSample]) -> tuple[SourceStatus, ...]:
+    """One line on listed containers whose cgroup is not there: a typo in it would silently leave a pod unprotected."""
+    missing = [
+        f"{container.cgroup} of {pod.key}"
+        for pod in pods
+        for container in pod.containers
+        if container.cgroup not in cgroups
+    ]
+    if not missing or not cgroups:
+        return ()
+    shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+    remedy = "start the pod, or mend the path in the pods file: it is that below the cgroup root, as in /web"
+    return (SourceStatus(name="pod-cgroups", ok=False, error=f"there is no cgroup {shown}", remedy=remedy),)
+
+
+def _with_wait(sample: CgroupSample, wait: Wait | None) -> CgroupSample:
+    # Where a version 2 cgroup has no cpu controller (then its cpu.stat has no periods), a probe counts its tasks as its
+    # ancestor's: that it shows none is no zero.
+    elsewhere = wait is not None and not wait.count and wait.slots is not None and sample.periods is None
+    return sample if wait is None or elsewhere else msgspec.structs.replace(sample, wait=wait)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import select
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 from agent.sense.psi import PsiTrigger, open_trigger
 from api.ports import Unavailable
+
+_Key = tuple[str, int]
+"""Path and id of a cgroup: another one at the same path gets a trigger of its own."""
 
 
 class TriggerSet:
@@ -20,28 +24,32 @@ class TriggerSet:
         """`root` is the mount point of the unified hierarchy: only there have cgroups pressure files."""
         self._root, self._stall_us, self._window_us = root, stall_us, window_us
         self._epoll = select.epoll()
-        self._armed: dict[str, PsiTrigger] = {}
-        self._by_fd: dict[int, str] = {}
-        self._refused: set[str] = set()
+        self._armed: dict[_Key, PsiTrigger] = {}
+        self._by_fd: dict[int, _Key] = {}
+        self._refused: set[_Key] = set()
 
     def fileno(self) -> int:
         return self._epoll.fileno()
 
-    def watch(self, cgroups: Iterable[str]) -> None:
-        """Arm what is new and disarm what is no longer wanted; one that refused is not asked again while wanted."""
-        wanted = set(cgroups)
-        for cgroup in set(self._armed) - wanted:
-            self._disarm(cgroup)
+    def watch(self, cgroups: Mapping[str, int]) -> None:
+        """Arm what is new among these paths and ids, and disarm what is no longer wanted.
+
+        A pressure file that refused is not asked again for the same cgroup; one that is not there may still come.
+        """
+        wanted = set(cgroups.items())
+        for key in self._armed.keys() - wanted:
+            self._disarm(key)
         self._refused &= wanted
-        for cgroup in wanted - set(self._armed) - self._refused:
-            path = self._root / cgroup.lstrip("/") / "cpu.pressure"
+        for key in wanted - self._armed.keys() - self._refused:
+            path = self._root / key[0].lstrip("/") / "cpu.pressure"
             try:
                 trigger = open_trigger(path, self._stall_us, self._window_us)
             except Unavailable:
-                self._refused.add(cgroup)
+                if os.access(path, os.F_OK):
+                    self._refused.add(key)
                 continue
-            self._armed[cgroup] = trigger
-            self._by_fd[trigger.fileno()] = cgroup
+            self._armed[key] = trigger
+            self._by_fd[trigger.fileno()] = key
             self._epoll.register(trigger.fileno(), select.EPOLLPRI)
 
     def fired(self) -> bool:
@@ -57,12 +65,12 @@ class TriggerSet:
 
     def close(self) -> None:
         """Disarm all. Idempotent."""
-        for cgroup in list(self._armed):
-            self._disarm(cgroup)
+        for key in list(self._armed):
+            self._disarm(key)
         self._epoll.close()
 
-    def _disarm(self, cgroup: str) -> None:
-        trigger = self._armed.pop(cgroup)
+    def _disarm(self, key: _Key) -> None:
+        trigger = self._armed.pop(key)
         del self._by_fd[trigger.fileno()]
         self._epoll.unregister(trigger.fileno())
         trigger.close()

@@ -27,7 +27,6 @@ def test_two_burners_on_one_cpu_wait_one_cpu_second_a_second() -> None:
         cpu = min(os.sched_getaffinity(0))
         for process in group.burn(2):
             os.sched_setaffinity(process.pid, {cpu})
-        source.watch([group.path])
         live = {group.id: group.path}
         time.sleep(0.5)
         before, started = source.read(live)[group.id], time.monotonic()
@@ -42,7 +41,6 @@ def test_threads_that_end_do_not_take_their_waits_with_them() -> None:
     hierarchy = require_writable_cgroups()
     source = SchedstatWaits(Path("/proc"), hierarchy)
     with cgroup(hierarchy, "short") as group:
-        source.watch([group.path])
         process = group.start([sys.executable, "-c", SHORT])
         live, last = {group.id: group.path}, (0, 0)
         while process.poll() is None:

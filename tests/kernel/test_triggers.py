@@ -28,14 +28,14 @@ def test_two_tasks_on_one_cpu_fire_the_trigger_and_none_do_not() -> None:
         pytest.skip("this machine has no unified hierarchy with PSI: boot with psi=1")
     with cgroup(hierarchy, "psi") as group:
         triggers = TriggerSet(hierarchy.v2, stall_us=150_000, window_us=1_000_000)
-        triggers.watch([group.path])
+        triggers.watch({group.path: group.id})
         assert not wait_ready(triggers.fileno(), 2.5), "nothing runs there yet"
         cpu = min(os.sched_getaffinity(0))
         for process in group.burn(2):
             os.sched_setaffinity(process.pid, {cpu})
         assert wait_ready(triggers.fileno(), 15), "half of a second stalls in every second, the threshold is 15 %"
         assert triggers.fired()
-        triggers.watch([])
+        triggers.watch({})
         assert not wait_ready(triggers.fileno(), 0.1)
         triggers.close()
         triggers.close()
@@ -47,7 +47,7 @@ def test_a_trigger_ends_with_its_cgroup() -> None:
         pytest.skip("this machine has no unified hierarchy with PSI: boot with psi=1")
     triggers = TriggerSet(hierarchy.v2, stall_us=150_000, window_us=1_000_000)
     with cgroup(hierarchy, "psi-gone") as group:
-        triggers.watch([group.path])
+        triggers.watch({group.path: group.id})
     assert wait_ready(triggers.fileno(), 5)
     assert not triggers.fired()
     assert not wait_ready(triggers.fileno(), 0.1), "the dead trigger was dropped"
@@ -59,6 +59,6 @@ def test_a_file_that_is_not_there_is_refused_with_a_remedy(tmp_path: Path) -> No
         open_trigger(tmp_path / "cpu.pressure", 150_000, 1_000_000)
     assert "psi=1" in caught.value.remedy
     triggers = TriggerSet(tmp_path, stall_us=150_000, window_us=1_000_000)
-    triggers.watch(["/none"])
+    triggers.watch({"/none": 7})
     assert not wait_ready(triggers.fileno(), 0.1)
     triggers.close()

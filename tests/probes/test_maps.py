@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probes.maps import BRIDGE, _runs, dtype_of, possible_cpus, total
+from probes.maps import _runs, dtype_of, possible_cpus, total
 
 HIST = ["hist", [["sum_ns", "unsigned long long"], ["slots", "unsigned long long", [27]]], "struct_packed"]
 
@@ -71,14 +71,14 @@ def test_totals_do_not_overflow_where_counters_do_not() -> None:
     assert total(values)[0, 0] == 2**63
 
 
-@given(st.lists(st.integers(0, 300), unique=True).map(sorted))
-def test_runs_cover_every_place_once_and_bridge_short_gaps_only(places: list[int]) -> None:
-    runs = list(_runs(places))
+@given(st.lists(st.integers(0, 300), unique=True).map(sorted), st.integers(1, 100))
+def test_runs_cover_every_place_once_and_bridge_short_gaps_only(places: list[int], bridge: int) -> None:
+    runs = list(_runs(places, bridge))
     covered = [place for first, last in runs for place in range(first, last + 1)]
     assert len(covered) == len(set(covered))
     assert set(places) <= set(covered)
     assert all(first in places and last in places for first, last in runs)
-    assert all(after[0] - before[1] > BRIDGE for before, after in pairwise(runs))
+    assert all(after[0] - before[1] > bridge for before, after in pairwise(runs))
 
 
 def test_possible_cpus_are_counted_not_the_online_ones(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ class Host:
         self.list_name = "cgroup.threads" if hierarchy.mode == "v2" else "tasks"
         trees.make(self.proc, {"self/schedstat": "1000 0 1\n"})
         self.source = SchedstatWaits(self.proc, hierarchy)
-        self.source.watch(["/web"])
 
     def thread(self, tid: int, wait_ns: int, slices: int, *, age_s: float = 1000.0) -> None:
         start_ticks = max(int((time.clock_gettime(time.CLOCK_BOOTTIME) - age_s) * 100), 0)
@@ -45,7 +44,7 @@ class Host:
         trees.make(self.cgroups, {f"{path.strip('/')}/{self.list_name}": "".join(f"{tid}\n" for tid in tids)})
 
     def read(self) -> Wait | None:
-        return self.source.read(LIVE).get(101)
+        return self.source.read(LIVE, {101}).get(101)
 
 
 @pytest.fixture(params=["v1", "v2"])
@@ -108,17 +107,33 @@ def test_a_number_that_was_used_again_is_another_thread(tmp_path: Path) -> None:
     assert host.read() == Wait(sum_ns=11_000, count=3), "5,000 of the first and 6,000 of the second"
 
 
-def test_only_watched_and_live_cgroups_are_read(host: Host) -> None:
+def test_only_wanted_and_live_cgroups_are_read(host: Host) -> None:
     host.thread(11, 5_000, 2)
     host.members("/web", 11)
     host.members("/batch", 11)
-    assert host.source.read(LIVE).keys() == {101}
-    host.source.watch(["/web", "/batch"])
+    assert host.source.read(LIVE, {101}).keys() == {101}
+    assert host.source.read(LIVE, set()) == {}
     assert host.source.read(LIVE).keys() == {101, 102}
     assert host.source.read({102: "/batch"}).keys() == {102}
     assert host.source.read({102: "/batch", 103: "/gone"}).keys() == {102}
     host.source.close()
     host.source.close()
+
+
+def test_what_is_not_wanted_for_a_while_keeps_its_sums(host: Host) -> None:
+    host.thread(11, 5_000, 2)
+    host.members("/web", 11)
+    host.members("/batch")
+    host.read()
+    host.end(11)
+    host.members("/web")
+    host.source.read(LIVE, {102})
+    assert host.read() == Wait(sum_ns=5_000, count=2)
+
+
+def test_a_cgroup_without_threads_has_waited_zero_times(host: Host) -> None:
+    host.members("/web")
+    assert host.source.read(LIVE, {101}) == {101: Wait(sum_ns=0, count=0)}
 
 
 def test_another_cgroup_at_the_same_path_starts_anew(host: Host) -> None:

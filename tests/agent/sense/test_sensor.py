@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -46,8 +46,13 @@ class Waits:
             live, Wait(sum_ns=5, count=1)
         )
 
-    def read(self, live: Mapping[int, str]) -> Mapping[int, Wait]:
+    def read(
+        self, live: Mapping[int, str], wanted: Collection[int] | None = None, *, complete: bool = True
+    ) -> Mapping[int, Wait]:
         return self.answer(live)
+
+    def problem(self) -> Unavailable | None:
+        return None
 
     def close(self) -> None:
         pass
@@ -205,3 +210,12 @@ def test_schedstat_follows_the_pods(machine: Machine) -> None:
     assert sensor.read_waits() == {machine.web_id: Wait(sum_ns=700, count=2)}
     machine.pods.answer = lambda: ()
     assert sensor.snapshot(2, 2, 2).cgroups["/web"].wait is None
+
+
+def test_a_listed_container_without_a_cgroup_is_told_with_its_path(machine: Machine) -> None:
+    lost = Pod(
+        uid="l", namespace="default", name="lost", qos=QoSLevel.SHARED, containers=(Container(name="c", cgroup="/wob"),)
+    )
+    machine.pods.answer = lambda: (WEB, lost)
+    status = next(s for s in machine.sensor().snapshot(1, 1, 1).sources if s.name == "pod-cgroups")
+    assert (status.ok, status.error) == (False, "there is no cgroup /wob of default/lost")

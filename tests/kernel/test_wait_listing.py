@@ -1,0 +1,87 @@
+"""What a list of live cgroups does to the probe's answer: zeros for those that never waited, places kept, places missing."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+import pytest
+
+from api.samples import Wait
+from probes.groups import ROOT_ID
+from probes.loader import load
+from probes.maps import possible_cpus
+from probes.runqlat import RunqLat, job
+from tests.kernel.probing import probe
+from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+
+pytestmark = pytest.mark.kernel
+
+FORMS = ("tp_btf", "raw_tp", "classic")
+ZERO = Wait(sum_ns=0, count=0, slots=(0,) * 27)
+
+
+def test_a_live_cgroup_that_never_ran_has_waited_zero_times() -> None:
+    """So that its first waits are a growth of something, and a quiet cgroup is known to be quiet."""
+    hierarchy = require_writable_cgroups()
+    with probe(*FORMS) as source, cgroup(hierarchy, "quiet") as quiet:
+        live = {ROOT_ID: "/", quiet.id: quiet.path}
+        assert source.read(live)[quiet.id] == ZERO
+        assert quiet.id not in source.read({ROOT_ID: "/"}), "not listed: nothing is known of it"
+        quiet.start(["/bin/true"]).wait()
+        assert source.read(live)[quiet.id].count > 0
+        assert source.problem() is None
+
+
+def test_only_the_wanted_are_read() -> None:
+    hierarchy = require_writable_cgroups()
+    with probe(*FORMS) as source, cgroup(hierarchy, "one") as one, cgroup(hierarchy, "two") as two:
+        live = {ROOT_ID: "/", one.id: one.path, two.id: two.path}
+        for group in (one, two):
+            group.start(["/bin/true"]).wait()
+        everything = source.read(live)
+        assert everything.keys() >= live.keys()
+        assert source.read(live, {one.id}).keys() == {one.id}
+        assert source.read(live, {one.id})[one.id].count >= everything[one.id].count > 0
+        assert source.read(live, {two.id + 10**9}) == {}, "wanted, but it does not exist"
+        assert source.read(live, frozenset()) == {}
+
+
+def test_an_incomplete_listing_forgets_nobody() -> None:
+    hierarchy = require_writable_cgroups()
+    with probe(*FORMS) as source, cgroup(hierarchy, "unlisted") as group:
+        group.start(["/bin/true"]).wait()
+        first = source.read({group.id: group.path})[group.id]
+        for _ in range(4):
+            source.read({ROOT_ID: "/"}, complete=False)
+        assert source.read({ROOT_ID: "/"}, complete=False)[group.id].count >= first.count > 0
+        for _ in range(2):
+            source.read({ROOT_ID: "/"})
+        assert group.id not in source.read({ROOT_ID: "/"}), "two complete listings do forget it"
+
+
+def test_a_full_table_says_so_and_calls_nothing_zero() -> None:
+    """16 places for 24 cgroups that ran: at least 8 have no place, and theirs may be the waits that were lost."""
+    hierarchy = require_writable_cgroups()
+    with probe(*FORMS) as example:
+        form = example.form
+    small = job((form,), possible_cpus())
+    small = msgspec.structs.replace(small, constants={**small.constants, "PLACES": 16})
+    with load(small) as loaded:
+        source = RunqLat(loaded)
+        made = [TestCgroup(hierarchy, f"/dioptase-test-{os.getpid()}-over-{n}") for n in range(24)]
+        try:
+            assert source.problem() is None
+            for group in made:
+                group.start(["/bin/true"]).wait()
+            waits = source.read({group.id: group.path for group in made})
+            assert ZERO not in waits.values()
+            assert len(waits) <= 16
+            problem = source.problem()
+            assert problem is not None
+            assert int(problem.reason.split()[0]) == source.lost().full >= 24 - 16
+            assert "table of 16 were not counted" in problem.reason
+            assert "remove cgroups" in problem.remedy
+        finally:
+            for group in made:
+                group.close()
