@@ -21,6 +21,7 @@ import msgspec
 from click.core import ParameterSource
 
 from agent.hierarchy import detect
+from agent.qrm.originals import default_state_dir, demo_state_dir
 from api.decisions import Act, JournalEntry, Status
 from api.ports import Unavailable
 from cli.agent import DEFAULT_LISTEN, parse_listen
@@ -258,7 +259,7 @@ def _run(settings: Settings) -> int:
         stack.callback(metrics.close)
         (directory / "pods.yaml").write_text(pods_file(settings, size, metrics.port))
         act = Act.DRY_RUN if groups is None and settings.act is Act.ON else settings.act
-        options = ["--pods", str(directory / "pods.yaml"), "--state-dir", str(directory / "state"), "--act", act.value]
+        options = ["--pods", str(directory / "pods.yaml"), "--state-dir", str(_state_dir()), "--act", act.value]
         log = stack.enter_context((directory / "agent.log").open("wb"))
         agent = AgentChild(options, host=settings.host, port=settings.port, output=log, command=settings.command)
         stack.callback(agent.stop)
@@ -277,6 +278,14 @@ def _run(settings: Settings) -> int:
         for text in (*summary(show, size.cpus), line):
             click.echo(text)
     return 0 if restored and not show.failure else 1
+
+
+def _state_dir() -> Path:
+    """Where `dioptase reset` finds it should this demo be killed; without the decisions of an earlier one."""
+    state_dir = demo_state_dir(default_state_dir())
+    for earlier in state_dir.glob("decisions.jsonl*"):
+        earlier.unlink(missing_ok=True)
+    return state_dir
 
 
 def _start(loads: Workloads, agent: AgentChild, act: Act, stop: Stop) -> str | None:

@@ -5,6 +5,7 @@ Needs no agent and no configuration, only the journal in the state directory; sa
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from rich.table import Table
 
 from agent.hierarchy import detect
 from agent.qrm.knobs import KnobFiles
-from agent.qrm.originals import Originals, boot_id, default_state_dir, open_originals
+from agent.qrm.originals import Originals, boot_id, default_state_dir, demo_state_dir, open_originals
 from api.decisions import Outcome, Status
 from api.ports import Unavailable
 
@@ -31,26 +32,39 @@ WORDS = {
 @click.option(
     "--state-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the agent kept its journal. Default: /var/lib/dioptase for root, else ~/.local/state/dioptase.",
+    help="Where the agent kept its journal. Default: /var/lib/dioptase for root, else ~/.local/state/dioptase; and the demo's.",
 )
 @click.pass_context
 def reset(context: click.Context, state_dir: Path | None) -> None:
-    """Put back every cgroup knob that the agent changed, also after it was killed.
+    """Put back every cgroup knob that the agent changed, also after it or the demo was killed.
 
     Exits with 0 when nothing is left to put back, with 1 otherwise.
     """
-    directory = default_state_dir() if state_dir is None else state_dir
     out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
+    if state_dir is not None:
+        context.exit(0 if _reset_directory(state_dir, out, err) else 1)
+    own = default_state_dir()
+    demos = demo_state_dir(own)
+    done = _reset_directory(own, out, err)
+    if os.path.lexists(demos):
+        out.print(f"Of the demo, in {demos}:", markup=False)
+        # One in use does not keep the other from being put back.
+        done = _reset_directory(demos, out, err) and done
+    context.exit(0 if done else 1)
+
+
+def _reset_directory(directory: Path, out: Console, err: Console) -> bool:
+    """Whether nothing of that state directory is left to put back."""
     try:
         if not directory.exists():
             out.print(f"Nothing to put back: {directory} does not exist.", markup=False)
-            return
+            return True
         originals = open_originals(directory, boot_id())
     except (Unavailable, OSError) as error:
         _complain(err, error)
-        context.exit(1)
+        return False
     try:
-        context.exit(0 if _reset(originals, out, err) else 1)
+        return _reset(originals, out, err)
     finally:
         originals.close()
 

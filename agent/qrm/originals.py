@@ -298,6 +298,11 @@ def default_state_dir(environ: Mapping[str, str] = os.environ, uid: int | None =
     return Path(environ.get("HOME") or Path.home()) / ".local/state/dioptase"
 
 
+def demo_state_dir(state_dir: Path) -> Path:
+    """The demo's own, below the agent's, so that the two can run beside one another."""
+    return state_dir / "demo"
+
+
 def boot_id(proc: Path = Path("/proc")) -> str:
     """What the kernel calls this boot."""
     return (proc / "sys/kernel/random/boot_id").read_text().strip()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
 from agent.qrm.knobs import Original, RawValue
 from agent.qrm.originals import FILE_NAME, boot_id, encode_file, open_originals
 from api.decisions import Knob
+from cli.demo import _state_dir
 from cli.reset import reset
 
 GONE = Original(
@@ -27,6 +29,38 @@ def test_without_a_state_directory_there_is_nothing_to_do(tmp_path: Path) -> Non
     result = run(tmp_path / "none")
     assert (result.exit_code, result.output) == (0, f"Nothing to put back: {tmp_path}/none does not exist.\n")
     assert not (tmp_path / "none").exists()
+
+
+def test_what_a_killed_demo_left_is_put_back_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.reset.default_state_dir", lambda: tmp_path)
+    monkeypatch.setattr("cli.demo.default_state_dir", lambda: tmp_path)
+    own, demos = tmp_path / FILE_NAME, _state_dir() / FILE_NAME
+    assert demos.parent == tmp_path / "demo"
+    assert CliRunner().invoke(reset, []).output == "Nothing is left to put back.\n"
+    demos.parent.mkdir(mode=0o700)
+    for path in (own, demos):
+        path.write_bytes(encode_file(boot_id(), [GONE]))
+    holder = open_originals(tmp_path, boot_id())
+    result = CliRunner().invoke(reset, [])
+    assert result.exit_code == 1
+    assert "is in use by process" in result.stderr
+    assert (own.exists(), demos.exists()) == (True, False)
+    holder.close()
+    result = CliRunner().invoke(reset, [])
+    assert (result.exit_code, result.output.count("Nothing is left to put back.")) == (0, 2)
+    assert not own.exists()
+
+
+def test_a_new_demo_does_not_count_the_decisions_of_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.demo.default_state_dir", lambda: tmp_path)
+    state = tmp_path / "demo"
+    state.mkdir()
+    for name in (FILE_NAME, "decisions.jsonl", "decisions.jsonl.1"):
+        (state / name).write_text("")
+    assert _state_dir() == state
+    assert [path.name for path in state.iterdir()] == [FILE_NAME]
 
 
 def test_an_empty_journal_is_all_done(tmp_path: Path) -> None:
