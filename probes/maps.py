@@ -25,7 +25,7 @@ from probes.loader import MapDescription
 
 CHUNK_BYTES = 1 << 20
 """Most that one system call copies: bounds the memory of a read on a machine with hundreds of CPUs."""
-BRIDGE_BYTES = 32 << 10
+BRIDGE_BYTES = 12 << 10
 """Unused array elements that are copied along rather than starting another system call behind them: both take 10 us."""
 _ENOTSUPP = 524
 _NO_BATCH = frozenset({errno.EINVAL, errno.EOPNOTSUPP, _ENOTSUPP})

@@ -60,7 +60,11 @@ def test_an_empty_hash_and_no_rows_are_empty(make) -> None:  # type: ignore[no-u
 
 
 @pytest.mark.parametrize("places", [[0], [9], [0, 1, 2], [3, 7], [0, 50, 99], list(range(100)), [5, 14, 15, 60]])
-def test_rows_of_a_per_cpu_array_are_those_asked_for(make, places: list[int]) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("bridge", [1, 1 << 20])
+def test_rows_of_a_per_cpu_array_are_those_asked_for(  # type: ignore[no-untyped-def]
+    make, monkeypatch: pytest.MonkeyPatch, places: list[int], bridge: int
+) -> None:
+    monkeypatch.setattr(maps, "BRIDGE_BYTES", bridge)
     table = make(bpf.PERCPU_ARRAY, U32, U64, 100)
     for place in range(100):
         table.set(place, (place + 1000).to_bytes(8, "little"))
