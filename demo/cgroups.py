@@ -105,22 +105,20 @@ class DemoCgroups:
             left = [directory for directory in self.directories(name) if directory.exists()]
             if not left:
                 continue
-            with_lock = os.open(left[0], os.O_RDONLY | os.O_DIRECTORY)
+            lock = _locked(left[0])
             try:
-                _lock(with_lock, left[0])
                 self._evict_orphans(name)
                 for directory in left:
                     directory.rmdir()
             finally:
-                os.close(with_lock)
+                os.close(lock)
             self.notes.append(f"removed cgroup /{name}, left by a demo that was killed")
 
     def _fill(self) -> None:
         for directory in (path for name in self.names for path in self.directories(name)):
             directory.mkdir()
             if self._lock is None:
-                self._lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-                _lock(self._lock, directory)
+                self._lock = _locked(directory)
             _inherit_cpuset(directory)
         self._knobs = self._read_knobs()
 
@@ -197,14 +195,17 @@ class DemoCgroups:
             self._lock = None
 
 
-def _lock(descriptor: int, directory: Path) -> None:
+def _locked(directory: Path) -> int:
+    """A descriptor that holds the lock of this directory, which still is where its path says; Occupied otherwise."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        current = directory.stat().st_ino
+        if directory.stat().st_ino == os.fstat(descriptor).st_ino:
+            return descriptor
     except (BlockingIOError, FileNotFoundError):
-        current = None
-    if current != os.fstat(descriptor).st_ino:
-        raise Occupied(f"another demo is running in cgroup {directory}", "end that one first, or wait for it")
+        pass  # somebody has it, or has just removed it: the same answer below
+    os.close(descriptor)
+    raise Occupied(f"another demo is running in cgroup {directory}", "end that one first, or wait for it")
 
 
 def _inherit_cpuset(directory: Path) -> None:

@@ -123,6 +123,8 @@ def test_a_quick_run_of_the_cheapest_mode_writes_its_results(tmp_path: Path) -> 
     require_writable_cgroups()
     command = [sys.executable, "-m", "bench.colocation", "--quick", "--modes", "alone", "--out", str(tmp_path)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    if "another demo is running" in ran.stdout:
+        pytest.skip("a bench runs on this machine now")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     results = msgspec.json.decode((tmp_path / "colocation.json").read_bytes(), type=Results)
     assert sorted((found.mode, found.load) for found in results.cells) == [("alone", 0.2), ("alone", 0.6)]

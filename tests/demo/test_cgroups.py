@@ -170,6 +170,20 @@ def test_version_2_without_a_cpu_controller_is_unavailable_with_a_remedy(tmp_pat
     assert (root / "cgroup.subtree_control").read_text() == ""
 
 
+def test_whoever_loses_the_race_for_the_lock_touches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between mkdir and lock another demo may take the directory for a leftover and make its own."""
+
+    def raced(descriptor: int, _: int) -> None:
+        (tmp_path / "a").rmdir()
+        (tmp_path / "a").mkdir()
+        (tmp_path / "b").mkdir()
+
+    monkeypatch.setattr("fcntl.flock", raced)
+    with pytest.raises(Occupied):
+        DemoCgroups.make({"cpu": tmp_path}, None, ("a", "b"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
 def test_a_tree_that_cannot_be_written_is_unavailable_with_a_remedy() -> None:
     with pytest.raises(Unavailable, match="cgroups cannot be made: /proc/a: ") as caught:
         DemoCgroups.make({"cpu": Path("/proc")}, None, ("a", "b"))
