@@ -85,7 +85,7 @@ class GroupTable:
         places, groups = self._groups.items()
         order = np.argsort(places)
         places, owners = places[order], groups[order]["cgroup_id"]
-        # A row costs 50 times what an entry of `groups` does: the kernel copies it from every CPU.
+        # A row costs many times what an entry of `groups` does: the kernel copies it from every CPU.
         kept = np.ones(len(places), bool) if wanted is None else np.isin(owners, np.array([*wanted], np.uint64))
         rows = total(self._values.rows(places[kept].tolist()))
         ids, inverse = np.unique(owners[kept], return_inverse=True)

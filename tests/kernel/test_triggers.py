@@ -62,3 +62,38 @@ def test_a_file_that_is_not_there_is_refused_with_a_remedy(tmp_path: Path) -> No
     triggers.watch({"/none": 7})
     assert not wait_ready(triggers.fileno(), 0.1)
     triggers.close()
+
+
+def test_a_cgroup_that_comes_later_and_its_successor_get_their_triggers() -> None:
+    hierarchy = require_writable_cgroups()
+    if hierarchy.v2 is None or not (hierarchy.v2 / "cpu.pressure").exists():
+        pytest.skip("this machine has no unified hierarchy with PSI: boot with psi=1")
+    path = f"/dioptase-test-{os.getpid()}-psi-late"
+    triggers = TriggerSet(hierarchy.v2, stall_us=150_000, window_us=1_000_000)
+    triggers.watch({path: 7})
+    for cgroup_id in (7, 8):
+        with cgroup(hierarchy, "psi-late") as group:
+            assert group.path == path
+            triggers.watch({path: cgroup_id})
+        assert wait_ready(triggers.fileno(), 5), f"{cgroup_id} was armed, so the end of its cgroup is told"
+        assert not triggers.fired()
+    triggers.close()
+
+
+def test_a_file_that_refuses_is_asked_once_for_each_cgroup(tmp_path: Path) -> None:
+    """First a directory stands for the file, which cannot be opened; then a pipe, which shows what is written to it."""
+    file = tmp_path / "web/cpu.pressure"
+    file.mkdir(parents=True)
+    triggers = TriggerSet(tmp_path, stall_us=150_000, window_us=1_000_000)
+    triggers.watch({"/web": 7})
+    file.rmdir()
+    os.mkfifo(file)
+    reader = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        triggers.watch({"/web": 7})
+        assert os.read(reader, 100) == b"", "refused once: not asked again"
+        triggers.watch({"/web": 8})
+        assert os.read(reader, 100) == b"some 150000 1000000\0", "another cgroup at that path is"
+    finally:
+        triggers.close()
+        os.close(reader)

@@ -18,6 +18,8 @@ from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
 pytestmark = pytest.mark.kernel
 
 FORMS = ("tp_btf", "raw_tp", "classic")
+NAP = ["/bin/sleep", "0.01"]
+"""Gets a CPU at least once after it joined: when its sleep ends."""
 ZERO = Wait(sum_ns=0, count=0, slots=(0,) * 27)
 
 
@@ -28,7 +30,7 @@ def test_a_live_cgroup_that_never_ran_has_waited_zero_times() -> None:
         live = {ROOT_ID: "/", quiet.id: quiet.path}
         assert source.read(live)[quiet.id] == ZERO
         assert quiet.id not in source.read({ROOT_ID: "/"}), "not listed: nothing is known of it"
-        quiet.start(["/bin/true"]).wait()
+        quiet.start(NAP).wait()
         assert source.read(live)[quiet.id].count > 0
         assert source.problem() is None
 
@@ -38,7 +40,7 @@ def test_only_the_wanted_are_read() -> None:
     with probe(*FORMS) as source, cgroup(hierarchy, "one") as one, cgroup(hierarchy, "two") as two:
         live = {ROOT_ID: "/", one.id: one.path, two.id: two.path}
         for group in (one, two):
-            group.start(["/bin/true"]).wait()
+            group.start(NAP).wait()
         everything = source.read(live)
         assert everything.keys() >= live.keys()
         assert source.read(live, {one.id}).keys() == {one.id}
@@ -50,7 +52,7 @@ def test_only_the_wanted_are_read() -> None:
 def test_an_incomplete_listing_forgets_nobody() -> None:
     hierarchy = require_writable_cgroups()
     with probe(*FORMS) as source, cgroup(hierarchy, "unlisted") as group:
-        group.start(["/bin/true"]).wait()
+        group.start(NAP).wait()
         first = source.read({group.id: group.path})[group.id]
         for _ in range(4):
             source.read({ROOT_ID: "/"}, complete=False)
@@ -73,7 +75,7 @@ def test_a_full_table_says_so_and_calls_nothing_zero() -> None:
         try:
             assert source.problem() is None
             for group in made:
-                group.start(["/bin/true"]).wait()
+                group.start(NAP).wait()
             waits = source.read({group.id: group.path for group in made})
             assert ZERO not in waits.values()
             assert len(waits) <= 16

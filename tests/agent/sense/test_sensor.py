@@ -17,7 +17,7 @@ from agent.sense.sensor import Sensor
 from api.pods import Container, Pod
 from api.ports import Unavailable, WaitSource
 from api.qos import QoSLevel
-from api.samples import Indicator, Snapshot, SourceStatus, Wait
+from api.samples import CgroupSample, Indicator, Snapshot, SourceStatus, Wait
 from tests.agent.sense import trees
 from tests.agent.sense.test_node import FILES
 
@@ -45,14 +45,17 @@ class Waits:
         self.answer: Callable[[Mapping[int, str]], Mapping[int, Wait]] = lambda live: dict.fromkeys(
             live, Wait(sum_ns=5, count=1)
         )
+        self.asked: list[tuple[Collection[int] | None, bool]] = []
+        self.lost: Unavailable | None = None
 
     def read(
         self, live: Mapping[int, str], wanted: Collection[int] | None = None, *, complete: bool = True
     ) -> Mapping[int, Wait]:
+        self.asked.append((wanted, complete))
         return self.answer(live)
 
     def problem(self) -> Unavailable | None:
-        return None
+        return self.lost
 
     def close(self) -> None:
         pass
@@ -69,9 +72,11 @@ class Machine:
         self.pods, self.waits = Pods(), Waits()
         self.web_id = (root / "cpu/web").stat().st_ino
 
-    def sensor(self, waits: WaitSource | None = None, indicators: Indicators | None = None) -> Sensor:
+    def sensor(
+        self, waits: WaitSource | None = None, indicators: Indicators | None = None, limit: int = 4096
+    ) -> Sensor:
         return Sensor(
-            cgroups=CgroupReader(self.hierarchy),
+            cgroups=CgroupReader(self.hierarchy, limit=limit),
             node=NodeReader(self.root / "proc"),
             sys=self.root / "sys",
             pods=self.pods,
@@ -124,6 +129,48 @@ def test_everything_is_in_one_snapshot(machine: Machine) -> None:
 
 def test_a_cgroup_without_waits_has_none_and_not_zero(machine: Machine) -> None:
     machine.waits.answer = lambda live: {}
+    assert machine.sensor().snapshot(1, 1, 1).cgroups["/web"].wait is None
+
+
+def test_a_probe_is_asked_for_all_and_between_snapshots_for_online_pods(machine: Machine) -> None:
+    batch = msgspec.structs.replace(
+        WEB, uid="b", name="batch", qos=QoSLevel.RECLAIMED, containers=(Container(name="b", cgroup="/batch"),)
+    )
+    trees.v1(machine.root, ("batch",))
+    machine.pods.answer = lambda: (WEB, batch)
+    sensor = machine.sensor()
+    sensor.snapshot(1, 1, 1)
+    sensor.read_waits()
+    assert machine.waits.asked == [(None, True), ({machine.web_id}, False)]
+
+
+def test_a_list_with_gaps_is_not_called_complete(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_reader: CgroupReader) -> dict[str, CgroupSample]:
+        raise Unavailable("the root of the cgroup tree cannot be read", "mount it")
+
+    machine.sensor(limit=1).snapshot(1, 1, 1)
+    sensor = machine.sensor()
+    sensor.snapshot(1, 1, 1)
+    monkeypatch.setattr(CgroupReader, "read", refuse)
+    assert not status(sensor.snapshot(2, 2, 2), "cgroups").ok
+    assert [complete for _, complete in machine.waits.asked] == [False, True, False]
+
+
+def test_switches_that_were_lost_turn_the_waits_bad_and_keep_the_rest(machine: Machine) -> None:
+    machine.waits.lost = Unavailable("3 switches were not counted", "remove cgroups")
+    snapshot = machine.sensor().snapshot(1, 1, 1)
+    waits = status(snapshot, "waits")
+    assert (waits.ok, waits.error, waits.remedy) == (False, "3 switches were not counted", "remove cgroups")
+    assert waits.detail == "tp_btf"
+    assert snapshot.cgroups["/web"].wait == Wait(sum_ns=5, count=1)
+
+
+def test_a_zero_of_a_cgroup_without_cpu_controller_is_its_ancestors_and_not_known(machine: Machine) -> None:
+    zero = Wait(sum_ns=0, count=0, slots=(0,) * 27)
+    machine.waits.answer = lambda live: dict.fromkeys(live, zero)
+    assert machine.sensor().snapshot(1, 1, 1).cgroups["/web"].wait == zero
+    (machine.root / "cpu/web/cpu.stat").write_text("usage_usec 1\n")
+    (machine.root / "unified/web/cpu.stat").write_text("usage_usec 1\n")
     assert machine.sensor().snapshot(1, 1, 1).cgroups["/web"].wait is None
 
 
@@ -208,6 +255,10 @@ def test_schedstat_follows_the_pods(machine: Machine) -> None:
     assert snapshot.cgroups["/"].wait is None
     assert status(snapshot, "waits").detail == "schedstat"
     assert sensor.read_waits() == {machine.web_id: Wait(sum_ns=700, count=2)}
+    batch = msgspec.structs.replace(WEB, qos=QoSLevel.RECLAIMED)
+    machine.pods.answer = lambda: (batch,)
+    assert sensor.snapshot(2, 2, 2).cgroups["/web"].wait == Wait(sum_ns=700, count=2)
+    assert sensor.read_waits() == {}, "no pod is online"
     machine.pods.answer = lambda: ()
     assert sensor.snapshot(2, 2, 2).cgroups["/web"].wait is None
 
