@@ -14,16 +14,7 @@ from agent.sense.pods import PodsError
 from agent.settings import ConfigError
 from api.decisions import Act
 from api.ports import Unavailable
-
-DEFAULT_LISTEN = "127.0.0.1:9102"
-
-
-def parse_listen(value: str) -> tuple[str, int]:
-    """`HOST:PORT`, IPv6 in brackets; port 0 takes a free one."""
-    host, separator, port = value.rpartition(":")
-    if not separator or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise click.BadParameter(f"{value!r} is not HOST:PORT, for example {DEFAULT_LISTEN}")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+from cli.options import DEFAULT_LISTEN, Seconds, parse_listen
 
 
 @click.command()
@@ -38,7 +29,7 @@ def parse_listen(value: str) -> tuple[str, int]:
     help="Where originals of changed values and the decision journal are kept.",
 )  # fmt: skip
 @click.option("--config", type=click.Path(path_type=Path), help="Settings (YAML), see docs/operations.md.")
-@click.option("--duration", type=click.FloatRange(min=0, min_open=True), help="End after so many seconds.")
+@click.option("--duration", type=Seconds(min=0, min_open=True), help="End after so many seconds.")
 def agent(pods: Path, act: str, listen: str, state_dir: Path, config: Path | None, duration: float | None) -> None:
     """Run the node agent until a signal ends it; then every changed value is put back."""
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)

@@ -24,8 +24,8 @@ from agent.hierarchy import detect
 from agent.qrm.originals import default_state_dir, demo_state_dir
 from api.decisions import Act, JournalEntry, Status
 from api.ports import Unavailable
-from cli.agent import DEFAULT_LISTEN, parse_listen
 from cli.child import COMMAND, AgentChild, AgentEnded, free_port, is_free
+from cli.options import DEFAULT_LISTEN, Seconds, parse_listen
 from cli.top import decision_line, round_line, run_top
 from demo.cgroups import DemoCgroups, Occupied
 from demo.counters import Cell
@@ -310,7 +310,7 @@ def _tail(path: Path, lines: int = 20) -> str:
 
 
 @click.command()
-@click.option("--duration", type=click.FloatRange(min=0, min_open=True), help="End after so many seconds.")
+@click.option("--duration", type=Seconds(min=0, min_open=True), help="End after so many seconds.")
 @click.option(
     "--act", type=click.Choice([act.value for act in Act]), default=Act.ON.value, show_default=True,
     help="off: watch. dry-run: decide and write nothing. on: write.",

@@ -42,6 +42,9 @@ def reset(context: click.Context, state_dir: Path | None) -> None:
     """
     out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
     if state_dir is not None:
+        if not os.path.lexists(state_dir):
+            err.print(f"{state_dir} does not exist: nothing was put back. Is it the agent's --state-dir?", markup=False)
+            context.exit(1)
         context.exit(0 if _reset_directory(state_dir, out, err) else 1)
     own = default_state_dir()
     demos = demo_state_dir(own)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from api.decisions import Round
 from api.ports import Journal, Unavailable
@@ -134,11 +135,11 @@ class Server:
         app.router.add_get("/api/v1/history", self._views)
         app.router.add_get("/api/v1/decisions", self._decisions)
         app.router.add_get("/api/v1/snapshot", self._snapshot)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, logger=_own_faults())
         await runner.setup()
         try:
             await web.TCPSite(runner, host, port).start()
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, UnicodeError) as error:  # UnicodeError: a name that IDNA cannot spell
             await runner.cleanup()
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise Unavailable(
@@ -249,6 +250,18 @@ class Server:
         if latest is None:
             raise _too_early()
         return _body(request, await asyncio.to_thread(to_json, latest.snapshot), "application/json")
+
+
+def _own_faults() -> logging.Logger:
+    """The server's log without a traceback for every request that is no HTTP: anyone can send those, at any rate."""
+
+    def is_own(record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+    logger = log.getChild("server")
+    if not logger.filters:
+        logger.addFilter(is_own)
+    return logger
 
 
 def _too_early() -> Refused:

@@ -244,7 +244,10 @@ def _measured(situation: Situation) -> bool:
 def _unknown(situation: Situation, memory: Memory, config: LatencyConfig, lent: float) -> _Ruling:
     """Waits are missing for some online container: lend no more, and soon no more than its estimated need leaves."""
     since = memory.last_wait_ns
-    if since is None or situation.now_ns - since < config.stale_s * NS_PER_S:
+    if since is None:
+        text = "Run-queue waits are counted from this first round on: lending stays as it is."
+        return _Ruling(lent, "wait_unknown", text, None)
+    if situation.now_ns - since < config.stale_s * NS_PER_S:
         return _Ruling(lent, "wait_unknown", "Run-queue waits are not known: lending stays as it is.", None)
     left = max(situation.node_cpus - situation.requirement_cores, 0.0)
     text = f"Run-queue waits have been unknown for {config.stale_s:g} s: no more is lent than estimated need leaves."

@@ -23,7 +23,7 @@ from api.cpus import parse_cpu_list
 from api.decisions import Knob
 from api.ports import Unavailable, Vanished
 
-__all__ = ("Absent", "Forbidden", "KnobFiles", "Original", "RawValue", "Refused", "canonical")
+__all__ = ("Absent", "Forbidden", "KnobFiles", "Original", "RawValue", "Refused", "canonical", "is_cgroup_path")
 
 KEPT_OPEN = 256
 """Descriptors of directories kept for the next round; beyond that the least recently used is closed."""
@@ -285,13 +285,17 @@ def _text(directory: int, file: str) -> str:
         os.close(fd)
 
 
+def is_cgroup_path(text: str) -> bool:
+    """Whether a text can be the path of a cgroup below a mount: absolute, printable, no empty part and no dots."""
+    parts = text.split("/")[1:] if text != "/" else []
+    return text.startswith("/") and text.isprintable() and not any(part in ("", ".", "..") for part in parts)
+
+
 @lru_cache(maxsize=4096)
 def _below(mount: Path, cgroup: str) -> Path:
-    parts = cgroup.split("/")[1:] if cgroup != "/" else []
-    odd = not cgroup.startswith("/") or not cgroup.isprintable() or any(part in ("", ".", "..") for part in parts)
-    if odd:
+    if not is_cgroup_path(cgroup):
         raise Refused(f"{cgroup!r} is not a cgroup path", "write it like /kubepods/web, without dots", errno.EINVAL)
-    return mount.joinpath(*parts)
+    return mount.joinpath(*cgroup.split("/")[1:])
 
 
 def _walk(mount: Path, cgroup: str) -> int:

@@ -30,13 +30,16 @@ from pathlib import Path
 import msgspec
 
 from agent.qrm.hands import Hands
-from agent.qrm.knobs import KnobFiles, Original
+from agent.qrm.knobs import KnobFiles, Original, is_cgroup_path
 from agent.qrm.restore import Key, key_of, put_back
+from agent.smallfile import read_small
 from api.decisions import Knob, Outcome
 from api.ports import Unavailable, Vanished
 
 VERSION = 1
 FILE_NAME, HOLDER_NAME = "originals.json", "holder.pid"
+LARGEST_BYTES = 64 << 20
+"""A thousand times what 200 managed cgroups need."""
 LEFT = "changed by someone else since the agent last wrote it: left as it is"
 
 
@@ -70,7 +73,7 @@ def encode_file(boot_id: str, entries: Collection[Original]) -> bytes:
 
 
 def decode_file(data: bytes) -> tuple[str, tuple[Original, ...]]:
-    """Boot id and originals of a file. Raises Damaged unless every byte is as `encode_file` wrote it."""
+    """Boot id and originals of a file. Raises Damaged unless every byte is as `encode_file` wrote it of real cgroups."""
     try:
         version = msgspec.json.decode(data, type=_AnyVersion).version
         if version != VERSION:
@@ -83,6 +86,9 @@ def decode_file(data: bytes) -> tuple[str, tuple[Original, ...]]:
         raise Damaged(f"it cannot be read: {error}") from None
     if encode_file(body.boot_id, body.entries) != data:
         raise Damaged("it has bytes that this program never writes")
+    for entry in body.entries:
+        if not is_cgroup_path(entry.cgroup) or not all(map(_is_kernel_text, entry.raw.texts.values())):
+            raise Damaged(f"it has an entry of {entry.cgroup[:60]!r} that this program never writes")
     return body.boot_id, body.entries
 
 
@@ -180,7 +186,7 @@ class Originals:
         # None: whatever the file holds must not stay.
         self._on_disk: Mapping[Key, Original] | None = {}
         try:
-            data = self.path.read_bytes()
+            data = read_small(self.path, LARGEST_BYTES)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -312,6 +318,11 @@ def _with_note(outcome: Outcome, theirs: Collection[Key]) -> Outcome:
     if (outcome.decision.cgroup, outcome.decision.knob) not in theirs or outcome.error:
         return outcome
     return msgspec.structs.replace(outcome, error=LEFT)
+
+
+def _is_kernel_text(text: str) -> bool:
+    """Whether the text was read from a file: latin-1 has a character for each byte and no other."""
+    return all(ord(char) < 256 for char in text)
 
 
 def _same_cgroup(known: Original, fresh: Original) -> bool:

@@ -311,10 +311,18 @@ async def test_a_port_in_use_is_unavailable_with_the_remedy() -> None:
     assert "--listen" in refused.value.remedy
 
 
-@pytest.mark.parametrize(("host", "port"), [("192.0.2.1", 0), ("no.such.name.invalid", 0), ("127.0.0.1", 65536)])
+@pytest.mark.parametrize(("host", "port"), [("192.0.2.1", 0), ("no.such.name.invalid", 0), ("127.0.0.1", 65536), ("a..b", 0)])
 async def test_an_address_that_cannot_be_had_is_unavailable(host: str, port: int) -> None:
     with pytest.raises(Unavailable, match=r"cannot listen on "):
         await Server(journal=DecisionJournal(None), version="1").start(host, port)
+
+
+async def test_what_is_no_http_leaves_no_traceback_in_the_log(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+    writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000 + b"\r\n\r\n")
+    assert b" 400 " in await reader.readline()
+    writer.close()
+    assert caplog.records == []
 
 
 async def test_publish_never_raises_and_health_tells(client: Client, caplog: pytest.LogCaptureFixture) -> None:

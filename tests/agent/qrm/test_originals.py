@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent.qrm.knobs import KnobFiles, Original, RawValue
+from agent.qrm.knobs import KnobFiles, Original, RawValue, is_cgroup_path
 from agent.qrm.originals import (
     FILE_NAME,
     HOLDER_NAME,
@@ -45,7 +45,7 @@ ANY_TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 RAW_TEXT = st.binary(max_size=30).map(lambda raw: raw.decode("latin-1"))
 ORIGINALS = st.builds(
     Original,
-    cgroup=ANY_TEXT,
+    cgroup=ANY_TEXT.filter(str.isprintable).map("/{}".format).filter(is_cgroup_path),
     cgroup_id=st.integers(1, 2**63 - 1),
     knob=st.sampled_from(Knob),
     raw=st.builds(RawValue, directory_id=st.integers(1, 2**63 - 1), texts=st.dictionaries(ANY_TEXT, RAW_TEXT)),
@@ -138,6 +138,28 @@ def test_a_damaged_file_is_set_aside_and_said_to_be(tmp_path: Path, damage: byte
     assert str(aside) in originals.messages[0]
     assert originals.damaged() == (tmp_path / f"{FILE_NAME}.damaged-1", aside)
     originals.close()
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        rewrite(SHARES, "1024\u0100"),
+        Original(cgroup="/../etc", cgroup_id=1, knob=Knob.IDLE, raw=RawValue(directory_id=1, texts={"cpu.idle": "0"})),
+        Original(cgroup="batch", cgroup_id=1, knob=Knob.IDLE, raw=RawValue(directory_id=1, texts={"cpu.idle": "0"})),
+    ],
+)
+def test_an_entry_that_no_kernel_ever_showed_is_damage_whatever_the_checksum_says(tmp_path: Path, forged: Original) -> None:
+    (tmp_path / FILE_NAME).write_bytes(encode_file(BOOT, (forged,)))
+    originals = open_originals(tmp_path, BOOT)
+    assert originals.entries() == ()
+    assert len(originals.damaged()) == 1
+    originals.close()
+
+
+def test_a_pipe_in_the_place_of_the_file_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / FILE_NAME)
+    with pytest.raises(Unavailable, match=r"cannot be read from .*: not a regular file"):
+        open_originals(tmp_path, BOOT)
 
 
 def test_originals_of_another_boot_are_dropped_and_said_to_be(tmp_path: Path) -> None:

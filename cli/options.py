@@ -1,0 +1,29 @@
+"""Kinds of values that several commands take as options."""
+
+from __future__ import annotations
+
+import math
+
+import click
+
+DEFAULT_LISTEN = "127.0.0.1:9102"
+
+
+class Seconds(click.FloatRange):
+    """A time span; `nan` and `inf` are numbers to click, and no time to wait for."""
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if not math.isfinite(seconds):
+            self.fail(f"{value!r} is no number of seconds", param, ctx)
+        return seconds
+
+
+def parse_listen(value: str) -> tuple[str, int]:
+    """`HOST:PORT`, IPv6 in brackets; port 0 takes a free one."""
+    host, separator, port = value.rpartition(":")
+    if not separator or not host or not (port.isascii() and port.isdigit()):
+        raise click.BadParameter(f"{value!r} is not HOST:PORT, for example {DEFAULT_LISTEN}")
+    if len(port) > 5 or int(port) > 65535:
+        raise click.BadParameter(f"{value!r}: there is no port above 65535; 0 takes a free one")
+    return host.removeprefix("[").removesuffix("]"), int(port)
