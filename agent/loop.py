@@ -22,9 +22,10 @@ from agent.qrm.cpu import decide, managed
 from agent.sense.sensor import Sensor
 from agent.sense.triggers import TriggerSet
 from api.decisions import Act, Advice, Outcome, Round
+from api.facts import Wait
 from api.pods import Pod
 from api.ports import Sink
-from api.samples import Snapshot, SourceStatus, Wait
+from api.samples import Snapshot, SourceStatus
 
 log = logging.getLogger(__name__)
 TICK = "tick"

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
+import msgspec
+
 from api.decisions import JournalEntry, Round
+from api.facts import Wait
 from api.pods import Pod
-from api.samples import Wait
 
 
 class Unavailable(Exception):
@@ -41,6 +43,33 @@ class WaitSource(Protocol):
 
     def problem(self) -> Unavailable | None:
         """What the source could not count although it works, and what to do; None when all is well."""
+
+    def close(self) -> None:
+        """Detach from the kernel. Idempotent."""
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What a probe has counted: values by name of the field of CgroupSample or NodeSample that they are for."""
+
+    cgroups: Mapping[int, Mapping[str, object]] = {}
+    """By cgroup id."""
+    node: Mapping[str, object] = {}
+
+
+class Probe(Protocol):
+    """One question that the kernel answers, beside run-queue waits, which have a port of their own."""
+
+    name: str
+    """Stem of its files, name of its source in the snapshot and of `dioptase probe NAME`."""
+    form: str
+    """Which way of measuring runs."""
+
+    def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
+        """Everything it has counted since it was opened; what it does not know is absent. `live` and `complete` as for
+        WaitSource. Raises Unavailable when it has stopped working."""
+
+    def problem(self) -> Unavailable | None:
+        """What it could not count although it works, and what to do; None when all is well."""
 
     def close(self) -> None:
         """Detach from the kernel. Idempotent."""

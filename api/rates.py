@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from api.samples import CgroupSample, CpuTimes, Pressure, Snapshot, Wait
+from api.facts import CpuTimes, Pressure, Wait
+from api.samples import CgroupSample, Snapshot
 
 NS_PER_US = 1000
 

@@ -7,46 +7,30 @@ from collections.abc import Mapping
 import msgspec
 
 from api.cpus import Topology
+from api.facts import (
+    Blame,
+    BlockIo,
+    CpuTimes,
+    Disk,
+    Durations,
+    Filesystem,
+    Interface,
+    IoStat,
+    Kswapd,
+    L3Monitor,
+    Limits,
+    Load,
+    Machine,
+    Net,
+    NumaNode,
+    OomVictim,
+    Pressure,
+    Reclaim,
+    ThreadStates,
+    Wait,
+    Zone,
+)
 from api.pods import Pod
-
-
-class Wait(msgspec.Struct, frozen=True, kw_only=True):
-    """Cumulative time that a cgroup's tasks spent runnable but not running."""
-
-    sum_ns: int
-    count: int
-    slots: tuple[int, ...] | None = None
-    """Log2 histogram (`api.histograms`); None where the source knows sums only (/proc/PID/schedstat)."""
-
-
-class Pressure(msgspec.Struct, frozen=True, kw_only=True):
-    """One PSI file: cumulative stall time of some and of all tasks; `full` is absent for a node's CPU on old kernels."""
-
-    some_us: int
-    some_avg10: float
-    full_us: int | None = None
-    full_avg10: float | None = None
-
-
-class CpuTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of /proc/stat, in nanoseconds. Guest time is part of user and is not listed again."""
-
-    user_ns: int
-    nice_ns: int
-    system_ns: int
-    idle_ns: int
-    iowait_ns: int
-    irq_ns: int
-    softirq_ns: int
-    steal_ns: int
-
-    @property
-    def busy_ns(self) -> int:
-        return self.user_ns + self.nice_ns + self.system_ns + self.irq_ns + self.softirq_ns
-
-    @property
-    def total_ns(self) -> int:
-        return self.busy_ns + self.idle_ns + self.iowait_ns + self.steal_ns
 
 
 class CgroupSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +49,38 @@ class CgroupSample(msgspec.Struct, frozen=True, kw_only=True):
     memory_pressure: Pressure | None = None
     io_pressure: Pressure | None = None
     wait: Wait | None = None
+    # From files
+    cpu_user_ns: int | None = None
+    cpu_system_ns: int | None = None
+    per_cpu_ns: tuple[int, ...] | None = None
+    """CPU time by CPU number; only version 1 has it."""
+    limits: Limits = Limits()
+    swap_bytes: int | None = None
+    kernel_memory_bytes: int | None = None
+    kernel_tcp_bytes: int | None = None
+    memory_stat: Mapping[str, int] = {}
+    """memory.stat in the kernel's names: bytes, pages or events as the kernel counts them."""
+    numa_stat: Mapping[str, Mapping[int, int]] = {}
+    """memory.numa_stat by kind and node: pages on version 1, bytes on version 2."""
+    memory_events: Mapping[str, int] = {}
+    """memory.events and, as `local.NAME`, memory.events.local; of version 1 oom_kill alone."""
+    io: Mapping[str, IoStat] = {}
+    """By device, `MAJOR:MINOR`."""
+    files_read_at_ns: int | None = None
+    """CLOCK_REALTIME when memory_stat, numa_stat, memory_events, io and limits were read; they may be older than the rest."""
+    # From probes
+    blame: Blame | None = None
+    throttles: Durations | None = None
+    """Single throttles by the cgroup's own quota."""
+    threads_by_state: ThreadStates | None = None
+    load: Load | None = None
+    reclaim: Reclaim | None = None
+    oom_kills: int | None = None
+    numa_migrations: int | None = None
+    """Tasks that the scheduler moved to a CPU of another NUMA node."""
+    block_io: Mapping[str, BlockIo] = {}
+    """By device, `MAJOR:MINOR`."""
+    net: Net | None = None
 
 
 class NodeSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +94,44 @@ class NodeSample(msgspec.Struct, frozen=True, kw_only=True):
     cpu_pressure: Pressure | None = None
     memory_pressure: Pressure | None = None
     io_pressure: Pressure | None = None
+    # From files
+    machine: Machine = Machine()
+    procs_running: int | None = None
+    procs_blocked: int | None = None
+    run_delay_ns: Mapping[int, int] = {}
+    """By CPU: time that tasks waited for it (/proc/schedstat), cumulative."""
+    cpu_khz: Mapping[int, int] = {}
+    meminfo: Mapping[str, int] = {}
+    """/proc/meminfo in the kernel's names: bytes, but HugePages_* in pages."""
+    vmstat: Mapping[str, int] = {}
+    sysctl: Mapping[str, int] = {}
+    """Settings that readers need, in sysctl's names: `vm.watermark_scale_factor`."""
+    netstat: Mapping[str, int] = {}
+    """/proc/net/snmp, netstat and sockstat as `Tcp.RetransSegs`, `TcpExt.ListenDrops`, `sockstat.TCP.mem`."""
+    tcp_states: Mapping[str, int] = {}
+    """Sockets by state, such as `close_wait`."""
+    numa: Mapping[int, NumaNode] = {}
+    zones: tuple[Zone, ...] = ()
+    fragmentation: Mapping[int, Mapping[int, int]] = {}
+    """By NUMA node and order: external fragmentation index x 1000, as extfrag_index shows it."""
+    disks: Mapping[str, Disk] = {}
+    interfaces: Mapping[str, Interface] = {}
+    filesystems: Mapping[str, Filesystem] = {}
+    """By mount point; only those on a device."""
+    interrupts: Mapping[int, int] = {}
+    """By CPU, all kinds together, cumulative."""
+    power_uj: Mapping[str, int] = {}
+    """RAPL energy counters by domain (`package-0`, `package-0/dram`), cumulative microjoules."""
+    l3: tuple[L3Monitor, ...] = ()
+    files_read_at_ns: int | None = None
+    """CLOCK_REALTIME when those of the above that are not read every tick were read."""
+    # From probes
+    kswapd: Mapping[int, Kswapd] = {}
+    """By NUMA node."""
+    softirq_ns: Mapping[int, Mapping[str, int]] = {}
+    """By CPU and vector (`NET_RX`), cumulative."""
+    oom_victims: tuple[OomVictim, ...] = ()
+    """The latest ones, oldest first."""
 
 
 class Indicator(msgspec.Struct, frozen=True, kw_only=True):

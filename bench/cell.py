@@ -14,9 +14,9 @@ import msgspec
 
 from agent.hierarchy import Hierarchy
 from api.decisions import JournalEntry, Status
+from api.facts import Wait
 from api.histograms import quantile_ns
 from api.rates import wait_delta
-from api.samples import Wait
 from bench.machine import TICKS_PER_S, NodeTimes, children_of, cpu_ns_of, node_times
 from bench.modes import BATCH, ONLINE, Mode, Node
 from cli.child import AgentChild, AgentEnded, free_port

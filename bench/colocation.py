@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 
 from agent.hierarchy import detect
+from api.facts import Wait
 from api.ports import Unavailable, WaitSource
-from api.samples import Wait
 from bench.cell import AGENT_WARMUP_S, WARMUP_S, Bed, Measured, measure
 from bench.machine import end_cleanly_on_sigterm, node_times, this_machine
 from bench.modes import BY_NAME, DEFAULT_MODES, ONLINE

@@ -16,10 +16,10 @@ from rich.live import Live
 from rich.text import Text
 
 from agent.hierarchy import detect
+from api.facts import Wait
 from api.histograms import BOUNDS_NS, SLOTS, quantile_ns
 from api.ports import Unavailable
 from api.rates import wait_delta
-from api.samples import Wait
 from cli.options import Seconds
 from cli.words import clean, duration
 from probes import runqlat as probe_runqlat
@@ -64,12 +64,8 @@ def probe() -> None:
 
 @probe.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per interval.")
-@click.option(
-    "--interval", type=Seconds(min=0.05), default=1.0, show_default=True, help="Seconds per histogram."
-)
-@click.option(
-    "--duration", "duration_s", type=Seconds(min=0), help="End after this many seconds; default: at Ctrl-C."
-)
+@click.option("--interval", type=Seconds(min=0.05), default=1.0, show_default=True, help="Seconds per histogram.")
+@click.option("--duration", "duration_s", type=Seconds(min=0), help="End after this many seconds; default: at Ctrl-C.")
 @click.option(
     "--form",
     type=click.Choice(["auto", *probe_runqlat.FORMS]),

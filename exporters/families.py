@@ -15,7 +15,8 @@ import msgspec
 
 from api.catalogue import BY_NAME, NS_PER_S, US_PER_S, WAIT_BOUNDS_S, Metric
 from api.decisions import Act, Round
-from api.samples import CgroupSample, CpuTimes, NodeSample, Pressure, Snapshot, Wait
+from api.facts import CpuTimes, Pressure, Wait
+from api.samples import CgroupSample, NodeSample, Snapshot
 from api.text import printable
 
 Number = int | float

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from api.facts import Wait
 from api.histograms import SLOTS
 from api.ports import Unavailable
-from api.samples import Wait
 from probes import bpf
 from probes.btf import VMLINUX
 from probes.groups import GroupTable, Lost, Overflow, places_for

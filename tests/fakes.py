@@ -20,19 +20,11 @@ from itertools import accumulate
 
 from api.cpus import Cpu, Topology
 from api.decisions import Act, Advice, Decision, Knob, Outcome, Pool, Round, Status, Verdict
+from api.facts import CpuTimes, Pressure, Wait
 from api.histograms import BOUNDS_NS, SLOTS
 from api.pods import Container, Pod
 from api.qos import QoSLevel
-from api.samples import (
-    CgroupSample,
-    CpuTimes,
-    Indicator,
-    NodeSample,
-    Pressure,
-    Snapshot,
-    SourceStatus,
-    Wait,
-)
+from api.samples import CgroupSample, Indicator, NodeSample, Snapshot, SourceStatus
 from exporters.families import About
 
 S = 1_000_000_000

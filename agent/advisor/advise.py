@@ -10,9 +10,10 @@ from agent.advisor.headroom import pool_cores, region_cores
 from agent.advisor.memory import Memory
 from agent.config import AdvisorConfig
 from api.decisions import Advice, Pool, Verdict
+from api.facts import Wait
 from api.qos import QoSLevel
 from api.rates import Rates, rates
-from api.samples import Snapshot, Wait
+from api.samples import Snapshot
 
 NS_PER_S = 1_000_000_000
 RECLAIMED_USE_WINDOW_S = 1.0

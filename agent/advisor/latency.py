@@ -20,9 +20,9 @@ import msgspec
 from agent.advisor.memory import Memory
 from agent.config import LatencyConfig
 from api.decisions import Verdict
+from api.facts import Wait
 from api.histograms import BOUNDS_NS, above, quantile_ns, slot_of
 from api.rates import wait_delta
-from api.samples import Wait
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000

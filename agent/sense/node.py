@@ -12,8 +12,9 @@ from typing import TypeVar
 
 from agent.sense import parsers
 from agent.sense.files import Budget, KeptFile
+from api.facts import CpuTimes, Pressure
 from api.ports import Vanished
-from api.samples import CpuTimes, NodeSample, Pressure, SourceStatus
+from api.samples import NodeSample, SourceStatus
 
 Value = TypeVar("Value")
 _MEMORY_TOTAL = parsers.meminfo_bytes(b"MemTotal")

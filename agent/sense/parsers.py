@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from api.samples import CpuTimes, Pressure
+from api.facts import CpuTimes, Pressure
 
 LARGEST = (1 << 64) - 1
 """Kernel counters are unsigned and of 64 bits."""

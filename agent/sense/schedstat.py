@@ -17,8 +17,8 @@ from agent.sense import parsers
 from agent.sense.fields import SNAPSHOTS
 from agent.sense.files import Budget, KeptFile
 from agent.sense.names import to_bytes
+from api.facts import Wait
 from api.ports import Unavailable, Vanished
-from api.samples import Wait
 
 REMEDY = "let the agent see the host's processes: run it outside of a container, or with the host's PID namespace"
 

@@ -20,9 +20,10 @@ from agent.sense.node import NodeReader
 from agent.sense.schedstat import SchedstatWaits
 from agent.sense.topology import online_text, read_topology
 from api.cpus import Topology
+from api.facts import Wait
 from api.pods import Pod
 from api.ports import PodSource, Unavailable, WaitSource
-from api.samples import CgroupSample, Indicator, NodeSample, Snapshot, SourceStatus, Wait
+from api.samples import CgroupSample, Indicator, NodeSample, Snapshot, SourceStatus
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.cpus import format_cpu_list, parse_cpu_list
+from api.facts import Wait
 from api.histograms import BOUNDS_NS, SLOTS, above, quantile_ns, slot_of
 from api.pods import parse_quantity
 from api.qos import QOS_LEVEL_KEY, QoSLevel, qos_level
 from api.rates import rates
-from api.samples import CgroupSample, Wait
+from api.samples import CgroupSample
 from tests.agent.advisor.builders import pod, snapshot, waits
 
 

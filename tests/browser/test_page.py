@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from api.decisions import Act, Round
+from api.facts import Wait
 from api.histograms import BOUNDS_NS
-from api.samples import CgroupSample, Wait
+from api.samples import CgroupSample
 from cli import words
 from exporters.view import View, build
 from tests.browser.chromium import Browser, Page, chromium

@@ -18,10 +18,11 @@ from agent.config import AdvisorConfig
 from agent.qrm.cpu import decide
 from api.cpus import Cpu, Topology
 from api.decisions import Act, Decision, JournalEntry, Knob, Outcome, Round, Status
+from api.facts import CpuTimes, Pressure, Wait
 from api.histograms import BOUNDS_NS, SLOTS
 from api.pods import Container, Pod
 from api.qos import QoSLevel
-from api.samples import CgroupSample, CpuTimes, Indicator, NodeSample, Pressure, Snapshot, SourceStatus, Wait
+from api.samples import CgroupSample, Indicator, NodeSample, Snapshot, SourceStatus
 
 CPUS = 4
 S = 1_000_000_000

@@ -6,8 +6,8 @@ import io
 
 from rich.console import Console
 
+from api.facts import Wait
 from api.histograms import BOUNDS_NS, SLOTS
-from api.samples import Wait
 from cli.probe import CgroupWaits, Interval, histogram, render, summarize
 from probes.groups import Lost
 

@@ -9,7 +9,7 @@ import pytest
 
 from api.catalogue import BY_NAME, CATALOGUE, WAIT_BOUNDS_S
 from api.decisions import Status
-from api.samples import Wait
+from api.facts import Wait
 from exporters.families import Distribution, Family, Observed, families
 from tests.fakes import ABOUT, BATCH_WAITS, bare_round, busy_round, outcome
 

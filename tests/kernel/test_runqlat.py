@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from api.facts import Wait
 from api.histograms import BOUNDS_NS, slot_of
 from api.ports import Unavailable
 from api.rates import wait_delta
-from api.samples import Wait
 from probes import bpf
 from probes.groups import ROOT_ID
 from probes.loader import load

@@ -7,7 +7,7 @@ import os
 import msgspec
 import pytest
 
-from api.samples import Wait
+from api.facts import Wait
 from probes.groups import ROOT_ID
 from probes.loader import load
 from probes.maps import possible_cpus

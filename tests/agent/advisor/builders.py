@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from api.cpus import Cpu, Topology
+from api.facts import CpuTimes, Wait
 from api.histograms import SLOTS, slot_of
 from api.pods import Container, Pod
 from api.qos import QoSLevel
-from api.samples import CgroupSample, CpuTimes, NodeSample, Snapshot, Wait
+from api.samples import CgroupSample, NodeSample, Snapshot
 
 S = 1_000_000_000
 

@@ -11,8 +11,8 @@ from agent.advisor.advise import advise
 from agent.advisor.latency import Situation, alarmed, contention, lend
 from agent.advisor.memory import Memory
 from agent.config import AdvisorConfig, LatencyConfig
+from api.facts import Wait
 from api.qos import QoSLevel
-from api.samples import Wait
 from tests.agent.advisor.builders import S, pod, snapshot, waits
 
 CONFIG = LatencyConfig(target_wait_ms=8.192)  # a slot's bound: no interpolation in the tables

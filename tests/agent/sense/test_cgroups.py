@@ -14,8 +14,9 @@ import pytest
 from agent.hierarchy import Hierarchy
 from agent.sense.cgroups import LONGEST_PAUSE, CgroupReader
 from agent.sense.fields import TABLE
+from api.facts import Pressure
 from api.ports import Unavailable
-from api.samples import CgroupSample, Pressure
+from api.samples import CgroupSample
 from tests.agent.sense import trees
 
 GROUPS = (".", "kubepods", "kubepods/pod1", "kubepods/pod1/web", "system")

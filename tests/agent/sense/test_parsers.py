@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.sense import parsers
-from api.samples import CpuTimes, Pressure
+from api.facts import CpuTimes, Pressure
 
 V1_STAT = b"nr_periods 40\nnr_throttled 8\nthrottled_time 320000000\nnr_bursts 0\nburst_time 0\n"
 V2_STAT = b"usage_usec 777906335\nuser_usec 481805692\nsystem_usec 296100643\nnice_usec 0\nnr_periods 3\n"

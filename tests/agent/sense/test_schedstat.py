@@ -10,8 +10,8 @@ import pytest
 
 from agent.hierarchy import Hierarchy
 from agent.sense.schedstat import SchedstatWaits
+from api.facts import Wait
 from api.ports import Unavailable
-from api.samples import Wait
 from tests.agent.sense import trees
 
 LIVE = {101: "/web", 102: "/batch"}

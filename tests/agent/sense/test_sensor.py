@@ -14,10 +14,11 @@ from agent.sense.indicators import Indicators
 from agent.sense.node import NodeReader
 from agent.sense.schedstat import SchedstatWaits
 from agent.sense.sensor import Sensor
+from api.facts import Wait
 from api.pods import Container, Pod
 from api.ports import Unavailable, WaitSource
 from api.qos import QoSLevel
-from api.samples import CgroupSample, Indicator, Snapshot, SourceStatus, Wait
+from api.samples import CgroupSample, Indicator, Snapshot, SourceStatus
 from tests.agent.sense import trees
 from tests.agent.sense.test_node import FILES
 
