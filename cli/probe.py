@@ -64,12 +64,8 @@ def probe() -> None:
 
 @probe.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per interval.")
-@click.option(
-    "--interval", type=Seconds(min=0.05), default=1.0, show_default=True, help="Seconds per histogram."
-)
-@click.option(
-    "--duration", "duration_s", type=Seconds(min=0), help="End after this many seconds; default: at Ctrl-C."
-)
+@click.option("--interval", type=Seconds(min=0.05), default=1.0, show_default=True, help="Seconds per histogram.")
+@click.option("--duration", "duration_s", type=Seconds(min=0), help="End after this many seconds; default: at Ctrl-C.")
 @click.option(
     "--form",
     type=click.Choice(["auto", *probe_runqlat.FORMS]),

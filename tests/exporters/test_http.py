@@ -311,7 +311,9 @@ async def test_a_port_in_use_is_unavailable_with_the_remedy() -> None:
     assert "--listen" in refused.value.remedy
 
 
-@pytest.mark.parametrize(("host", "port"), [("192.0.2.1", 0), ("no.such.name.invalid", 0), ("127.0.0.1", 65536), ("a..b", 0)])
+@pytest.mark.parametrize(
+    ("host", "port"), [("192.0.2.1", 0), ("no.such.name.invalid", 0), ("127.0.0.1", 65536), ("a..b", 0)]
+)
 async def test_an_address_that_cannot_be_had_is_unavailable(host: str, port: int) -> None:
     with pytest.raises(Unavailable, match=r"cannot listen on "):
         await Server(journal=DecisionJournal(None), version="1").start(host, port)

@@ -148,7 +148,9 @@ def test_a_damaged_file_is_set_aside_and_said_to_be(tmp_path: Path, damage: byte
         Original(cgroup="batch", cgroup_id=1, knob=Knob.IDLE, raw=RawValue(directory_id=1, texts={"cpu.idle": "0"})),
     ],
 )
-def test_an_entry_that_no_kernel_ever_showed_is_damage_whatever_the_checksum_says(tmp_path: Path, forged: Original) -> None:
+def test_an_entry_that_no_kernel_ever_showed_is_damage_whatever_the_checksum_says(
+    tmp_path: Path, forged: Original
+) -> None:
     (tmp_path / FILE_NAME).write_bytes(encode_file(BOOT, (forged,)))
     originals = open_originals(tmp_path, BOOT)
     assert originals.entries() == ()
