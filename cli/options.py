@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import click
 
@@ -12,7 +13,7 @@ DEFAULT_LISTEN = "127.0.0.1:9102"
 class Seconds(click.FloatRange):
     """A time span; `nan` and `inf` are numbers to click, and no time to wait for."""
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         seconds = float(super().convert(value, param, ctx))
         if not math.isfinite(seconds):
             self.fail(f"{value!r} is no number of seconds", param, ctx)
