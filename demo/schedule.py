@@ -79,7 +79,8 @@ def arrivals(schedule: Schedule, seed: int, anew_at_s: float = math.inf) -> Iter
     """
     rng, t, peak = random.Random(seed), 0.0, schedule.peak
     while True:
-        if t < anew_at_s <= (t := t + rng.expovariate(peak)):
+        before, t = t, t + rng.expovariate(peak)
+        if before < anew_at_s <= t:
             rng, t = random.Random(seed), anew_at_s
         if rng.random() * peak < schedule.rate_at(t):
             yield t

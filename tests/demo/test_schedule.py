@@ -59,3 +59,12 @@ def test_a_wave_that_cannot_be_is_refused(change: dict[str, float], word: str) -
     fields = {"type": "wave", **msgspec.structs.asdict(WAVE), **change}
     with pytest.raises(ValueError, match=word):
         parse(msgspec.json.encode(fields).decode())
+
+
+def test_arrivals_after_a_warm_up_of_any_length_are_the_same() -> None:
+    def after(warmup_s: float) -> list[float]:
+        due = takewhile(lambda t: t < warmup_s + 8, arrivals(Constant(rate=50), 3, warmup_s))
+        return [t - warmup_s for t in due if t > warmup_s]
+
+    assert len(after(2.0)) > 300
+    assert after(2.0) == pytest.approx(after(15.0), abs=1e-9)

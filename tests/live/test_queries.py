@@ -12,7 +12,7 @@ from tests.kernel.support import cgroup, require_writable_cgroups
 from tests.live.running import Agent, pods_file
 
 pytestmark = pytest.mark.live
-NOBODY = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
+NOBODY = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_TIMEOUT": "1000"}
 """An exporter whose collector is not there: what is lost is counted."""
 
 
