@@ -30,6 +30,8 @@ TIMEOUT_S = 60.0
 """The child needs half a second here; a small node that starts thirty pods at once is slower."""
 _COMPILER = Path(__file__).with_name("compiler.py")
 _MAX_DESCRIPTORS = 64
+_ITERATOR_BYTES = 1 << 16
+"""Most that one read of an iterator is asked for; the kernel gives half of that at once."""
 _CAPABILITIES = "run as root, or with the capabilities BPF and PERFMON (in a pod: securityContext.capabilities.add)"
 REMEDIES = {
     "permission": _CAPABILITIES,
@@ -47,9 +49,14 @@ class Program(msgspec.Struct, frozen=True):
 
     function: str
     tracepoint: str
+    """Or, of an iterator, the kind of objects it goes through: `task`."""
     name: str
     needs: str = ""
     """Macro of an optional field; where the kernel lacks it, the source does not have this function either."""
+    arguments: Sequence[str] = ()
+    """What the tracepoint must pass first, as `Btf.arguments` spells it: kernels differ, and a wrong one would be misread."""
+    iterator: bool = False
+    """Whether it runs not at an event but over all objects of a kind, whenever somebody reads `Loaded.records`."""
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +66,8 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     typed: bool
     """A BTF-typed tracepoint: fields are plain loads. Otherwise a raw tracepoint, whose fields are copied by a helper."""
     fields: Mapping[str, Sequence[tuple[str, str, int]]]
-    """Macro to alternatives of (struct, member, size in bytes); the first that this kernel has gives the offset."""
+    """Macro to alternatives of (struct, member, size in bytes); the first that this kernel has gives the offset. Size 0 is a
+    bitfield of one bit, whose mask is the macro with `_BIT` behind it."""
     programs: Sequence[Program]
     optional: Mapping[str, Sequence[tuple[str, str, int]]] = {}
     """Like `fields`, but a macro without a field is left undefined."""
@@ -75,6 +83,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     maps: Sequence[str]
     constants: Mapping[str, int]
     btf: Path = VMLINUX
+    remedy: str = REMEDIES["refused"]
+    """What to do where the kernel takes no form; the default speaks of run-queue waits."""
     scratch: str = ""
 
 
@@ -124,7 +134,16 @@ class Loaded:
         """Descriptor and description by name."""
         self.programs = dict(zip(answer.programs, descriptors[split::2], strict=True))
         """Program descriptor by its name in the kernel."""
+        self._links = dict(zip(answer.programs, descriptors[split + 1 :: 2], strict=True))
         self.descriptors = tuple(descriptors)
+
+    def records(self, iterator: str) -> bytes:
+        """Run an iterator, by its name in the kernel, over all there is now: what it wrote. Raises OSError."""
+        fd = bpf.open_iterator(self._links[iterator])
+        try:
+            return b"".join(iter(lambda: os.read(fd, _ITERATOR_BYTES), b""))
+        finally:
+            os.close(fd)
 
     def stats(self) -> dict[str, bpf.ProgramInfo]:
         """Runs and run time of each program; they grow only while `bpf.enable_stats` is held open by someone."""
@@ -154,7 +173,7 @@ def load(job: Job, *, child_python: Path = CHILD_PYTHON, timeout_s: float = TIME
         try:
             here.settimeout(timeout_s)
             request = msgspec.json.encode(msgspec.structs.replace(job, scratch=scratch), enc_hook=str)
-            return _exchange(here, request, child, errors)
+            return _exchange(here, request, child, errors, job.remedy)
         except TimeoutError:
             raise Unavailable(
                 f"compiling {job.sources[-1].name} took more than {timeout_s:g} s",
@@ -194,7 +213,9 @@ def _start(python: Path, channel: socket.socket, errors: IO[bytes]) -> subproces
         ) from error
 
 
-def _exchange(channel: socket.socket, request: bytes, child: subprocess.Popen[bytes], errors: IO[bytes]) -> Loaded:
+def _exchange(
+    channel: socket.socket, request: bytes, child: subprocess.Popen[bytes], errors: IO[bytes], refused: str
+) -> Loaded:
     try:
         channel.send(request)
         message, descriptors = _receive(channel)
@@ -204,7 +225,7 @@ def _exchange(channel: socket.socket, request: bytes, child: subprocess.Popen[by
         raise _died(child, errors)
     answer = msgspec.json.decode(message, type=_Answer)
     if answer.error:
-        raise _explain(answer)
+        raise _explain(answer, refused)
     if len(descriptors) != len(answer.maps) + 2 * len(answer.programs):
         for fd in descriptors:
             os.close(fd)
@@ -241,13 +262,13 @@ def _died(child: subprocess.Popen[bytes], errors: IO[bytes]) -> Unavailable:
     )
 
 
-def _explain(answer: _Answer, lockdown: Path = Path("/sys/kernel/security/lockdown")) -> Unavailable:
+def _explain(answer: _Answer, refused: str, lockdown: Path = Path("/sys/kernel/security/lockdown")) -> Unavailable:
     kind, reason = answer.error, answer.detail
     if answer.refused:
         reason += ": " + "; ".join(str(refusal) for refusal in answer.refused)
         if all(refusal.errno == errno.EPERM for refusal in answer.refused):
             kind = "permission"
-    remedy = REMEDIES[kind]
+    remedy = refused if kind == "refused" else REMEDIES[kind]
     if kind == "permission" and lockdown.exists() and "[confidentiality]" in lockdown.read_text():
         remedy = (
             "the kernel is locked down for confidentiality, which forbids BPF to read it; boot with lockdown=integrity"
