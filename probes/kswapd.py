@@ -138,15 +138,13 @@ def job(forms: Sequence[str], numa_nodes: Sequence[int], btf: Path = VMLINUX) ->
         sources=[here / "common.bpf.h", here / "kswapd.bpf.c"],
         forms=[_FORMS[name] for name in forms],
         maps=["kswapd", "nodes", "groups", "owners", "lost"],
-        remedy="use Linux 5.5 or later; without the probe, /proc/vmstat and memory.stat have sums (pgscan, pgsteal, allocstall)",
+        remedy="use Linux 5.5 or later; without the probe, /proc/vmstat and memory.stat have sums (pgscan, allocstall)",
         constants={"SLOTS": SLOTS, "SEATS": SEATS, "PLACES": MAX_PLACES, "NODES": max(numa_nodes) + 1},
         btf=btf,
     )
 
 
-def open_kswapd(
-    *, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX
-) -> KswapdProbe:
+def open_kswapd(*, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX) -> KswapdProbe:
     """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
     numa_nodes = nodes_with_memory()
     loaded = load(job(forms, numa_nodes, btf), child_python=child_python)

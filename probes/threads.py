@@ -168,15 +168,17 @@ def job(btf: Path = VMLINUX) -> Job:
 
 
 def open_threads(
-    *, forms: Sequence[str] = FORMS[:1], child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX, proc: Path = Path("/proc")
+    *,
+    forms: Sequence[str] = FORMS[:1],
+    child_python: Path = CHILD_PYTHON,
+    btf: Path = VMLINUX,
+    proc: Path = Path("/proc"),
 ) -> Threads:
     """Start the probe in the first form that works. Raises Unavailable with reason and remedy if none does."""
     problem = Unavailable("the probe threads was given no form", "choose one of " + ", ".join(FORMS))
     for form in forms:
         try:
-            return Threads(
-                ProcWalk(proc) if form == "proc" else Iterator(load(job(btf), child_python=child_python))
-            )
+            return Threads(ProcWalk(proc) if form == "proc" else Iterator(load(job(btf), child_python=child_python)))
         except Unavailable as error:
             problem = error
     raise problem

@@ -78,9 +78,7 @@ class Throttles:
 
 def decode(rows: Mapping[int, Sequence[int]]) -> dict[int, Durations]:
     """Pure: rows of `struct throttles` by cgroup id, sum first."""
-    return {
-        number: Durations(sum_ns=row[0], count=sum(row[1:]), slots=tuple(row[1:])) for number, row in rows.items()
-    }
+    return {number: Durations(sum_ns=row[0], count=sum(row[1:]), slots=tuple(row[1:])) for number, row in rows.items()}
 
 
 def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:

@@ -52,7 +52,7 @@ def uncached_file(path: Path, size: int) -> Path:
 
 
 def on_disk(path: Path) -> bool:
-    return os.stat(path).st_dev >> 8 != 0
+    return path.stat().st_dev >> 8 != 0
 
 
 def test_reading_128_mib_within_32_reclaims_the_other_96(probe: KswapdProbe, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A process that is sent from CPU to CPU a known number of times, with every CPU a NUMA node of its own, and with one for all."""
+"""A process that is sent from CPU to CPU a known number of times, with a NUMA node for each CPU, and with one for all."""
 
 from __future__ import annotations
 

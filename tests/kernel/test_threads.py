@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,8 @@ from api.load import DECAYS, FIXED_1, FSHIFT, fixed_power_int
 from api.ports import Seen, Unavailable
 from probes import bpf
 from probes.loader import load
-from probes.threads import FORMS, Iterator as TaskIterator, Threads, job, open_threads
+from probes.threads import FORMS, Threads, job, open_threads
+from probes.threads import Iterator as TaskIterator
 from tests.kernel.opening import opened
 from tests.kernel.probing import eventually
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
@@ -65,10 +66,8 @@ def vforked(group: TestCgroup, count: int, fifo: Path) -> Iterator[None]:
 
 
 def _released(fifo: Path, parents: list[subprocess.Popen[bytes]]) -> bool:
-    try:
+    with suppress(OSError):
         os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
-    except OSError:
-        pass
     return all(parent.poll() is not None for parent in parents)
 
 

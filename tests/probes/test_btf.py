@@ -109,7 +109,7 @@ def test_arguments_of_a_tracepoint_are_spelled_by_size_and_sign() -> None:
     blob.alias(btf.TYPEDEF, "btf_trace_broken", signed)
     types = Btf(blob.bytes())
     assert types.arguments("reclaim") == ("s32", "u64", "struct task_struct *", "s8 **", "void *")
-    with pytest.raises(BtfError, match="btf_trace_broken .* is not a pointer to a function"):
+    with pytest.raises(BtfError, match=r"btf_trace_broken .* is not a pointer to a function"):
         types.arguments("broken")
     with pytest.raises(BtfError, match="no typedef btf_trace_other"):
         types.arguments("other")

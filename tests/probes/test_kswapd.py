@@ -46,7 +46,7 @@ def test_nodes_are_those_with_memory(tmp_path: Path, text: str, nodes: tuple[int
 
 
 def test_programs_can_be_found_and_told_apart_in_the_kernels_list() -> None:
-    assert FORMS == tuple(_FORMS)
+    assert tuple(_FORMS) == FORMS
     for form in _FORMS.values():
         names = [program.name for program in form.programs]
         assert len(set(names)) == len(names)

@@ -28,7 +28,7 @@ def test_with_one_node_nothing_is_attached_and_nothing_made_up() -> None:
 
 
 def test_programs_can_be_found_in_the_kernels_list() -> None:
-    assert FORMS == tuple(_FORMS)
+    assert tuple(_FORMS) == FORMS
     assert [form.name for form in job(FORMS, 2).forms] == list(FORMS)
     for form in _FORMS.values():
         assert all(p.name.startswith("dtse_") and len(p.name) < bpf.NAME_BYTES for p in form.programs)

@@ -37,6 +37,6 @@ def test_the_ring_is_a_power_of_two_because_the_source_masks_with_it() -> None:
 
 
 def test_programs_can_be_found_in_the_kernels_list() -> None:
-    assert FORMS == tuple(_FORMS)
+    assert tuple(_FORMS) == FORMS
     for form in _FORMS.values():
         assert all(p.name.startswith("dtse_") and len(p.name) < bpf.NAME_BYTES for p in form.programs)

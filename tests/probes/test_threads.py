@@ -84,7 +84,10 @@ def one(probe: Threads, number: int, live: Mapping[int, str], *, complete: bool 
 
 def test_states_are_those_of_now_and_a_live_cgroup_without_threads_has_none(told: Told, probe: Threads) -> None:
     told.states = {7: threads(runnable=3), 9: threads(sleeping=1)}
-    assert probe.read({7: "/a", 8: "/b"}).cgroups == {7: {"threads_by_state": threads(3)}, 8: {"threads_by_state": NOBODY}}
+    assert probe.read({7: "/a", 8: "/b"}).cgroups == {
+        7: {"threads_by_state": threads(3)},
+        8: {"threads_by_state": NOBODY},
+    }
 
 
 def test_a_load_appears_with_the_first_sample_and_changes_with_each_one(told: Told, probe: Threads) -> None:

@@ -18,7 +18,7 @@ def test_a_row_is_the_sum_and_then_the_slots(slots: list[int], sum_ns: int) -> N
 
 
 def test_programs_can_be_found_in_the_kernels_list() -> None:
-    assert FORMS == tuple(_FORMS)
+    assert tuple(_FORMS) == FORMS
     assert [form.name for form in job(FORMS, 2).forms] == list(FORMS)
     for form in _FORMS.values():
         assert all(p.name.startswith("dtse_") and len(p.name) < bpf.NAME_BYTES for p in form.programs)
