@@ -62,7 +62,7 @@ class Census(Protocol):
     def close(self) -> None: ...
 
 
-class Iterator:
+class TaskIterator:
     """A Census by the kernel's task iterator."""
 
     form = "iterator"
@@ -178,7 +178,9 @@ def open_threads(
     problem = Unavailable("the probe threads was given no form", "choose one of " + ", ".join(FORMS))
     for form in forms:
         try:
-            return Threads(ProcWalk(proc) if form == "proc" else Iterator(load(job(btf), child_python=child_python)))
+            return Threads(
+                ProcWalk(proc) if form == "proc" else TaskIterator(load(job(btf), child_python=child_python))
+            )
         except Unavailable as error:
             problem = error
     raise problem
