@@ -163,7 +163,7 @@ def _threads_of_proc() -> set[str]:
 def test_loads_add_up_to_the_nodes_own(census: TaskIterator, tmp_path: Path) -> None:
     """Twenty uninterruptible threads for three samples are 20 * (1 - 0.92**3) = 4.4 of load. What /proc/loadavg had before
     decays meanwhile; the rest of it must be the sum over all cgroups here. The node takes its samples at other instants:
-    each thread that happens to run in one and not in the other makes a difference of 0.08, and ten of those are allowed."""
+    each thread that happens to run in one and not in the other makes a difference of 0.08, and eighteen are allowed."""
     hierarchy, samples = require_writable_cgroups(), 3
     with cgroup(hierarchy, "load") as group, vforked(group, 20, tmp_path / "fifo"):
         assert eventually(lambda: census.count({}).get(group.id, NOBODY).uninterruptible == 20)
@@ -171,7 +171,7 @@ def test_loads_add_up_to_the_nodes_own(census: TaskIterator, tmp_path: Path) -> 
         assert eventually(lambda: node_load() != earlier), "the node takes a sample every five seconds"
         probe, before, began = Threads(census), node_load(), time.monotonic()
         while time.monotonic() - began < 5 * samples + 0.5:
-            time.sleep(0.25)
+            time.sleep(0.02)
             seen = probe.read(every_cgroup(hierarchy))
         loads = {number: values["load"] for number, values in seen.cgroups.items() if "load" in values}
         node = node_load() - before * fixed_power_int(DECAYS[0], FSHIFT, samples) / FIXED_1
@@ -179,7 +179,7 @@ def test_loads_add_up_to_the_nodes_own(census: TaskIterator, tmp_path: Path) -> 
     assert isinstance(own, Load)
     assert own.one == pytest.approx(20 * (1 - (DECAYS[0] / FIXED_1) ** samples), abs=0.01)
     assert own.runnable_one == 0
-    assert sum(each.one for each in loads.values() if isinstance(each, Load)) == pytest.approx(node, abs=0.8)
+    assert sum(each.one for each in loads.values() if isinstance(each, Load)) == pytest.approx(node, abs=1.5)
 
 
 def every_cgroup(hierarchy: Hierarchy) -> dict[int, str]:
