@@ -58,7 +58,7 @@ def _as_root(probe: str) -> str:
     """The form that root gets; a skip where the machine has none."""
     scope: dict[str, object] = {}
     exec(OPEN[probe], scope)
-    with opened(scope["open_it"]) as opened_probe:  # type: ignore[arg-type,var-annotated]
+    with opened(scope["open_it"], "of this kernel ") as opened_probe:  # type: ignore[arg-type,var-annotated]
         return str(opened_probe.form)
 
 
