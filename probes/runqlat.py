@@ -18,7 +18,7 @@ from pathlib import Path
 from api.facts import Wait
 from api.histograms import SLOTS
 from api.ports import Unavailable
-from probes import bpf, fields
+from probes import bpf
 from probes.btf import VMLINUX
 from probes.groups import GroupTable, Lost, Overflow, places_for
 from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load
@@ -29,8 +29,15 @@ FORMS = ("tp_btf", "raw_tp", "classic")
 """In order of preference, which is that of their cost."""
 SEATS = 1 << 17
 """Tasks that can be remembered between two events, by the low bits of their pid: 2 MiB."""
+_GROUP_FIELDS = {
+    "TASK_GROUP": [("task_struct", "sched_task_group", 8)],
+    "CSS_SERIAL": [("task_group", "css.serial_nr", 8)],
+    "CSS_CGROUP": [("task_group", "css.cgroup", 8)],
+    "CGROUP_KN": [("cgroup", "kn", 8)],
+    "KN_ID": [("kernfs_node", "id", 8)],
+}
 _STAMPED_FIELDS = {
-    **fields.GROUP,
+    **_GROUP_FIELDS,
     "LAST_QUEUED": [("task_struct", "sched_info.last_queued", 8)],
     "CFS_RQ": [("task_struct", "se.cfs_rq", 8)],
     "RQ": [("cfs_rq", "rq", 8)],
@@ -43,7 +50,7 @@ _STAMPED_FIELDS = {
 # Sleeping tasks may stay queued since 152e11f6df29 (Linux 6.12).
 _DELAYED_DEQUEUE = {"DELAYED": [("task_struct", "se.sched_delayed", 1)]}
 _CLASSIC_FIELDS = {
-    **fields.GROUP,
+    **_GROUP_FIELDS,
     "PID": [("task_struct", "pid", 4)],
     "ON_CPU": [("task_struct", "on_cpu", 4)],
     # Renamed and narrowed by 2f064a59a11f (Linux 5.14).
