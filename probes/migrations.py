@@ -44,7 +44,7 @@ class Migrations:
 
     def __init__(self, loaded: Loaded | None, cpu_nodes: Mapping[int, int]) -> None:
         self._table: Tabled | None = None
-        self.form = ONE_NODE
+        self._open, self.form = True, ONE_NODE
         if loaded is not None:
             self._table, self.form = Tabled(loaded, "migrations", "migrations"), loaded.form
             table = Map(*loaded.maps["cpu_nodes"], cpus=1)
@@ -53,6 +53,8 @@ class Migrations:
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
         """Moves since the probe was opened. Raises Unavailable once closed."""
+        if not self._open:
+            raise Unavailable("the probe migrations is closed", "open it again")
         if self._table is None:
             return Seen()
         rows, certain = self._table.rows(live, complete=complete)
@@ -75,6 +77,8 @@ class Migrations:
         return self._table.stats() if self._table is not None else {}
 
     def close(self) -> None:
+        """Detach from the kernel. Idempotent."""
+        self._open = False
         if self._table is not None:
             self._table.close()
 

@@ -13,8 +13,8 @@ import pytest
 from api.facts import Kswapd, Reclaim
 from api.ports import Seen, Unavailable
 from probes.kswapd import FORMS, NOTHING, KswapdProbe, nodes_with_memory, open_kswapd
-from tests.kernel.opening import limit_memory, opened
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+from tests.kernel.probing import opened
+from tests.kernel.support import TestCgroup, cgroup, limit_memory, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 
@@ -29,7 +29,7 @@ with open(sys.argv[1], "rb", buffering=0) as file:
 
 @pytest.fixture(params=FORMS)
 def probe(request: pytest.FixtureRequest) -> Iterator[KswapdProbe]:
-    with opened(lambda: open_kswapd(forms=(request.param,))) as source:
+    with opened(open_kswapd, request.param) as source:
         assert source.form == request.param
         yield source
 

@@ -14,7 +14,7 @@ import pytest
 from api.facts import Kswapd, Reclaim
 from api.ports import Seen
 from probes.kswapd import FORMS, nodes_with_memory, open_kswapd
-from tests.kernel.opening import opened
+from tests.kernel.probing import opened
 from tests.kernel.support import cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
@@ -52,7 +52,7 @@ def test_a_node_bound_hog_wakes_the_kswapd_of_its_node(form: str) -> None:
     if nodes_with_memory() != (0, 1):
         pytest.skip("needs two NUMA nodes, 0 and 1")
     hierarchy = require_writable_cgroups()
-    with opened(lambda: open_kswapd(forms=(form,))) as probe, cgroup(hierarchy, "hog") as group:
+    with opened(open_kswapd, form) as probe, cgroup(hierarchy, "hog") as group:
         group.file("cpuset", "cpuset.mems").write_text("1")
         live = {group.id: group.path, 1: "/"}
         before, books = probe.read(live), vmstat()

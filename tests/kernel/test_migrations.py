@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -10,10 +11,11 @@ from collections.abc import Mapping
 import pytest
 
 from api.ports import Unavailable
+from probes.loader import REMEDIES
 from probes.migrations import FORMS, ONE_NODE, Migrations, numa_nodes_of_cpus, open_migrations
-from tests.kernel.opening import opened
-from tests.kernel.probing import PINNED, eventually
+from tests.kernel.probing import PINNED, eventually, opened
 from tests.kernel.support import cgroup, require_writable_cgroups
+from tests.kernel.test_registry import having
 
 pytestmark = pytest.mark.kernel
 
@@ -53,6 +55,31 @@ def test_each_move_to_another_node_counts(form: str, cpu_nodes: Mapping[int, int
         probe.close()
         with pytest.raises(Unavailable, match="is closed"):
             probe.read(live)
+
+
+TRY = """
+import json
+from api.ports import Unavailable
+from probes.migrations import open_migrations
+try:
+    probe = open_migrations(cpu_nodes={0: 0, 1: 1})
+    print(json.dumps([probe.form, *probe.read({1: "/"}).cgroups[1]]))
+except Unavailable as error:
+    print(json.dumps([error.reason, error.remedy]))
+"""
+
+
+@pytest.mark.parametrize("names", [("BPF", "PERFMON"), ("BPF",), ("PERFMON", "SYS_PTRACE")], ids=" and ".join)
+def test_bpf_and_perfmon_are_needed_and_enough(names: tuple[str, ...]) -> None:
+    """With two nodes; tests/kernel/test_registry.py has the same of every other probe."""
+    with opened(lambda: open_migrations(cpu_nodes=APART)) as probe:
+        form = probe.form
+    answer = json.loads(having(names, TRY))
+    if names == ("BPF", "PERFMON"):
+        assert answer == [form, "numa_migrations"]
+    else:
+        assert "Operation not permitted" in answer[0]
+        assert answer[1] == REMEDIES["permission"]
 
 
 def test_the_machines_own_nodes_decide_whether_there_is_anything_to_count() -> None:

@@ -15,8 +15,8 @@ import pytest
 from api.facts import OomVictim
 from api.ports import Seen, Unavailable
 from probes.oomkill import FORMS, OomKill, open_oomkill
-from tests.kernel.opening import limit_memory, opened
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+from tests.kernel.probing import opened
+from tests.kernel.support import TestCgroup, cgroup, limit_memory, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 
@@ -27,7 +27,7 @@ COMMAND = Path(sys.executable).name[:15]
 
 @pytest.fixture(params=FORMS)
 def probe(request: pytest.FixtureRequest) -> Iterator[OomKill]:
-    with opened(lambda: open_oomkill(forms=(request.param,)), LACKING) as source:
+    with opened(open_oomkill, request.param, lacking=LACKING) as source:
         assert source.form == request.param
         yield source
 

@@ -19,8 +19,7 @@ from api.ports import Seen, Unavailable
 from probes import bpf
 from probes.loader import load
 from probes.threads import FORMS, NOBODY, TaskIterator, Threads, job, open_threads
-from tests.kernel.opening import opened
-from tests.kernel.probing import eventually
+from tests.kernel.probing import eventually, opened
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
@@ -47,7 +46,7 @@ while True:
 
 @pytest.fixture(params=FORMS)
 def probe(request: pytest.FixtureRequest) -> Iterator[Threads]:
-    with opened(lambda: open_threads(forms=(request.param,))) as source:
+    with opened(open_threads, request.param) as source:
         assert source.form == request.param
         yield source
 

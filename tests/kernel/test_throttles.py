@@ -13,8 +13,7 @@ from api.facts import Durations
 from api.histograms import BOUNDS_NS, slot_of
 from api.ports import Seen, Unavailable
 from probes.throttles import FORMS, NOTHING, Throttles, open_throttles
-from tests.kernel.opening import opened
-from tests.kernel.probing import LAST_CPU, PINNED
+from tests.kernel.probing import LAST_CPU, PINNED, opened
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
@@ -26,7 +25,7 @@ LACKING = "no member throttled_clock_self_time"
 
 @pytest.fixture(params=FORMS)
 def probe(request: pytest.FixtureRequest) -> Iterator[Throttles]:
-    with opened(lambda: open_throttles(forms=(request.param,)), LACKING) as source:
+    with opened(open_throttles, request.param, lacking=LACKING) as source:
         assert source.form == request.param
         yield source
 
