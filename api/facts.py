@@ -190,6 +190,7 @@ class Kswapd(msgspec.Struct, frozen=True, kw_only=True):
 
     wakeups: int
     active_ns: int
+    """On the clock, from each wakeup until it went to sleep again."""
     scanned_pages: int
     reclaimed_pages: int
 

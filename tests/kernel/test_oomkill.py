@@ -85,6 +85,21 @@ def test_victims_keep_their_order_and_the_path_that_the_listing_before_had(probe
     assert [victim.pid for victim in victims(probe.read({}))] == pids
 
 
+def test_more_kills_than_the_ring_holds_are_said_to_be_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probes.oomkill.RING", 2)
+    hierarchy = require_writable_cgroups()
+    with opened(open_oomkill, lacking=LACKING) as probe, cgroup(hierarchy, "many") as group:
+        live = {group.id: group.path, 1: "/"}
+        probe.read(live)
+        pids = [die(group) for _ in range(3)]
+        seen, problem = probe.read(live), probe.problem()
+        assert kernels_count(group) == 3
+        assert seen.cgroups == {group.id: {"oom_kills": 2}}, "of others it is not known that they had none"
+    assert [victim.pid for victim in victims(seen)] == pids[1:]
+    assert problem is not None
+    assert problem.reason == "1 kills were not attributed: more than 2 between two looks"
+
+
 def test_a_closed_probe_says_so(probe: OomKill) -> None:
     probe.close()
     probe.close()
