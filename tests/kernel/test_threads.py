@@ -99,6 +99,20 @@ def test_three_burn_five_sleep_and_two_wait_for_their_children(probe: Threads, t
         assert eventually(lambda: states_of(probe.read(live), group).uninterruptible == 0)
 
 
+def test_a_thread_counts_where_it_is_even_if_its_cpu_weight_comes_from_above(probe: Threads) -> None:
+    """On version 2 the inner cgroup does not have the cpu controller, because the outer one does not give it."""
+    hierarchy = require_writable_cgroups()
+    with cgroup(hierarchy, "outer") as outer:
+        inner = TestCgroup(hierarchy, f"{outer.path}/inner")
+        try:
+            inner.start(["sleep", "600"])
+            live = {outer.id: outer.path, inner.id: inner.path}
+            assert eventually(lambda: states_of(probe.read(live), inner).sleeping == 1)
+            assert states_of(probe.read(live), outer).sleeping == 0
+        finally:
+            inner.close()
+
+
 def test_the_dead_are_not_counted(probe: Threads) -> None:
     with cgroup(require_writable_cgroups(), "zombie") as group:
         parent = group.start([sys.executable, "-c", ZOMBIE])
