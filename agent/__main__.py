@@ -37,6 +37,8 @@ from api.ports import PodSource, Sink, Unavailable, WaitSource
 from exporters import otel
 from exporters.families import About
 from exporters.http import STALE_S, Server
+from probes import registry
+from probes.background import Background
 from probes.runqlat import open_waits
 
 log = logging.getLogger("dioptase")
@@ -65,7 +67,7 @@ def main(options: Options) -> int:
     _one_heap()
     # Until the loop takes signals over, an end while the probe compiles must clean up as well.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    return asyncio.run(_run(options, load(options.config), StaticPods(options.pods)))
+    return asyncio.run(_run(options, load(options.config, registry.NAMES), StaticPods(options.pods)))
 
 
 def _one_heap() -> None:
@@ -86,6 +88,8 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         act, act_missing = _effective(options.act, files, originals, pods)
         waits, waits_missing = _open_waits(hierarchy)
         stack.callback(waits.close)
+        probes = Background(registry.openers(registry.NAMES if config.probes is None else config.probes))
+        stack.callback(probes.close)
         journal = DecisionJournal(None if originals is None else options.state_dir / "decisions.jsonl")
         stack.callback(journal.close)
         indicators = Indicators()
@@ -100,6 +104,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             pods=pods,
             waits=waits,
             indicators=indicators,
+            probes=probes.probes,
         )
         sinks = await _open_exporters(options, config, journal, stack)
         loop = Loop(
@@ -110,6 +115,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             triggers=_triggers(hierarchy, stack),
             banner=(*state_missing, *act_missing, *waits_missing),
         )
+        probes.start()
         polling = asyncio.create_task(indicators.run(loop.pods))
         stack.callback(polling.cancel)
         try:
