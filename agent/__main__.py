@@ -39,6 +39,8 @@ from exporters.families import About
 from exporters.http import STALE_S, Server
 from exporters.recorder import DEFAULT_MAX_MIB, Recorder
 from exporters.webconfig import WebConfig
+from probes import registry
+from probes.background import Background
 from probes.runqlat import open_waits
 
 log = logging.getLogger("dioptase")
@@ -68,7 +70,7 @@ def main(options: Options) -> int:
     Raises ConfigError, PodsError and Unavailable before anything was changed.
     """
     _one_heap()
-    return asyncio.run(_run(options, load(options.config), StaticPods(options.pods)))
+    return asyncio.run(_run(options, load(options.config, registry.NAMES), StaticPods(options.pods)))
 
 
 def _one_heap() -> None:
@@ -89,8 +91,11 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         act, act_missing = _effective(options.act, files, originals)
         waits, waits_missing = _open_waits(hierarchy)
         stack.callback(waits.close)
+        probes = Background(registry.openers(registry.NAMES if config.probes is None else config.probes))
+        stack.callback(probes.close)
         journal = DecisionJournal(None if originals is None else options.state_dir / "decisions.jsonl")
         stack.callback(journal.close)
+        recorder = _open_recorder(options, stack)
         indicators = Indicators()
         cgroups = CgroupReader(hierarchy, limit=config.max_cgroups)
         stack.callback(cgroups.close)
@@ -103,8 +108,9 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             pods=pods,
             waits=waits,
             indicators=indicators,
+            probes=probes.probes if recorder is None else (*probes.probes, recorder),
         )
-        sinks = await _open_exporters(options, config, journal, stack)
+        sinks = await _open_exporters(options, config, (journal, recorder), stack)
         loop = Loop(
             config=config,
             sensor=sensor,
@@ -113,6 +119,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             triggers=_triggers(hierarchy, stack),
             banner=(*state_missing, *act_missing, *waits_missing),
         )
+        probes.start()
         polling = asyncio.create_task(indicators.run(loop.pods))
         stack.callback(polling.cancel)
         try:
@@ -158,9 +165,19 @@ def _open_waits(hierarchy: Hierarchy) -> tuple[WaitSource, tuple[str, ...]]:
         return SchedstatWaits(PROC, hierarchy), (f"{coarse}: {error.reason}: {error.remedy}.",)
 
 
+def _open_recorder(options: Options, stack: AsyncExitStack) -> Recorder | None:
+    if options.record is None:
+        return None
+    recorder = Recorder(options.record, options.record_max_mib, version("dioptase"))
+    stack.callback(recorder.close)
+    return recorder
+
+
 async def _open_exporters(
-    options: Options, config: Config, journal: DecisionJournal, stack: AsyncExitStack
+    options: Options, config: Config, kept: tuple[DecisionJournal, Recorder | None], stack: AsyncExitStack
 ) -> list[Sink]:
+    journal, recorder = kept
+
     def about() -> About:
         return About(
             interval_s=config.interval_s,
@@ -173,10 +190,6 @@ async def _open_exporters(
             max_cgroups=config.exporters.max_cgroups,
         )
 
-    recorder = None
-    if options.record is not None:
-        recorder = Recorder(options.record, options.record_max_mib, version("dioptase"))
-        stack.callback(recorder.close)
     spans = otel.start(os.environ, about)
     if spans is not None:
         stack.callback(spans.close)
