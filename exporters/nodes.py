@@ -81,7 +81,7 @@ def _kswapd(node: NodeSample, value: Callable[[Kswapd], Number]) -> Samples:
     return (((str(numa),), value(kswapd)) for numa, kswapd in node.kswapd.items())
 
 
-def _l3(node: NodeSample, value: Callable[[L3Monitor], Number]) -> Samples:
+def _l3(node: NodeSample, value: Callable[[L3Monitor], Number | None]) -> Samples:
     return (((str(monitor.id), monitor.group), value(monitor)) for monitor in node.l3)
 
 
