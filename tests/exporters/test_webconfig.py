@@ -17,6 +17,7 @@ import pytest
 from agent.report.journal import DecisionJournal
 from agent.sense.documents import check
 from api.ports import Unavailable
+from cli.client import Client
 from exporters import http, passwords
 from exporters.http import Server
 from exporters.passwords import Busy, Passwords
@@ -262,3 +263,13 @@ async def test_new_users_and_certificates_are_taken_without_a_connection_lost(
 
 async def _said(caplog: pytest.LogCaptureFixture, text: str) -> bool:
     return text in caplog.text
+
+
+async def test_the_command_line_comes_in_with_the_user_of_its_url(web, serve) -> None:
+    port = await serve(web(USERS))
+    secret = SECRET.replace(" ", "%20")
+    client = Client(f"http://prometheus:{secret}@127.0.0.1:{port}")
+    assert (await asyncio.to_thread(client.view)).seq == 2
+    assert client.url == f"http://127.0.0.1:{port}", "what is shown has no password in it"
+    with pytest.raises(Unavailable, match="asks for a user and a password"):
+        await asyncio.to_thread(Client(f"http://127.0.0.1:{port}").view)
