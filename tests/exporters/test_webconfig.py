@@ -212,8 +212,9 @@ def test_a_file_that_cannot_hold_is_refused_by_field(web, text: str, said: str) 
 
 
 def test_an_empty_file_asks_for_nothing_and_a_missing_one_is_refused(web, tmp_path: Path) -> None:
-    nothing = web("").load()
-    assert (nothing.tls, nothing.users) == (None, {})
+    for text in ("", "basic_auth_users:\ntls_server_config:\n"):
+        nothing = web(text).load()
+        assert (nothing.tls, nothing.users) == (None, {})
     with pytest.raises(Unavailable, match=r"none\.yml: cannot be used: No such file or directory"):
         WebConfig(tmp_path / "none.yml", check).load()
 
