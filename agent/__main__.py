@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from agent.config import Config
-from agent.hierarchy import Hierarchy, detect
+from agent.hierarchy import V1_CONTROLLERS, Hierarchy, detect
 from agent.loop import Loop
 from agent.qrm.actuator import Actuator
 from agent.qrm.knobs import KnobFiles
@@ -54,6 +54,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: Path
     config: Path | None = None
     duration_s: float | None = None
+    malachite: tuple[str, int] | None = None
+    """Where Malachite's documents are served."""
 
 
 def main(options: Options) -> int:
@@ -99,6 +101,8 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             indicators=indicators,
         )
         sinks = await _open_exporters(options, config, journal, stack)
+        if options.malachite is not None:
+            sinks.append(await _open_malachite(*options.malachite, hierarchy, stack))
         loop = Loop(
             config=config,
             sensor=sensor,
@@ -175,6 +179,22 @@ async def _open_exporters(
     log.info("page, API and metrics on http://%s:%d", host, port)
     sinks: list[Sink] = [journal, server, RoundLog()]
     return sinks if spans is None else [*sinks, spans]
+
+
+async def _open_malachite(host: str, port: int, hierarchy: Hierarchy, stack: AsyncExitStack) -> Sink:
+    """Malachite's documents, which most agents never need: their types are 2 MiB."""
+    from exporters.malachite.cgroups import Layout  # noqa: PLC0415
+    from exporters.malachite.server import Malachite  # noqa: PLC0415
+
+    version, mounts = "V1", {name: str(mount) for name, mount in hierarchy.v1.items()}
+    if hierarchy.mode == "v2":
+        version, mounts = "V2", dict.fromkeys((*V1_CONTROLLERS, "net_cls"), str(hierarchy.v2))
+    root = hierarchy.primary if version == "V2" else hierarchy.primary.parent
+    server = Malachite(Layout(version, str(root), mounts))
+    bound = await server.start(host, port)
+    stack.push_async_callback(server.stop)
+    log.info("Malachite's documents on http://%s:%d", f"[{host}]" if ":" in host else host, bound)
+    return server
 
 
 def _triggers(hierarchy: Hierarchy, stack: AsyncExitStack) -> TriggerSet | None:

@@ -29,14 +29,27 @@ from cli.options import DEFAULT_LISTEN, Seconds, parse_listen
     help="Where originals of changed values and the decision journal are kept.",
 )  # fmt: skip
 @click.option("--config", type=click.Path(path_type=Path), help="Settings (YAML), see docs/operations.md.")
+@click.option(
+    "--malachite", metavar="HOST:PORT",
+    help="Serve Malachite's documents there too; Katalyst's agent asks 127.0.0.1:9002.",
+)  # fmt: skip
 @click.option("--duration", type=Seconds(min=0, min_open=True), help="End after so many seconds.")
-def agent(pods: Path, act: str, listen: str, state_dir: Path, config: Path | None, duration: float | None) -> None:
+def agent(  # noqa: PLR0913, PLR0917 - click passes every option
+    pods: Path,
+    act: str,
+    listen: str,
+    state_dir: Path,
+    config: Path | None,
+    malachite: str | None,
+    duration: float | None,
+) -> None:
     """Run the node agent until a signal ends it; then every changed value is put back."""
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
     host, port = parse_listen(listen)
     options = Options(
-        pods=pods, act=Act(act), host=host, port=port, state_dir=state_dir, config=config, duration_s=duration
-    )
+        pods=pods, act=Act(act), host=host, port=port, state_dir=state_dir, config=config, duration_s=duration,
+        malachite=None if malachite is None else parse_listen(malachite),
+    )  # fmt: skip
     try:
         status = main(options)
     except (ConfigError, PodsError) as error:
