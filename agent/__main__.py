@@ -90,7 +90,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         indicators = Indicators()
         cgroups = CgroupReader(hierarchy, limit=config.max_cgroups)
         stack.callback(cgroups.close)
-        node = NodeReader(PROC)
+        node = NodeReader(PROC, SYS)
         stack.callback(node.close)
         sensor = Sensor(
             cgroups=cgroups,

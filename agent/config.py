@@ -82,5 +82,5 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     watch_interval_s: Annotated[float, Meta(ge=0.02, le=60)] = 0.1
     """How often the waits of online pods are looked at between rounds, to take CPU back at once."""
     max_cgroups: Annotated[int, Meta(ge=16, le=100_000)] = 4096
-    """More cgroups than this are not read; how many were left out is shown."""
+    """More cgroups than this are not read, those of pods excepted; how many were left out is shown."""
     advisor: AdvisorConfig = AdvisorConfig()

@@ -247,7 +247,7 @@ class L3Monitor(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     total_bytes: int
     local_bytes: int
-    occupancy_bytes: int
+    occupancy_bytes: int | None = None
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):

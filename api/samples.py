@@ -67,7 +67,8 @@ class CgroupSample(msgspec.Struct, frozen=True, kw_only=True):
     io: Mapping[str, IoStat] = {}
     """By device, `MAJOR:MINOR`."""
     files_read_at_ns: int | None = None
-    """CLOCK_REALTIME when memory_stat, numa_stat, memory_events, io and limits were read; they may be older than the rest."""
+    """CLOCK_REALTIME when memory_stat, numa_stat, memory_events, io, swap_bytes and kernel*_bytes were read, which may be
+    older than the rest, by some 5 s; limits may be 15 s old."""
     # From probes
     blame: Blame | None = None
     throttles: Durations | None = None
@@ -128,7 +129,8 @@ class NodeSample(msgspec.Struct, frozen=True, kw_only=True):
     """RAPL energy counters by domain (`package-0`, `package-0/dram`), cumulative microjoules."""
     l3: tuple[L3Monitor, ...] = ()
     files_read_at_ns: int | None = None
-    """CLOCK_REALTIME when those of the above that are not read every tick were read."""
+    """CLOCK_REALTIME when those of the above that are not read every tick were read: vmstat, sysctl, netstat, tcp_states,
+    numa, zones, fragmentation, disks, interfaces, filesystems and interrupts."""
     # From probes
     kswapd: Mapping[int, Kswapd] = {}
     """By NUMA node."""

@@ -62,8 +62,11 @@ class Sensor:
         # The last good list of pods and of CPUs stays in force: forgetting a pod would give its cgroup back.
         self._known_pods = self._guard("pods", self._pods.read, self._known_pods)
         self._known_topology = self._guard("topology", self._topology, self._known_topology)
-        node = self._guard("node", self._node.read, NodeSample())
-        cgroups = self._guard("cgroups", self._cgroups.read, dict[str, CgroupSample]())
+        node = self._guard("node", lambda: self._node.read(taken_at_ns, wall_time_ns), NodeSample())
+        self._cgroups.manage(container.cgroup for pod in self._known_pods for container in pod.containers)
+        cgroups = self._guard(
+            "cgroups", lambda: self._cgroups.read(taken_at_ns, wall_time_ns), dict[str, CgroupSample]()
+        )
         self._statuses.extend((*self._node.problems(), *self._cgroups.problems()))
         if cgroups:
             self._live = {sample.id: path for path, sample in cgroups.items()}

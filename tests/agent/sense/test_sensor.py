@@ -20,7 +20,7 @@ from api.ports import Unavailable, WaitSource
 from api.qos import QoSLevel
 from api.samples import CgroupSample, Indicator, Snapshot, SourceStatus
 from tests.agent.sense import trees
-from tests.agent.sense.test_node import FILES
+from tests.agent.sense.machines import PROC
 
 WEB = Pod(
     uid="u", namespace="default", name="web", qos=QoSLevel.SHARED, containers=(Container(name="web", cgroup="/web"),)
@@ -67,7 +67,7 @@ class Machine:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        trees.make(root / "proc", FILES)
+        trees.make(root / "proc", PROC)
         trees.make(root / "sys", {"devices/system/cpu/online": "0-1\n"})
         self.hierarchy = trees.hybrid(root, (".", "web"), ("web",))
         self.pods, self.waits = Pods(), Waits()
@@ -78,7 +78,7 @@ class Machine:
     ) -> Sensor:
         return Sensor(
             cgroups=CgroupReader(self.hierarchy, limit=limit),
-            node=NodeReader(self.root / "proc"),
+            node=NodeReader(self.root / "proc", self.root / "sys", live=False),
             sys=self.root / "sys",
             pods=self.pods,
             waits=waits or self.waits,
@@ -146,10 +146,11 @@ def test_a_probe_is_asked_for_all_and_between_snapshots_for_online_pods(machine:
 
 
 def test_a_list_with_gaps_is_not_called_complete(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_reader: CgroupReader) -> dict[str, CgroupSample]:
+    def refuse(_reader: CgroupReader, *_: int) -> dict[str, CgroupSample]:
         raise Unavailable("the root of the cgroup tree cannot be read", "mount it")
 
-    machine.sensor(limit=1).snapshot(1, 1, 1)
+    trees.v1(machine.root, ("other",))
+    machine.sensor(limit=2).snapshot(1, 1, 1)
     sensor = machine.sensor()
     sensor.snapshot(1, 1, 1)
     monkeypatch.setattr(CgroupReader, "read", refuse)
