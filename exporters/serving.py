@@ -17,23 +17,28 @@ from api.ports import Unavailable
 
 async def listen(app: web.Application, host: str, port: int, option: str, **limits: Any) -> tuple[web.AppRunner, int]:
     """Serve and return the port, which the kernel chooses where it is 0. Raises Unavailable, naming the option."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, logger=_own_faults(), **limits)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, logger=own_faults(), **limits)
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()
     except (OSError, OverflowError, UnicodeError) as error:  # UnicodeError: a name that IDNA cannot spell
         await runner.cleanup()
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise Unavailable(
-            f"cannot listen on {host}:{port}: {reason}",
-            f"choose another address with {option} HOST:PORT, or stop the program that has this one",
-        ) from error
+        raise cannot_listen(host, port, error, option) from error
     return runner, int(runner.addresses[0][1])
 
 
-def only_loopback(runner: web.AppRunner) -> bool:
+def cannot_listen(host: str, port: int, error: Exception, option: str) -> Unavailable:
+    """What to say where listening failed."""
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return Unavailable(
+        f"cannot listen on {host}:{port}: {reason}",
+        f"choose another address with {option} HOST:PORT, or stop the program that has this one",
+    )
+
+
+def is_loopback(address: str) -> bool:
     """Whether nobody else can reach it."""
-    return all(_is_address(name) and ipaddress.ip_address(name).is_loopback for name, *_ in runner.addresses)
+    return _is_address(address) and ipaddress.ip_address(address).is_loopback
 
 
 def names_loopback(host: str) -> bool:
@@ -45,7 +50,7 @@ def names_loopback(host: str) -> bool:
     return not host or name.lower().rstrip(".") == "localhost" or _is_address(name)
 
 
-def _own_faults() -> logging.Logger:
+def own_faults() -> logging.Logger:
     """The server's log without a traceback for every request that is no HTTP: anyone can send those, at any rate."""
 
     def is_own(record: logging.LogRecord) -> bool:

@@ -27,7 +27,7 @@ from exporters.malachite.past import History
 from exporters.malachite.realtime import freq, info, power, resctrl
 from exporters.malachite.subtree import Subtree
 from exporters.malachite.wire import Wire, envelope, refusal
-from exporters.serving import listen, names_loopback, only_loopback
+from exporters.serving import is_loopback, listen, names_loopback
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Malachite:
     async def start(self, host: str, port: int) -> int:
         """Listen and return the port, which the kernel chooses where it is 0. Raises Unavailable with a remedy."""
         self._runner, bound = await listen(self.app(), host, port, "--malachite", max_line_size=MOST_LINE)
-        self._loopback = only_loopback(self._runner)
+        self._loopback = all(is_loopback(str(name)) for name, *_ in self._runner.addresses)
         return bound
 
     async def stop(self) -> None:
