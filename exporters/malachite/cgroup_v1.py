@@ -292,7 +292,7 @@ def _blkio(of: CgroupView) -> Blkio | None:
         bps_total=u64((new.fs_read_bytes or 0) + (new.fs_write_bytes or 0)),
         bpf_fs_data=new,
         old_bpf_fs_data=old,
-        update_time=of.files_at,
+        update_time=of.io_at,
     )
 
 

@@ -217,7 +217,7 @@ def _blkio(of: CgroupView) -> Blkio:
         io_pressure=stalls(sample.io_pressure),
         bpf_fs_data=new,
         old_bpf_fs_data=old,
-        update_time=of.files_at,
+        update_time=of.io_at,
     )
 
 

@@ -42,6 +42,8 @@ class CgroupView(msgspec.Struct, frozen=True, kw_only=True):
     load: Load | None = None
     net: Net | None = None
     net_before: Net | None = None
+    blocks: IoStat | None = None
+    blocks_before: IoStat | None = None
 
     @property
     def at(self) -> int | None:
@@ -52,6 +54,11 @@ class CgroupView(msgspec.Struct, frozen=True, kw_only=True):
     def files_at(self) -> int | None:
         """When the files that are not read every tick were read."""
         return seconds(io_read_at_ns(self.sample, self.wall_time_ns))
+
+    @property
+    def io_at(self) -> int | None:
+        """When block I/O was counted."""
+        return self.files_at if self.sample.io or self.blocks is None else self.at
 
     def cores(self, field: str) -> float | None:
         """CPU time of that field of CgroupPast per second, in cores."""
@@ -131,6 +138,8 @@ def view(sample: CgroupSample, now: Snapshot, history: History, below: Subtree, 
         load=below.load.get(sample.path),
         net=below.net.get(sample.path),
         net_before=below.old_net.get(sample.path),
+        blocks=below.blocks.get(sample.path),
+        blocks_before=below.old_blocks.get(sample.path),
     )
 
 
@@ -160,7 +169,13 @@ def network(of: CgroupView) -> NetGroup | None:
 
 
 def file_io(of: CgroupView) -> tuple[FsData, FsData]:
-    """Block I/O now and about five seconds ago. The client subtracts without a look, so old is never above new."""
+    """Block I/O now and about five seconds ago. The client subtracts without a look, so old is never above new.
+
+    Version 1 counts none before somebody has set a limit for a device (since Linux 6.10 throttling begins only then):
+    where the files have nothing, our probe's requests stand in.
+    """
+    if not of.sample.io and of.blocks is not None and of.blocks_before is not None:
+        return total({"all": of.blocks}), total({"all": of.blocks_before})
     new = total(of.sample.io)
     old = new if of.io_before is None else total(of.io_before.io)
     backwards = any((getattr(old, f) or 0) > (getattr(new, f) or 0) for f in FsData.__struct_fields__)

@@ -29,6 +29,7 @@ class CgroupPast(msgspec.Struct, frozen=True):
     cpu_user_ns: int | None
     cpu_system_ns: int | None
     net: Net | None
+    blocks: IoStat | None
 
 
 class Past(msgspec.Struct, frozen=True):
@@ -137,6 +138,19 @@ class History:
         return _kept(reads, IoRead(io_read_at_ns(sample, wall_time_ns), sample.id, sample.io))
 
 
+def requests(sample: CgroupSample) -> IoStat | None:
+    """What the block layer did for a cgroup's own tasks, on all devices together; None where no probe counts it."""
+    if not sample.block_io:
+        return None
+    devices = sample.block_io.values()
+    return IoStat(
+        read_bytes=sum(device.read_bytes for device in devices),
+        write_bytes=sum(device.write_bytes for device in devices),
+        reads=sum(device.reads.count for device in devices),
+        writes=sum(device.writes.count for device in devices),
+    )
+
+
 def io_read_at_ns(sample: CgroupSample, wall_time_ns: int) -> int:
     """When the slow files of a cgroup were read; with the rest of the snapshot where nothing else is said."""
     return wall_time_ns if sample.files_read_at_ns is None else sample.files_read_at_ns
@@ -171,7 +185,7 @@ def _past(snapshot: Snapshot) -> Past:
         timeslices=node.timeslices,
         power_uj=node.power_uj,
         cgroups={
-            path: CgroupPast(s.id, s.cpu_usage_ns, s.cpu_user_ns, s.cpu_system_ns, s.net)
+            path: CgroupPast(s.id, s.cpu_usage_ns, s.cpu_user_ns, s.cpu_system_ns, s.net, requests(s))
             for path, s in snapshot.cgroups.items()
         },
     )

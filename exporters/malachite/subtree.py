@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from api.facts import Load, Net, ThreadStates
+from api.facts import IoStat, Load, Net, ThreadStates
 from api.samples import Snapshot
-from exporters.malachite.past import History
+from exporters.malachite.past import CgroupPast, History, requests
 
-Summed = TypeVar("Summed", ThreadStates, Load, Net)
+Summed = TypeVar("Summed", ThreadStates, Load, Net, IoStat)
+Counted = TypeVar("Counted", Net, IoStat)
 
 
 class Subtree:
@@ -25,8 +26,10 @@ class Subtree:
         # Each average decays by the same factor in every step, so the average of a sum is the sum of the averages.
         self.load = sums(Load, {path: sample.load for path, sample in samples.items() if sample.load})
         net = {path: sample.net for path, sample in samples.items() if sample.net}
-        self.net = sums(Net, net)
-        self.old_net = sums(Net, {path: _before(now, history, path, after) for path, after in net.items()})
+        blocks = {path: counted for path, sample in samples.items() if (counted := requests(sample))}
+        self.net, self.blocks = sums(Net, net), sums(IoStat, blocks)
+        self.old_net = sums(Net, _before(now, history, net, lambda past: past.net))
+        self.old_blocks = sums(IoStat, _before(now, history, blocks, lambda past: past.blocks))
 
 
 def sums(kind: Callable[..., Summed], values: Mapping[str, Summed]) -> dict[str, Summed]:
@@ -48,21 +51,26 @@ def _upwards(path: str) -> Iterator[str]:
         yield path
 
 
-def _before(now: Snapshot, history: History, path: str, after: Net) -> Net:
-    """The same cgroup's traffic earlier, so that new minus old of any sum is what the cgroups there now have moved since.
+def _before(
+    now: Snapshot, history: History, counted: Mapping[str, Counted], of: Callable[[CgroupPast], Counted | None]
+) -> dict[str, Counted]:
+    """The same cgroups' counters earlier, so that new minus old of any sum is what those there now have counted since.
 
-    One that is new since then began at zero; of one whose traffic was not counted yet, only what comes next is known.
+    One that is new since then began at zero; where nobody counted yet, only what comes next is known.
     """
-    found = history.cgroup(now.cgroups[path])
+    found = {}
     past = history.past
-    if found is None or past is None:
-        return after
-    frame, before = found
-    if frame is not past:
-        return NOTHING
-    if before.net is None or any(getattr(before.net, f) > getattr(after, f) for f in Net.__struct_fields__):
-        return after
-    return before.net
+    for path, after in counted.items():
+        known = history.cgroup(now.cgroups[path])
+        before = None if known is None else of(known[1])
+        if known is None or past is None:
+            found[path] = after
+        elif known[0] is not past:
+            found[path] = type(after)(**dict.fromkeys(after.__struct_fields__, 0))
+        else:
+            found[path] = after if before is None or _went_back(before, after) else before
+    return found
 
 
-NOTHING = Net(**dict.fromkeys(Net.__struct_fields__, 0))
+def _went_back(before: Counted, after: Counted) -> bool:
+    return any(getattr(before, field) > getattr(after, field) for field in after.__struct_fields__)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.facts import CpuTimes, Disk, Limits, NumaNode
+from api.facts import BlockIo, CpuTimes, Disk, Durations, Limits, NumaNode
 from api.ports import Unavailable
 from api.samples import NodeSample, Snapshot
 from exporters.malachite import cgroup_v1, cgroup_v2
@@ -319,6 +319,27 @@ def test_old_io_and_traffic_lie_five_seconds_before_the_new() -> None:
     assert blocks["bpf_fs_data"]["fs_write_bytes"] - blocks["old_bpf_fs_data"]["fs_write_bytes"] == 5 * 2 * MIB
     net = shown["NetCls"]["Net"]
     assert net["bpf_net_data"]["net_tcp_tx"] - net["old_bpf_net_data"]["net_tcp_tx"] == 5 * 3
+
+
+def test_requests_that_a_probe_saw_stand_in_where_files_count_none() -> None:
+    """Two containers of a pod, 4 reads of 4096 bytes a second each; the second one is new since three seconds."""
+    seen = History()
+    for second in TEN_SECONDS:
+        base = snapshot(second)
+        reads = [(BUSY, 4 * second), (IDLE, 4 * (second - 7))]
+        cgroups = dict(base.cgroups)
+        for path, count in reads:
+            done = Durations(sum_ns=count, count=count)
+            counted = BlockIo(reads=done, writes=Durations(sum_ns=0, count=0), read_bytes=4096 * count, write_bytes=0)
+            cgroups[path] = msgspec.structs.replace(cgroups[path], io={}, block_io={"254:0": counted})
+        if second <= 7:
+            del cgroups[IDLE]
+        seen.add(msgspec.structs.replace(base, cgroups=cgroups))
+    for path, new, old in ((BUSY, 40, 20), (IDLE, 12, 0), (POD, 52, 20)):
+        blocks = cgroup(path, seen)["Blkio"]["BlkIO"]["V1"]
+        assert (blocks["bpf_fs_data"]["fs_read"], blocks["old_bpf_fs_data"]["fs_read"]) == (new, old)
+        assert blocks["bpf_fs_data"]["fs_read_bytes"] == 4096 * new
+        assert blocks["update_time"] == 1_700_000_010, "probes count in every round"
 
 
 def test_a_cgroup_made_again_shares_nothing_with_the_one_before() -> None:
