@@ -6,7 +6,7 @@ the documents show threads, load averages and network traffic in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from api.facts import IoStat, Load, Net, ThreadStates
@@ -18,24 +18,29 @@ Counted = TypeVar("Counted", Net, IoStat)
 
 
 class Subtree:
-    """Sums by path of the cgroup at the top, made once for a snapshot; a path without any is absent."""
+    """Sums by path of the cgroup at the top, made once for a snapshot.
+
+    A probe leaves out a cgroup that it has nothing of, such as one that never used a socket: while it counts for others,
+    that is zero. Where it counts for nobody it does not run, and nothing is known.
+    """
 
     def __init__(self, now: Snapshot, history: History) -> None:
         samples = now.cgroups
-        self.threads = sums(ThreadStates, {p: s.threads_by_state for p, s in samples.items() if s.threads_by_state})
+        threads = {path: sample.threads_by_state for path, sample in samples.items() if sample.threads_by_state}
+        self.threads = sums(ThreadStates, threads, samples)
         # Each average decays by the same factor in every step, so the average of a sum is the sum of the averages.
-        self.load = sums(Load, {path: sample.load for path, sample in samples.items() if sample.load})
+        self.load = sums(Load, {path: sample.load for path, sample in samples.items() if sample.load}, samples)
         net = {path: sample.net for path, sample in samples.items() if sample.net}
         blocks = {path: counted for path, sample in samples.items() if (counted := requests(sample))}
-        self.net, self.blocks = sums(Net, net), sums(IoStat, blocks)
-        self.old_net = sums(Net, _before(now, history, net, lambda past: past.net))
-        self.old_blocks = sums(IoStat, _before(now, history, blocks, lambda past: past.blocks))
+        self.net, self.blocks = sums(Net, net, samples), sums(IoStat, blocks, samples)
+        self.old_net = sums(Net, _before(now, history, net, lambda past: past.net), samples)
+        self.old_blocks = sums(IoStat, _before(now, history, blocks, lambda past: past.blocks), samples)
 
 
-def sums(kind: Callable[..., Summed], values: Mapping[str, Summed]) -> dict[str, Summed]:
-    """Add each value to those of all cgroups above it."""
+def sums(kind: Callable[..., Summed], values: Mapping[str, Summed], paths: Iterable[str]) -> dict[str, Summed]:
+    """Add each value to those of all cgroups above it; zero for the others, nothing where there are no values."""
     fields: tuple[str, ...] = kind.__struct_fields__  # type: ignore[attr-defined]
-    totals: dict[str, list[Any]] = {}
+    totals: dict[str, list[Any]] = {path: [0] * len(fields) for path in paths} if values else {}
     for path, value in values.items():
         amounts = [getattr(value, field) for field in fields]
         for ancestor in _upwards(path):

@@ -378,11 +378,23 @@ def test_new_minus_old_is_never_negative_when_a_counter_goes_back() -> None:
 
 
 def test_what_nobody_counts_is_left_out_and_so_never_zero() -> None:
-    shown = cgroup(IDLE, history(*TEN_SECONDS))
+    seen = History()
+    base = snapshot(1)
+    seen.add(
+        msgspec.structs.replace(base, cgroups={path: sample for path, sample in base.cgroups.items() if path != BUSY})
+    )
+    shown = cgroup(IDLE, seen)
     assert set(shown) == {"Cpuacct", "Blkio"}
     cpu = shown["Cpuacct"]["Cpu"]["V1"]
     assert "cpu_nr_throttled" not in cpu
     assert cpu["new_cpu_basic_info"]["cpu_usage"] == 5 * MS
+
+
+def test_a_cgroup_that_never_used_a_socket_has_sent_nothing_where_sockets_are_counted() -> None:
+    net = cgroup(IDLE, history(*TEN_SECONDS))["NetCls"]["Net"]
+    assert net["bpf_net_data"] == net["old_bpf_net_data"] == dict.fromkeys(net["bpf_net_data"], 0)
+    assert len(net["bpf_net_data"]) == 8
+    assert net["update_time"] == 1_700_000_010
 
 
 def test_each_part_says_when_it_was_read() -> None:
