@@ -6,10 +6,10 @@ Shares of time are over the last five seconds, the interval at which the client 
 from __future__ import annotations
 
 from api.facts import CpuTimes
-from api.rates import delta
 from api.samples import Snapshot
 from exporters.malachite.past import History, Past
-from exporters.malachite.wire import NS_PER_MS, Loads, Stalls, Wire, counts, real, seconds, stalls, u64
+from exporters.malachite.waits import Waits
+from exporters.malachite.wire import Loads, Stalls, Wire, counts, real, seconds, stalls, u64
 
 RESCTRL = "/sys/fs/resctrl/"
 MODES = tuple(field for field in CpuTimes.__struct_fields__)
@@ -68,10 +68,10 @@ class Compute(Wire, frozen=True, kw_only=True):
 
 def compute(now: Snapshot, history: History) -> Compute:
     """CPUs and load now; shares and waits are absent until there is something to compare with."""
-    node, past = now.node, history.past
+    node, past, waits = now.node, history.past, Waits(now, history)
     return Compute(
-        cpu=tuple(_cpu(now, past, number) for number in sorted(node.per_cpu or now.topology.ids)),
-        global_cpu=_global(now, past),
+        cpu=tuple(_cpu(now, past, waits, number) for number in sorted(node.per_cpu or now.topology.ids)),
+        global_cpu=_shares("cpu", None if past is None else past.cpu, node.cpu, waits.of_all()),
         load=None
         if node.load is None
         else Loads(**dict(zip(("one", "five", "fifteen"), map(real, node.load), strict=True))),
@@ -83,34 +83,10 @@ def compute(now: Snapshot, history: History) -> Compute:
     )
 
 
-def _cpu(now: Snapshot, past: Past | None, number: int) -> Cpu:
+def _cpu(now: Snapshot, past: Past | None, waits: Waits, number: int) -> Cpu:
     name = f"cpu{number}"
-    if past is None:
-        return Cpu(name=name)
-    node = now.node
-    waited = delta(past.run_delay_ns.get(number), node.run_delay_ns.get(number))
-    slices = delta(past.timeslices.get(number), node.timeslices.get(number))
-    return _shares(name, past.per_cpu.get(number), node.per_cpu.get(number), _mean_ms(waited, slices))
-
-
-def _global(now: Snapshot, past: Past | None) -> Cpu:
-    if past is None:
-        return Cpu(name="cpu")
-    node = now.node
-    known = [n for n in node.timeslices if n in past.timeslices and n in node.run_delay_ns and n in past.run_delay_ns]
-    waited = [delta(past.run_delay_ns[number], node.run_delay_ns[number]) for number in known]
-    slices = [delta(past.timeslices[number], node.timeslices[number]) for number in known]
-    mean = None
-    if known and None not in waited and None not in slices:
-        mean = _mean_ms(sum(filter(None, waited)), sum(filter(None, slices)))
-    return _shares("cpu", past.cpu, node.cpu, mean)
-
-
-def _mean_ms(waited_ns: int | None, slices: int | None) -> float | None:
-    # Mean wait of the tasks that got the CPU; none where none did.
-    if waited_ns is None or slices is None:
-        return None
-    return real(waited_ns / max(slices, 1) / NS_PER_MS)
+    before = None if past is None else past.per_cpu.get(number)
+    return _shares(name, before, now.node.per_cpu.get(number), waits.of(number))
 
 
 def _shares(name: str, before: CpuTimes | None, after: CpuTimes | None, wait_ms: float | None) -> Cpu:

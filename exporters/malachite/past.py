@@ -30,6 +30,8 @@ class CgroupPast(msgspec.Struct, frozen=True):
     cpu_system_ns: int | None
     net: Net | None
     blocks: IoStat | None
+    wait: tuple[int, int] | None
+    """Time and number of the waits of its tasks for a CPU."""
 
 
 class Past(msgspec.Struct, frozen=True):
@@ -184,8 +186,17 @@ def _past(snapshot: Snapshot) -> Past:
         run_delay_ns=node.run_delay_ns,
         timeslices=node.timeslices,
         power_uj=node.power_uj,
-        cgroups={
-            path: CgroupPast(s.id, s.cpu_usage_ns, s.cpu_user_ns, s.cpu_system_ns, s.net, requests(s))
-            for path, s in snapshot.cgroups.items()
-        },
+        cgroups={path: _cgroup_past(sample) for path, sample in snapshot.cgroups.items()},
+    )
+
+
+def _cgroup_past(sample: CgroupSample) -> CgroupPast:
+    return CgroupPast(
+        id=sample.id,
+        cpu_usage_ns=sample.cpu_usage_ns,
+        cpu_user_ns=sample.cpu_user_ns,
+        cpu_system_ns=sample.cpu_system_ns,
+        net=sample.net,
+        blocks=requests(sample),
+        wait=None if sample.wait is None else (sample.wait.sum_ns, sample.wait.count),
     )

@@ -11,7 +11,7 @@ import pytest
 
 from api.facts import BlockIo, CpuTimes, Disk, Durations, Limits, NumaNode
 from api.ports import Unavailable
-from api.samples import NodeSample, Snapshot
+from api.samples import CgroupSample, NodeSample, Snapshot
 from exporters.malachite import cgroup_v1, cgroup_v2
 from exporters.malachite.cgroups import Layout, view
 from exporters.malachite.io import io
@@ -98,6 +98,42 @@ def test_scheduling_wait_is_the_mean_of_one_wait_in_milliseconds() -> None:
     shown = document("system/compute", history(*TEN_SECONDS))
     assert [cpu["cpu_sched_wait"] for cpu in shown["cpu"]] == [0.5, 1.0, 1.5, 2.0]
     assert shown["global_cpu"]["cpu_sched_wait"] == 1.25
+
+
+def test_without_schedstats_waits_of_cgroups_tell_pools_of_cpus_apart() -> None:
+    """On CPUs 0 and 1 100 waits of 2 ms a second; on 2 and 3 50 of 8 ms; and on all of them 200 of 1 ms."""
+    seen = History()
+    for second in TEN_SECONDS:
+        base = snapshot(second)
+        cgroups = {
+            path: CgroupSample(
+                path=path,
+                id=number,
+                limits=Limits(cpus=cpus),
+                wait=Durations(sum_ns=count * ms * MS * second, count=count * second),
+            )
+            for number, (path, cpus, count, ms) in enumerate(
+                (("/a", "0-1", 100, 2), ("/b", "2-3", 50, 8), ("/c", None, 200, 1), ("/d", "garbage", 0, 0))
+            )
+        }
+        node = msgspec.structs.replace(base.node, run_delay_ns={}, timeslices={})
+        seen.add(msgspec.structs.replace(base, node=node, cgroups=cgroups))
+    shown = document("system/compute", seen)
+    first, second_pool = (50 * 2 + 50 * 1) / 100, (25 * 8 + 50 * 1) / 75
+    assert [cpu["cpu_sched_wait"] for cpu in shown["cpu"]] == pytest.approx([first, first, second_pool, second_pool])
+    assert shown["global_cpu"]["cpu_sched_wait"] == pytest.approx((200 + 400 + 200) / 350)
+
+
+def test_nobody_waited_is_zero_and_nobody_knows_is_absent() -> None:
+    def shown(**node: Any) -> dict[str, Any]:
+        seen = History()
+        for second in (1, 6):
+            base = snapshot(second)
+            seen.add(msgspec.structs.replace(base, node=msgspec.structs.replace(base.node, **node)))
+        return document("system/compute", seen)["cpu"][0]
+
+    assert shown(run_delay_ns={0: 5}, timeslices={0: 7})["cpu_sched_wait"] == 0.0
+    assert "cpu_sched_wait" not in shown(run_delay_ns={}, timeslices={})
 
 
 def test_without_a_past_the_cpus_are_there_and_their_shares_are_not() -> None:
