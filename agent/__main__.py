@@ -97,6 +97,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         stack.callback(probes.close)
         journal = DecisionJournal(None if originals is None else options.state_dir / "decisions.jsonl")
         stack.callback(journal.close)
+        recorder = _open_recorder(options, stack)
         indicators = Indicators()
         cgroups = CgroupReader(hierarchy, limit=config.max_cgroups)
         stack.callback(cgroups.close)
@@ -109,9 +110,9 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             pods=pods,
             waits=waits,
             indicators=indicators,
-            probes=probes.probes,
+            probes=probes.probes if recorder is None else (*probes.probes, recorder),
         )
-        sinks = await _open_exporters(options, config, journal, stack)
+        sinks = await _open_exporters(options, config, (journal, recorder), stack)
         if options.malachite is not None:
             sinks.append(await _open_malachite(*options.malachite, hierarchy, stack))
         loop = Loop(
@@ -168,9 +169,19 @@ def _open_waits(hierarchy: Hierarchy) -> tuple[WaitSource, tuple[str, ...]]:
         return SchedstatWaits(PROC, hierarchy), (f"{coarse}: {error.reason}: {error.remedy}.",)
 
 
+def _open_recorder(options: Options, stack: AsyncExitStack) -> Recorder | None:
+    if options.record is None:
+        return None
+    recorder = Recorder(options.record, options.record_max_mib, version("dioptase"))
+    stack.callback(recorder.close)
+    return recorder
+
+
 async def _open_exporters(
-    options: Options, config: Config, journal: DecisionJournal, stack: AsyncExitStack
+    options: Options, config: Config, kept: tuple[DecisionJournal, Recorder | None], stack: AsyncExitStack
 ) -> list[Sink]:
+    journal, recorder = kept
+
     def about() -> About:
         return About(
             interval_s=config.interval_s,
@@ -183,10 +194,6 @@ async def _open_exporters(
             max_cgroups=config.exporters.max_cgroups,
         )
 
-    recorder = None
-    if options.record is not None:
-        recorder = Recorder(options.record, options.record_max_mib, version("dioptase"))
-        stack.callback(recorder.close)
     spans = otel.start(os.environ, about)
     if spans is not None:
         stack.callback(spans.close)

@@ -40,6 +40,8 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
     every_s: float
     timeout_s: float
     """For one export, retries included."""
+    certificate: bool = False
+    """Whether a file with the authorities to trust is named."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +100,7 @@ def _signal(environ: Mapping[str, str], name: str, every: tuple[str, int]) -> Si
         compression=_one_of(environ, name, "COMPRESSION", COMPRESSIONS),
         every_s=_milliseconds(environ, *every) / 1000,
         timeout_s=_milliseconds(environ, f"{PREFIX}{name}_TIMEOUT", common_ms) / 1000,
+        certificate=bool(environ.get(f"{PREFIX}{name}_CERTIFICATE") or environ.get(f"{PREFIX}CERTIFICATE")),
     )
 
 

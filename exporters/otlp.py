@@ -35,6 +35,7 @@ FLUSH_S, HANG_UP_S = 1.0, 0.5
 """What close() grants the last export, and the thread to notice that its connection is gone."""
 LOGGERS = ("opentelemetry.exporter.otlp", "opentelemetry.sdk", "urllib3")
 """Whose complaints, one or more for every attempt, are kept out of the log."""
+FILTERED = "opentelemetry.exporter.otlp.proto.grpc.exporter"
 
 
 class Exporter(Protocol):
@@ -164,10 +165,15 @@ def _http(kind: str, signal: Signal) -> Exporter:
     from opentelemetry.exporter.otlp.proto.http import Compression  # noqa: PLC0415
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # noqa: PLC0415
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+    from requests import Session  # noqa: PLC0415
 
     compression = Compression.Gzip if signal.compression == "gzip" else Compression.NoCompression
+    session = Session()
+    # With a certificate named for OTLP, REQUESTS_CA_BUNDLE would go before it, and a collector of its own authority be
+    # refused; the price is that proxies of the environment are not used then.
+    session.trust_env = not signal.certificate
     exporter = OTLPMetricExporter if kind == "metrics" else OTLPSpanExporter
-    return exporter(signal.endpoint, timeout=signal.timeout_s, compression=compression)
+    return exporter(signal.endpoint, timeout=signal.timeout_s, compression=compression, session=session)
 
 
 class _Job:
@@ -185,13 +191,21 @@ class _LastWords(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.text = "no reason given"
+        self._passing = ""
+        # It drops repeated words for 20 s; here the newest are wanted, and nothing is logged of them by itself.
+        logging.getLogger(FILTERED).filters.clear()
         self._loggers = [logging.getLogger(name) for name in LOGGERS]
         for logger in self._loggers:
             logger.addHandler(self)
             logger.propagate = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.text = record.getMessage()
+        # A retry names its reason, and giving up after some of them only that it gave up.
+        if record.levelno < logging.ERROR:
+            self._passing = record.getMessage()
+        else:
+            self.text = "; ".join(filter(None, (record.getMessage(), self._passing)))
+            self._passing = ""
 
     def remove(self) -> None:
         for logger in self._loggers:

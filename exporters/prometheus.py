@@ -27,8 +27,8 @@ from exporters.families import About, Observed, families
 from exporters.points import Distribution, Exemplar, Family, Labels, Number
 
 TEXT, OPENMETRICS = CONTENT_TYPE_PLAIN_0_0_4, OPENMETRICS_1_0
-PIECES_AT_ONCE = 256
-"""Lines, or histograms, that are joined before they are compressed: about 50 kB of text in memory at a time."""
+PIECES_AT_ONCE = 64
+"""Lines, or histograms, that are joined before they are compressed: at most 300 kB of text in memory at a time."""
 
 
 class Exposition:

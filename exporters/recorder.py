@@ -16,10 +16,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from api.decisions import Round
 from api.ports import Seen, Unavailable
 from exporters.families import RecordingState
-from exporters.recording import SUFFIX, header, is_segment, pack, segments
+from exporters.recording import KEY_EVERY, SUFFIX, header, is_segment, pack, segments
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,8 @@ class Recorder:
         self._path = directory
         self._written = 0
         self._boot_id = ""
+        self._base: Round | None = None
+        self._since_key = 0
         self._rounds = self._lost = 0
         self._trouble: Unavailable | None = None
         self._retry_at = 0.0
@@ -113,13 +117,16 @@ class Recorder:
         self._end_segment()
 
     def _write(self, finished: Round) -> None:
-        record = pack(finished)
-        share = self._max_bytes // SEGMENTS
-        full = self._written + len(record) > share
+        alone = msgspec.structs.replace(finished, previous=None)
+        record = pack(alone, self._base if self._since_key < KEY_EVERY else None)
+        full = self._written + len(record) > self._max_bytes // SEGMENTS
         if self._fd is None or full or finished.snapshot.boot_id != self._boot_id:
-            self._begin_segment(finished, len(record))
+            record = pack(alone)
+            self._begin_segment(alone, len(record))
         assert self._fd is not None
         self._append(record)
+        self._since_key = 1 if self._base is None or self._since_key >= KEY_EVERY else self._since_key + 1
+        self._base = alone
         self._rounds += 1
         if self._trouble is not None:
             log.info("recording to %s goes on; %d rounds are missing", self._directory, self._lost)
@@ -148,6 +155,7 @@ class Recorder:
         path = self._directory / f"{self._number:08d}{SUFFIX}"
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o640)
         self._path, self._written, self._boot_id = path, 0, boot_id
+        self._base = None
         try:
             self._append(first)
         except OSError:

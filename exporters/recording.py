@@ -6,11 +6,12 @@ segment is a line of JSON that says what follows (`Header`), and records, each b
     4 bytes   mark, by which a reader finds the next record after a damaged one
     4 bytes   length of the payload, little-endian
     4 bytes   CRC-32 of the payload
-    1 byte    how names are written: 0 as they are, 1 spelled out (`_spelled`) because one of them is not UTF-8
+    1 byte    bit 0: names are spelled out (`_spelled`), because one of them is not UTF-8; bit 1: only what changed
     payload   zlib of MessagePack of one round, fields by name; the round before it is left out, being the record before
 
-A record that was cut short or damaged costs itself only: readers report it and go on. The writer never continues a file
-that an earlier agent left, so what that one was writing when it died stays where it is.
+Most facts of most cgroups do not change within a second, so a record holds what differs from the record before it, and
+every `KEY_EVERY`th one the whole round. A record that was cut short or damaged costs itself and those up to the next whole
+one: readers report that and go on. The writer never continues a file that an earlier agent left.
 """
 
 from __future__ import annotations
@@ -32,8 +33,11 @@ FRAME = struct.Struct("<4sIIB")
 LEVEL = 1
 """zlib's fastest: 6 makes records a tenth smaller for four times the time."""
 LARGEST_RECORD = 1 << 28
-PLAIN, SPELLED = 0, 1
+SPELLED, DELTA = 1, 2
+KEY_EVERY = 60
 _SPELLED_MARK = "\0"
+ROUND_REST = frozenset({"snapshot", "previous"})
+SNAPSHOT_REST = frozenset({"node", "cgroups"})
 Damage = Callable[[Path, str], None]
 
 
@@ -46,9 +50,12 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str
     began_ns: int
     """CLOCK_REALTIME."""
-    record: str = "13 bytes of frame (mark, length, CRC-32, spelling), then zlib of MessagePack of a Round"
+    record: str = (
+        "13 bytes of frame (mark, length, CRC-32, flags), then zlib of MessagePack; flags: 1 names that begin with NUL are "
+        "hexadecimal; 2 only what changed since the record before, else a Round"
+    )
     fields: Any = None
-    """JSON Schema of what a record holds."""
+    """JSON Schema of a Round."""
 
 
 class NotARecording(Exception):
@@ -61,27 +68,91 @@ def header(product: str, boot_id: str, began_ns: int) -> bytes:
     return msgspec.json.encode(Header(product=product, boot_id=boot_id, began_ns=began_ns, fields=schema)) + b"\n"
 
 
-def pack(finished: Round) -> bytes:
-    """One round as a record, frame included."""
-    alone = msgspec.structs.replace(finished, previous=None)
-    spelling = PLAIN
+def pack(finished: Round, base: Round | None = None) -> bytes:
+    """One round as a record, frame included; with a base, which must be the record before it, only what changed."""
+    document: Any = msgspec.structs.replace(finished, previous=None)
+    flags = 0
+    if base is not None:
+        document, flags = _difference(base, finished), DELTA
     try:
-        text = msgspec.msgpack.encode(alone)
+        text = msgspec.msgpack.encode(document)
     except UnicodeEncodeError:
-        spelling, text = SPELLED, msgspec.msgpack.encode(_each_text(msgspec.to_builtins(alone), _spelled))
+        flags |= SPELLED
+        text = msgspec.msgpack.encode(_each_text(msgspec.to_builtins(document), _spelled))
     payload = zlib.compress(text, LEVEL)
-    return FRAME.pack(MARK, len(payload), zlib.crc32(payload), spelling) + payload
+    return FRAME.pack(MARK, len(payload), zlib.crc32(payload), flags) + payload
 
 
-def unpack(payload: bytes, spelling: int) -> Round:
-    """The round in a record, without the one before it. Raises ValueError where it is none."""
-    try:
-        text = zlib.decompress(payload)
-        if spelling == PLAIN:
-            return msgspec.msgpack.decode(text, type=Round)
-        return msgspec.convert(_each_text(msgspec.msgpack.decode(text, strict=False), _as_it_was), Round)
-    except (zlib.error, msgspec.DecodeError) as error:
-        raise ValueError(str(error)) from error
+class Unpacker:
+    """Turns the records of one segment into rounds, in order; it remembers the record before, which most build on."""
+
+    def __init__(self) -> None:
+        self._whole: dict[str, Any] | None = None
+
+    def unpack(self, payload: bytes, flags: int) -> Round:
+        """The round in a record, without the one before it. Raises ValueError where it is none."""
+        try:
+            document = msgspec.msgpack.decode(zlib.decompress(payload), strict=False)
+            if flags & SPELLED:
+                document = _each_text(document, _as_it_was)
+            if flags & DELTA:
+                document = _together(self._whole, msgspec.convert(document, Difference))
+            finished = msgspec.convert(document, Round)
+        except (zlib.error, msgspec.DecodeError, KeyError, TypeError) as error:
+            raise ValueError(str(error)) from error
+        self._whole = document
+        return finished
+
+
+class Difference(msgspec.Struct, forbid_unknown_fields=True):
+    """What a record holds that is not whole: fields by name where they changed, and cgroups that are new as a whole."""
+
+    after: int
+    """`seq` of the record that this one builds on."""
+    round: dict[str, Any]
+    snapshot: dict[str, Any]
+    node: dict[str, Any]
+    cgroups: dict[str, Any]
+    gone: list[str]
+
+
+def _difference(base: Round, finished: Round) -> Difference:
+    before, now = base.snapshot, finished.snapshot
+    cgroups: dict[str, Any] = {}
+    for path, sample in now.cgroups.items():
+        earlier = before.cgroups.get(path)
+        if earlier is None or earlier.id != sample.id or earlier.path != sample.path:
+            cgroups[path] = sample
+        elif changes := _changed(earlier, sample):
+            cgroups[path] = changes
+    return Difference(
+        after=before.seq,
+        round={name: getattr(finished, name) for name in finished.__struct_fields__ if name not in ROUND_REST},
+        snapshot=_changed(before, now, SNAPSHOT_REST),
+        node=_changed(before.node, now.node),
+        cgroups=cgroups,
+        gone=[path for path in before.cgroups if path not in now.cgroups],
+    )
+
+
+def _changed(before: msgspec.Struct, now: msgspec.Struct, rest: frozenset[str] = frozenset()) -> dict[str, Any]:
+    return {
+        name: value
+        for name in now.__struct_fields__
+        if name not in rest and (value := getattr(now, name)) != getattr(before, name)
+    }
+
+
+def _together(whole: dict[str, Any] | None, difference: Difference) -> dict[str, Any]:
+    if whole is None or whole["snapshot"]["seq"] != difference.after:
+        raise ValueError(f"it builds on round {difference.after}, which is missing")
+    before = whole["snapshot"]
+    gone = set(difference.gone)
+    cgroups = {path: fields for path, fields in before["cgroups"].items() if path not in gone}
+    for path, fields in difference.cgroups.items():
+        cgroups[path] = fields if "path" in fields else {**cgroups[path], **fields}
+    snapshot = {**before, **difference.snapshot, "node": {**before["node"], **difference.node}, "cgroups": cgroups}
+    return {**difference.round, "snapshot": snapshot, "previous": None}
 
 
 def segments(path: Path) -> list[Path]:
@@ -131,11 +202,11 @@ def _check_header(path: Path, line: bytes) -> None:
 
 
 def _records(text: bytes, start: int, path: Path, damage: Damage) -> Iterator[Round]:
-    at = 0
+    at, unpacker = 0, Unpacker()
     while at < len(text):
         problem, end = "", len(text)
         if text.startswith(MARK, at) and len(text) - at >= FRAME.size:
-            _, length, checksum, spelling = FRAME.unpack_from(text, at)
+            _, length, checksum, flags = FRAME.unpack_from(text, at)
             begin = at + FRAME.size
             end = begin + length
             payload = text[begin:end]
@@ -145,9 +216,9 @@ def _records(text: bytes, start: int, path: Path, damage: Damage) -> Iterator[Ro
                 problem = "a record is damaged"
             else:
                 try:
-                    yield unpack(payload, spelling)
+                    yield unpacker.unpack(payload, flags)
                 except ValueError as error:
-                    problem = f"a record is whole, and no round: {error}"
+                    problem = f"a record is whole, and no round comes of it: {error}"
         else:
             problem = "something that is no record"
         if problem:

@@ -107,15 +107,15 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(binary: str, target: str, directory: Path, *options: str) -> Iterator[Prometheus]:
-    """A Prometheus that scrapes HOST:PORT every second as job `dioptase` and evaluates our rules."""
+def prometheus(binary: str, target: str, directory: Path, *options: str, scrape: str = "") -> Iterator[Prometheus]:
+    """A Prometheus that scrapes HOST:PORT every second as job `dioptase` and evaluates our rules; `scrape` are more lines."""
     (directory / "prometheus.yml").write_text(f"""
 global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}
 rule_files: [{DASHBOARDS / "rules.yaml"}]
 scrape_configs:
 - job_name: dioptase
   static_configs: [{{targets: ["{target}"]}}]
-""")
+{scrape}""")
     port = free_port()
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(

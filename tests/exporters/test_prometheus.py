@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric as LibraryMetric
@@ -18,6 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from prometheus_client.registry import Collector
 
 from api.catalogue import BY_NAME
+from api.pods import Container
+from api.text import printable
 from exporters.families import Observed, families
 from exporters.points import Distribution, Family, Point
 from exporters.prometheus import OPENMETRICS, TEXT, Exposition, lines, negotiate
@@ -110,6 +114,42 @@ def test_any_label_value_and_cgroup_name_survives_both_formats(hostile: str) -> 
     assert parsed(openmetrics, parse_openmetrics) == expected
     unowned = {"cgroup": f"/{hostile}", "namespace": "", "pod": "", "container": "", "qos": ""}
     assert expected["dioptase_cgroup_threads", frozenset(unowned.items())] == 8
+
+
+@given(path=st.text(st.characters(), max_size=30), name=st.text(st.characters(), max_size=30))
+@settings(deadline=None, max_examples=150)
+def test_any_text_in_a_name_comes_back_from_both_formats(path: str, name: str) -> None:
+    finished = busy_round(2)
+    web = msgspec.structs.replace(finished.snapshot.cgroups["/web"], path=f"/{path}")
+    containers = (Container(name=name, cgroup=f"/{path}"),)
+    pods = (msgspec.structs.replace(finished.snapshot.pods[0], name=name, containers=containers),)
+    snapshot = msgspec.structs.replace(finished.snapshot, cgroups={f"/{path}": web}, pods=pods, indicators={})
+    observed = Observed(version="1").after(msgspec.structs.replace(finished, snapshot=snapshot))
+    labels = {"cgroup": printable(f"/{path}"), "namespace": "default", "pod": printable(name),
+              "container": printable(name), "qos": "shared_cores"}  # fmt: skip
+    openmetrics = "".join(lines(families(observed), openmetrics=True)) + "# EOF\n"
+    for back in (parsed(text_of(observed)), parsed(openmetrics, parse_openmetrics)):
+        assert back["dioptase_cgroup_threads", frozenset(labels.items())] == 8
+
+
+def test_exemplars_are_in_openmetrics_alone_and_below_128_characters() -> None:
+    observed = Observed(version="1").after(rich_round(2), RICH_ABOUT)
+    assert " # {" not in text_of(observed)
+    openmetrics = "".join(lines(families(observed), openmetrics=True)) + "# EOF\n"
+    found = {
+        (sample.name, sample.labels.get("pod"), sample.labels.get("le")): sample.exemplar
+        for family in parse_openmetrics(openmetrics)
+        for sample in family.samples
+        if sample.exemplar
+    }
+    worst = found["dioptase_cgroup_runq_wait_seconds_bucket", "web", "0.016384"]
+    assert (worst.value, float(worst.timestamp)) == (0.016384, 1_700_000_002.0)
+    assert set(worst.labels) == {"trace_id", "span_id", "round"}
+    assert sum(len(key) + len(value) for key, value in worst.labels.items()) < 128
+    assert found["dioptase_rounds_total", None, None].labels["round"] == "2"
+    assert {name for name, _, _ in found} == {
+        "dioptase_cgroup_runq_wait_seconds_bucket", "dioptase_decisions_total", "dioptase_rounds_total",
+    }  # fmt: skip
 
 
 def test_numbers_that_are_not_finite_are_spelled_as_prometheus_reads_them() -> None:

@@ -92,16 +92,18 @@ def test_any_text_comes_back_exactly(stat: dict[str, int], name: str) -> None:
     root = msgspec.structs.replace(finished.snapshot.cgroups["/"], memory_stat=stat, path=name)
     snapshot = msgspec.structs.replace(finished.snapshot, cgroups={name: root})
     packed = pack(msgspec.structs.replace(finished, snapshot=snapshot))
-    mark, length, _, spelling = recording.FRAME.unpack_from(packed)
+    mark, length, _, flags = recording.FRAME.unpack_from(packed)
     assert (mark, length) == (recording.MARK, len(packed) - recording.FRAME.size)
-    assert recording.unpack(packed[recording.FRAME.size :], spelling).snapshot == snapshot
+    assert recording.Unpacker().unpack(packed[recording.FRAME.size :], flags).snapshot == snapshot
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A segment of four rounds."""
+    """A segment of four rounds, each whole."""
     path = tmp_path_factory.mktemp("whole")
-    record(path, [busy_round(seq) for seq in range(1, 5)])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(recorder_module, "KEY_EVERY", 1)
+        record(path, [busy_round(seq) for seq in range(1, 5)])
     return segments(path)[0].read_bytes()
 
 
@@ -156,6 +158,62 @@ def test_damage_in_the_middle_costs_that_round_alone(tmp_path: Path, whole: byte
     assert [r.snapshot.seq for r in back] == [1, 3, 4]
     assert [r.previous is None for r in back] == [True, True, False]
     assert problems[0][1].startswith("a record is damaged; ")
+
+
+def test_only_what_changed_is_recorded_and_every_sixtieth_round_is_whole(tmp_path: Path) -> None:
+    rounds = [rich_round(seq, cgroups=5) for seq in range(1, 2 * recording.KEY_EVERY + 3)]
+    record(tmp_path, rounds)
+    assert listed(tmp_path) == rounds
+    _sizes, flags = frames(segments(tmp_path)[0].read_bytes())
+    assert [at for at, flag in enumerate(flags) if flag == 0] == [0, recording.KEY_EVERY, 2 * recording.KEY_EVERY]
+    still = msgspec.structs.replace(rounds[-1], snapshot=msgspec.structs.replace(rounds[-1].snapshot, seq=999))
+    assert len(pack(still, rounds[-1])) < len(pack(still)) / 4, "a node where nothing moves costs next to nothing"
+
+
+def frames(text: bytes) -> tuple[list[int], list[int]]:
+    """Sizes and flags of the records of a segment."""
+    at, sizes, flags = text.index(b"\n") + 1, [], []
+    while at < len(text):
+        _, length, _, flag = recording.FRAME.unpack_from(text, at)
+        sizes.append(length)
+        flags.append(flag)
+        at += recording.FRAME.size + length
+    return sizes, flags
+
+
+def test_cgroups_that_come_go_and_are_made_anew_come_back_exactly(tmp_path: Path) -> None:
+    first, second, third = (rich_round(seq, cgroups=3) for seq in (1, 2, 3))
+    cgroups = dict(second.snapshot.cgroups)
+    del cgroups["/other-1"]
+    cgroups["/caf\udce9"] = msgspec.structs.replace(cgroups["/web"], path="/caf\udce9", id=77)
+    anew = msgspec.structs.replace(cgroups["/other-2"], id=78, blame=None, wait=None)
+    cgroups["/other-2"] = anew
+    second = msgspec.structs.replace(second, snapshot=msgspec.structs.replace(second.snapshot, cgroups=cgroups))
+    second = msgspec.structs.replace(second, previous=first.snapshot)
+    third = msgspec.structs.replace(third, previous=second.snapshot, advice=None, outcomes=())
+    record(tmp_path, [first, second, third])
+    back = listed(tmp_path)
+    assert back == [first, second, third]
+    assert frames(segments(tmp_path)[0].read_bytes())[1] == [0, 3, 3]
+
+
+def test_what_builds_on_a_damaged_record_is_left_out_up_to_the_next_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "KEY_EVERY", 4)
+    record(tmp_path, [busy_round(seq) for seq in range(1, 10)])
+    path = segments(tmp_path)[0]
+    text = bytearray(path.read_bytes())
+    second = text.index(recording.MARK, text.index(recording.MARK) + 1)
+    text[second + 40] ^= 1
+    path.write_bytes(text)
+    problems: Problems = []
+    assert [r.snapshot.seq for r in listed(tmp_path, problems)] == [1, 5, 6, 7, 8, 9]
+    assert [text.partition("; ")[0] for _, text in problems] == [
+        "a record is damaged",
+        "a record is whole, and no round comes of it: it builds on round 2, which is missing",
+        "a record is whole, and no round comes of it: it builds on round 3, which is missing",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -218,7 +276,7 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 def test_a_disk_slower_than_rounds_costs_rounds_and_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stuck = recorder_module.threading.Event()
-    monkeypatch.setattr(recorder_module, "pack", lambda finished: stuck.wait(PATIENCE_S) and pack(finished))
+    monkeypatch.setattr(recorder_module, "pack", lambda *rounds: stuck.wait(PATIENCE_S) and pack(*rounds))
     writer = Recorder(tmp_path, 8, "1")
     for seq in range(1, 21):
         writer.publish(busy_round(seq))

@@ -9,17 +9,22 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import bcrypt
 import msgspec
 import pytest
 
 from agent.report.journal import DecisionJournal
+from agent.sense.documents import check
 from api.decisions import Round
 from api.text import printable
 from exporters.http import Server
 from exporters.traces import round_ids
+from exporters.webconfig import WebConfig
 from tests.dashboards.support import Prometheus, prometheus, until
+from tests.exporters.certificates import Authority
 from tests.rich import RICH_ABOUT, rich_round
 
 pytestmark = pytest.mark.prometheus
@@ -31,7 +36,7 @@ NAMES = (
     "/größe ☃",
     "/caf\udce9",
     '/{le="1"} 5 # {a="b"} 1',
-    "/\x01\x7f",
+    "/\x01\x7f\r\u2028",
     "/#,=",
 )
 FEED_EVERY_S = 0.2
@@ -56,10 +61,9 @@ def hostile(seq: int) -> Round:
     return msgspec.structs.replace(finished, snapshot=snapshot)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[tuple[str, list[Round]]]:
-    """HOST:PORT of a live Server, and the rounds that it was given."""
-    server = Server(journal=DecisionJournal(None), version="1.2.3", about=lambda: RICH_ABOUT)
+@contextmanager
+def serving(server: Server) -> Iterator[tuple[int, list[Round]]]:
+    """A live Server: its port, and the rounds that it was given."""
     bound: list[int] = []
     given: list[Round] = []
     ready, stop = threading.Event(), threading.Event()
@@ -77,9 +81,16 @@ def server() -> Iterator[tuple[str, list[Round]]]:
     thread = threading.Thread(target=lambda: asyncio.run(feed()))
     thread.start()
     assert ready.wait(20)
-    yield f"127.0.0.1:{bound[0]}", given
+    yield bound[0], given
     stop.set()
     thread.join()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[str, list[Round]]]:
+    """HOST:PORT, and the rounds."""
+    with serving(Server(journal=DecisionJournal(None), version="1.2.3", about=lambda: RICH_ABOUT)) as (port, given):
+        yield f"127.0.0.1:{port}", given
 
 
 @pytest.fixture(scope="module")
@@ -116,3 +127,33 @@ def test_the_format_was_openmetrics_and_its_exemplars_name_the_rounds(
     assert {str(one["labels"]["trace_id"]) for one in waits} <= ids  # type: ignore[index]
     assert {float(str(one["value"])) for one in waits} == {0.016384}
     assert until(lambda: exemplars("dioptase_decisions_total"))
+
+
+def test_a_real_prometheus_comes_in_by_tls_with_a_certificate_and_a_password(
+    prometheus_binary: str, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    for name in ("server", "client"):
+        authority.issue(name)
+    hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(10)).decode()
+    (tmp_path / "web.yml").write_text(f"""
+tls_server_config:
+  cert_file: server.crt
+  key_file: server.key
+  client_ca_file: ca.crt
+  client_auth_type: RequireAndVerifyClientCert
+  min_version: TLS13
+basic_auth_users: {{prometheus: "{hashed}"}}
+""")
+    scrape = f"""
+  scheme: https
+  tls_config: {{ca_file: {tmp_path}/ca.crt, cert_file: {tmp_path}/client.crt, key_file: {tmp_path}/client.key}}
+  basic_auth: {{username: prometheus, password: secret}}
+"""
+    config = WebConfig(tmp_path / "web.yml", check)
+    with (
+        serving(Server(journal=DecisionJournal(None), version="1.2.3", web_config=config)) as (port, _),
+        prometheus(prometheus_binary, f"localhost:{port}", tmp_path, scrape=scrape) as running,
+    ):
+        until(lambda: running.query('up{job="dioptase"} == 1'))
+        assert running.query("dioptase_build_info")

@@ -17,6 +17,7 @@ import pytest
 from agent.report.journal import DecisionJournal
 from agent.sense.documents import check
 from api.ports import Unavailable
+from cli.client import Client
 from exporters import http, passwords
 from exporters.http import Server
 from exporters.passwords import Busy, Passwords
@@ -75,9 +76,13 @@ def trusting(authority: Authority, *, certificate: str = "") -> ssl.SSLContext:
     return context
 
 
+def basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
 async def get(url: str, *, tls: ssl.SSLContext | bool = True, user: str = "", password: str = "") -> tuple[int, str]:
-    auth = aiohttp.BasicAuth(user, password) if user else None
-    async with aiohttp.ClientSession() as session, session.get(url, ssl=tls, auth=auth) as answer:
+    headers = {"Authorization": basic(user, password)} if user else {}
+    async with aiohttp.ClientSession() as session, session.get(url, ssl=tls, headers=headers) as answer:
         return answer.status, await answer.text()
 
 
@@ -228,9 +233,10 @@ async def test_new_users_and_certificates_are_taken_without_a_connection_lost(
     url = f"https://localhost:{port}/healthz"
     other = Authority(tmp_path, "other-ca")
     certificate, key = other.issue("next")
+    before = trusting(authority)  # a connection is used again under the same context alone
     async with aiohttp.ClientSession() as session:
-        async with session.get(url, ssl=trusting(authority)) as answer:
-            assert answer.status == 200
+        async with session.get(url, ssl=before) as answer:
+            await answer.read()
         for path, name in ((certificate, "server.crt"), (key, "server.key")):
             path.replace(tmp_path / name)
 
@@ -241,7 +247,7 @@ async def test_new_users_and_certificates_are_taken_without_a_connection_lost(
                 return False
 
         await until(renewed)
-        async with session.get(url, ssl=trusting(authority)) as answer:
+        async with session.get(url, ssl=before) as answer:
             assert answer.status == 200, "the connection that was open goes on"
     with caplog.at_level(logging.INFO):
         web(TLS + USERS)
@@ -257,3 +263,13 @@ async def test_new_users_and_certificates_are_taken_without_a_connection_lost(
 
 async def _said(caplog: pytest.LogCaptureFixture, text: str) -> bool:
     return text in caplog.text
+
+
+async def test_the_command_line_comes_in_with_the_user_of_its_url(web, serve) -> None:
+    port = await serve(web(USERS))
+    secret = SECRET.replace(" ", "%20")
+    client = Client(f"http://prometheus:{secret}@127.0.0.1:{port}")
+    assert (await asyncio.to_thread(client.view)).seq == 2
+    assert client.url == f"http://127.0.0.1:{port}", "what is shown has no password in it"
+    with pytest.raises(Unavailable, match="asks for a user and a password"):
+        await asyncio.to_thread(Client(f"http://127.0.0.1:{port}").view)

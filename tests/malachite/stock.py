@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 SOURCE = Path(__file__).parent / "client"
+MODULE = "github.com/kubewharf/katalyst-core"
 BUILD_S = 1800
-"""A cold build of the module and what it needs took 154 s on two busy cores."""
+"""A cold build took 190 s on two busy cores, 150 s of CPU, and 490 MiB of module cache."""
 
 
 def build() -> Path:
@@ -30,7 +31,7 @@ def build() -> Path:
     program = cache / f"malachite-client-{key}"
     if not program.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        fetched = subprocess.run([go, "mod", "download"], cwd=SOURCE, capture_output=True, text=True, check=False)
+        fetched = subprocess.run([go, "mod", "download", MODULE], cwd=SOURCE, capture_output=True, text=True, check=False)
         if fetched.returncode:
             pytest.skip(f"the module of the stock client cannot be had: {fetched.stderr.strip()[-500:]}")
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
