@@ -31,7 +31,9 @@ def build() -> Path:
     program = cache / f"malachite-client-{key}"
     if not program.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        fetched = subprocess.run([go, "mod", "download", MODULE], cwd=SOURCE, capture_output=True, text=True, check=False)
+        fetched = subprocess.run(
+            [go, "mod", "download", MODULE], cwd=SOURCE, capture_output=True, text=True, check=False
+        )
         if fetched.returncode:
             pytest.skip(f"the module of the stock client cannot be had: {fetched.stderr.strip()[-500:]}")
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
