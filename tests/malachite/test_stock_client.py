@@ -335,6 +335,10 @@ def test_the_node(node: Node, program: Path, at_rest: stock.Stored) -> None:
         checks.near("load", stored.node(f"cpu.load.{minutes}.system"), average, 0.3, 0.3)
     _check_devices(stored, checks)
     _check_numa(stored, checks, cpus)
+    mhz = [float(line.split(":")[1]) for line in Path("/proc/cpuinfo").read_text().splitlines() if "cpu MHz" in line]
+    checks.near("scaling.cur.freq.khz", stored.node("scaling.cur.freq.khz"), 1000 * mhz[0], 0.5)
+    waits = [stored.cpu(cpu, "cpu.schedwait.cpu") for cpu in range(cpus)]
+    checks.between("cpu.schedwait, microseconds", min(waits), 0.1, 1_000_000)
     vm = "hypervisor" in Path("/proc/cpuinfo").read_text()
     assert stored.text("info.is.vm") is vm
     checks.verdict(at_least=60)

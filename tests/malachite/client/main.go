@@ -1,4 +1,4 @@
-// Command client runs Katalyst's own Malachite provisioner, unchanged, and prints everything it stored.
+// Command client runs Katalyst's own Malachite provisioners, unchanged, and prints everything they stored.
 //
 // It asks localhost:9002, which is compiled into the client, every -interval for -rounds rounds, for the pods named by -pod
 // UID/CONTAINER-ID (repeatable) and for the cgroup paths named by -path, and writes one JSON object to standard output.
@@ -45,14 +45,15 @@ func main() {
 	conf := global.NewBaseConfiguration()
 	conf.ReclaimRelativeRootCgroupPath = *reclaim
 	conf.GeneralRelativeCgroupPaths = paths
-	provisioner := malachite.NewMalachiteMetricsProvisioner(
-		conf, nil, metrics.DummyMetrics{}, &pod.PodFetcherStub{PodList: podList(pods)}, store,
-		&machine.KatalystMachineInfo{CPUTopology: &machine.CPUTopology{}})
+	fetcher, info := &pod.PodFetcherStub{PodList: podList(pods)}, &machine.KatalystMachineInfo{CPUTopology: &machine.CPUTopology{}}
+	provisioner := malachite.NewMalachiteMetricsProvisioner(conf, nil, metrics.DummyMetrics{}, fetcher, store, info)
+	frequency := malachite.NewRealtimeFreqMetricsProvisioner(conf, nil, metrics.DummyMetrics{}, fetcher, store, info)
 	for round := 0; round < *rounds; round++ {
 		if round > 0 {
 			time.Sleep(*interval)
 		}
 		provisioner.Run(context.Background())
+		frequency.Run(context.Background())
 	}
 	if err := json.NewEncoder(os.Stdout).Encode(everything(store)); err != nil {
 		fmt.Fprintln(os.Stderr, err)
