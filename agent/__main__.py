@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from agent.config import Config
-from agent.hierarchy import Hierarchy, detect
+from agent.hierarchy import V1_CONTROLLERS, Hierarchy, detect
 from agent.loop import Loop
 from agent.qrm.actuator import Actuator
 from agent.qrm.cpu import managed
@@ -60,6 +60,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: Path
     config: Path | None = None
     duration_s: float | None = None
+    malachite: tuple[str, int] | None = None
+    """Where Malachite's documents are served."""
     web_config: Path | None = None
     record: Path | None = None
     record_max_mib: int = DEFAULT_MAX_MIB
@@ -114,6 +116,8 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             probes=probes.probes if recorder is None else (*probes.probes, recorder),
         )
         sinks = await _open_exporters(options, config, (journal, recorder), stack)
+        if options.malachite is not None:
+            sinks.append(await _open_malachite(*options.malachite, hierarchy, stack))
         loop = Loop(
             config=config,
             sensor=sensor,
@@ -213,6 +217,22 @@ async def _open_exporters(
     log.info("page, API and metrics on http%s://%s:%d", "s" if server.encrypted else "", host, port)
     sinks: list[Sink | None] = [journal, server, RoundLog(), spans, recorder]
     return [sink for sink in sinks if sink is not None]
+
+
+async def _open_malachite(host: str, port: int, hierarchy: Hierarchy, stack: AsyncExitStack) -> Sink:
+    """Malachite's documents, which most agents never need: their types are 2 MiB."""
+    from exporters.malachite.cgroups import Layout  # noqa: PLC0415
+    from exporters.malachite.server import Malachite  # noqa: PLC0415
+
+    version, mounts = "V1", {name: str(mount) for name, mount in hierarchy.v1.items()}
+    if hierarchy.mode == "v2":
+        version, mounts = "V2", dict.fromkeys((*V1_CONTROLLERS, "net_cls"), str(hierarchy.v2))
+    root = hierarchy.primary if version == "V2" else hierarchy.primary.parent
+    server = Malachite(Layout(version, str(root), mounts))
+    bound = await server.start(host, port)
+    stack.push_async_callback(server.stop)
+    log.info("Malachite's documents on http://%s:%d", f"[{host}]" if ":" in host else host, bound)
+    return server
 
 
 def _triggers(hierarchy: Hierarchy, stack: AsyncExitStack) -> TriggerSet | None:

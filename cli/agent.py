@@ -40,12 +40,17 @@ from exporters.recorder import DEFAULT_MAX_MIB, MIN_MIB
     "--record-max-mib", type=click.IntRange(min=MIN_MIB), default=DEFAULT_MAX_MIB, show_default=True,
     help="The oldest rounds go when the recording is larger.",
 )  # fmt: skip
+@click.option(
+    "--malachite", metavar="HOST:PORT",
+    help="Serve Malachite's documents there too; Katalyst's agent asks 127.0.0.1:9002.",
+)  # fmt: skip
 @click.option("--duration", "duration_s", type=Seconds(min=0, min_open=True), help="End after so many seconds.")
-def agent(act: str, listen: str, **others: Any) -> None:
+def agent(act: str, listen: str, malachite: str | None, **others: Any) -> None:
     """Run the node agent until a signal ends it; then every changed value is put back."""
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
     host, port = parse_listen(listen)
-    options = Options(act=Act(act), host=host, port=port, **others)
+    also = None if malachite is None else parse_listen(malachite)
+    options = Options(act=Act(act), host=host, port=port, malachite=also, **others)
     try:
         status = main(options)
     except (ConfigError, PodsError) as error:

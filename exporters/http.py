@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import ipaddress
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -18,7 +17,6 @@ from pathlib import Path
 
 import msgspec
 from aiohttp import web
-from aiohttp.http import HttpProcessingError
 
 from api.decisions import Round
 from api.ports import Journal, Unavailable
@@ -29,6 +27,7 @@ from exporters.history import History
 from exporters.listener import Listener
 from exporters.passwords import Busy, Passwords
 from exporters.prometheus import Exposition
+from exporters.serving import cannot_listen, is_loopback, names_loopback, own_faults
 from exporters.webconfig import Stamp, Web, WebConfig
 
 log = logging.getLogger(__name__)
@@ -157,7 +156,7 @@ class Server:
         app.router.add_get("/api/v1/history", self._views)
         app.router.add_get("/api/v1/decisions", self._decisions)
         app.router.add_get("/api/v1/snapshot", self._snapshot)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, logger=_own_faults())
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, logger=own_faults())
         await runner.setup()
         assert runner.server is not None
         listener = Listener(runner.server)
@@ -165,15 +164,11 @@ class Server:
             bound = await listener.open(host, port, secured.tls)
         except (OSError, OverflowError, UnicodeError) as error:  # UnicodeError: a name that IDNA cannot spell
             await runner.cleanup()
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise Unavailable(
-                f"cannot listen on {host}:{port}: {reason}",
-                "choose another address with --listen HOST:PORT, or stop the program that has this one",
-            ) from error
+            raise cannot_listen(host, port, error, "--listen") from error
         self._runner, self._listener = runner, listener
         if config is not None:
             self._following = asyncio.create_task(self._follow(config, config.stamp(), listener))
-        self._loopback = all(_is_loopback(name) for name, _ in bound)
+        self._loopback = all(is_loopback(name) for name, _ in bound)
         return int(bound[0][1])
 
     async def stop(self) -> None:
@@ -221,7 +216,7 @@ class Server:
             await self._authenticate(request)
             if request.method not in ("GET", "HEAD"):
                 raise Refused(405, f"{request.method} is not served", "use GET: nothing here can be changed")
-            if self._loopback and not _names_loopback(request.headers.get("Host", "")):
+            if self._loopback and not names_loopback(request.headers.get("Host", "")):
                 raise Refused(
                     403,
                     f"Host {request.headers['Host']!r} is not a name of this machine's loopback",
@@ -311,18 +306,6 @@ class Server:
         return _body(request, await asyncio.to_thread(to_json, latest.snapshot), "application/json")
 
 
-def _own_faults() -> logging.Logger:
-    """The server's log without a traceback for every request that is no HTTP: anyone can send those, at any rate."""
-
-    def is_own(record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
-
-    logger = log.getChild("server")
-    if not logger.filters:
-        logger.addFilter(is_own)
-    return logger
-
-
 def _too_early() -> Refused:
     return Refused(503, "no round has finished yet", "ask again in a second")
 
@@ -360,24 +343,3 @@ def _takes_gzip(request: web.Request) -> bool:
         if name.lower() == "gzip":
             return quality not in ("0", "0.0", "0.00", "0.000")
     return False
-
-
-def _names_loopback(host: str) -> bool:
-    """Whether a Host header can only mean this machine: an address (no name server can point it elsewhere) or localhost.
-
-    Without the header (HTTP/1.0) there is no browser and so nothing to defend against.
-    """
-    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
-    return not host or name.lower().rstrip(".") == "localhost" or _is_address(name)
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_loopback(name: str) -> bool:
-    return _is_address(name) and ipaddress.ip_address(name).is_loopback

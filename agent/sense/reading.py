@@ -88,7 +88,8 @@ class Reading:
         self._read_at_ns: int | None = None
         turns = {cadence: now_ns + int(phase * PERIOD_NS[cadence]) for cadence in (Cadence.SLOW, Cadence.RARE)}
         self._first_ns = turns
-        self._due_ns = dict.fromkeys(turns, now_ns) if at_once else dict(turns)
+        # The first time, rare files are read along with the slow ones: a new cgroup's limits are known within seconds.
+        self._due_ns = dict.fromkeys(turns, now_ns if at_once else turns[Cadence.SLOW])
 
     def refresh(self, plan: Plan, group: Group, reads: int, now_ns: int, wall_time_ns: int) -> CgroupSample:
         """Read what is due and return the sample: the same object where nothing is different."""
