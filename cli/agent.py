@@ -18,9 +18,13 @@ from cli.options import DEFAULT_LISTEN, Seconds, parse_listen
 
 
 @click.command()
-@click.option("--pods", type=click.Path(path_type=Path), required=True, help="The pods of this node (YAML).")
 @click.option(
-    "--act", type=click.Choice([act.value for act in Act]), default=Act.DRY_RUN.value, show_default=True,
+    "--pods",
+    type=click.Path(path_type=Path),
+    help="The pods of this node (YAML); without it every cgroup is watched and nothing is decided.",
+)
+@click.option(
+    "--act", type=click.Choice([act.value for act in Act]), show_default="dry-run with --pods, off without",
     help="off: watch. dry-run: decide and write nothing. on: write.",
 )  # fmt: skip
 @click.option("--listen", default=DEFAULT_LISTEN, show_default=True, help="Where page, API and metrics are served.")
@@ -30,12 +34,14 @@ from cli.options import DEFAULT_LISTEN, Seconds, parse_listen
 )  # fmt: skip
 @click.option("--config", type=click.Path(path_type=Path), help="Settings (YAML), see docs/operations.md.")
 @click.option("--duration", type=Seconds(min=0, min_open=True), help="End after so many seconds.")
-def agent(pods: Path, act: str, listen: str, state_dir: Path, config: Path | None, duration: float | None) -> None:
+def agent(
+    pods: Path | None, act: str | None, listen: str, state_dir: Path, config: Path | None, duration: float | None
+) -> None:
     """Run the node agent until a signal ends it; then every changed value is put back."""
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
     host, port = parse_listen(listen)
     options = Options(
-        pods=pods, act=Act(act), host=host, port=port, state_dir=state_dir, config=config, duration_s=duration
+        pods=pods, act=_act(act, pods), host=host, port=port, state_dir=state_dir, config=config, duration_s=duration
     )
     try:
         status = main(options)
@@ -45,3 +51,12 @@ def agent(pods: Path, act: str, listen: str, state_dir: Path, config: Path | Non
         click.echo(f"dioptase agent: {error.reason}\n  remedy: {error.remedy}", err=True)
         sys.exit(1)
     sys.exit(status)
+
+
+def _act(asked: str | None, pods: Path | None) -> Act:
+    """What the agent may do: without a list of pods there is nobody to decide for."""
+    if pods is None and asked not in (None, Act.OFF.value):
+        raise click.UsageError(f"--act {asked} needs --pods: without a list of pods there is nobody to decide for")
+    if asked is None:
+        return Act.OFF if pods is None else Act.DRY_RUN
+    return Act(asked)
