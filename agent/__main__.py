@@ -23,6 +23,7 @@ from agent.qrm.originals import Locked, Originals, boot_id, open_originals
 from agent.report.journal import DecisionJournal
 from agent.report.log import RoundLog
 from agent.sense.cgroups import CgroupReader
+from agent.sense.documents import check
 from agent.sense.indicators import Indicators
 from agent.sense.node import NodeReader
 from agent.sense.pods import NoPods, StaticPods
@@ -36,6 +37,8 @@ from api.ports import PodSource, Sink, Unavailable, WaitSource
 from exporters import otel
 from exporters.families import About
 from exporters.http import STALE_S, Server
+from exporters.recorder import DEFAULT_MAX_MIB, Recorder
+from exporters.webconfig import WebConfig
 from probes.runqlat import open_waits
 
 log = logging.getLogger("dioptase")
@@ -55,6 +58,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: Path
     config: Path | None = None
     duration_s: float | None = None
+    web_config: Path | None = None
+    record: Path | None = None
+    record_max_mib: int = DEFAULT_MAX_MIB
 
 
 def main(options: Options) -> int:
@@ -164,19 +170,33 @@ async def _open_exporters(
             journal_writable=journal.writable,
             otel_failures=None if spans is None else spans.failures,
             otel_dropped_spans=None if spans is None else spans.dropped_spans,
+            traced=spans is not None and spans.traced,
+            recording=None if recorder is None else recorder.state,
+            max_cgroups=config.exporters.max_cgroups,
         )
 
+    recorder = None
+    if options.record is not None:
+        recorder = Recorder(options.record, options.record_max_mib, version("dioptase"))
+        stack.callback(recorder.close)
     spans = otel.start(os.environ, about)
     if spans is not None:
         stack.callback(spans.close)
     stale_s = max(STALE_S, 3 * config.interval_s)
-    server = Server(journal=journal, version=version("dioptase"), stale_s=stale_s, about=about)
+    secured = None if options.web_config is None else WebConfig(options.web_config, check)
+    server = Server(
+        journal=journal,
+        version=version("dioptase"),
+        stale_s=stale_s,
+        about=about,
+        web_config=secured,
+    )
     port = await server.start(options.host, options.port)
     stack.push_async_callback(server.stop)
     host = f"[{options.host}]" if ":" in options.host else options.host
-    log.info("page, API and metrics on http://%s:%d", host, port)
-    sinks: list[Sink] = [journal, server, RoundLog()]
-    return sinks if spans is None else [*sinks, spans]
+    log.info("page, API and metrics on http%s://%s:%d", "s" if server.encrypted else "", host, port)
+    sinks: list[Sink | None] = [journal, server, RoundLog(), spans, recorder]
+    return [sink for sink in sinks if sink is not None]
 
 
 def _triggers(hierarchy: Hierarchy, stack: AsyncExitStack) -> TriggerSet | None:

@@ -74,6 +74,13 @@ class AdvisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return max(min(wanted, cpus), numa_nodes)
 
 
+class ExportersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """What is shown to Prometheus and OpenTelemetry."""
+
+    max_cgroups: Annotated[int, Meta(ge=1, le=100_000)] = 512
+    """Cgroups that have series, about 200 each; those of pods first, then those nearest to the root."""
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """Everything that a file may set; the command line sets the rest."""
 
@@ -84,3 +91,4 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_cgroups: Annotated[int, Meta(ge=16, le=100_000)] = 4096
     """More cgroups than this are not read; how many were left out is shown."""
     advisor: AdvisorConfig = AdvisorConfig()
+    exporters: ExportersConfig = ExportersConfig()

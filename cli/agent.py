@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,6 +16,7 @@ from agent.settings import ConfigError
 from api.decisions import Act
 from api.ports import Unavailable
 from cli.options import DEFAULT_LISTEN, Seconds, parse_listen
+from exporters.recorder import DEFAULT_MAX_MIB, MIN_MIB
 
 
 @click.command()
@@ -33,16 +35,21 @@ from cli.options import DEFAULT_LISTEN, Seconds, parse_listen
     help="Where originals of changed values and the decision journal are kept.",
 )  # fmt: skip
 @click.option("--config", type=click.Path(path_type=Path), help="Settings (YAML), see docs/operations.md.")
-@click.option("--duration", type=Seconds(min=0, min_open=True), help="End after so many seconds.")
-def agent(
-    pods: Path | None, act: str | None, listen: str, state_dir: Path, config: Path | None, duration: float | None
-) -> None:
+@click.option(
+    "--web-config", type=click.Path(path_type=Path),
+    help="TLS and passwords of the server (YAML), as Prometheus' exporters have it.",
+)  # fmt: skip
+@click.option("--record", type=click.Path(path_type=Path), help="Record every round into this directory.")
+@click.option(
+    "--record-max-mib", type=click.IntRange(min=MIN_MIB), default=DEFAULT_MAX_MIB, show_default=True,
+    help="The oldest rounds go when the recording is larger.",
+)  # fmt: skip
+@click.option("--duration", "duration_s", type=Seconds(min=0, min_open=True), help="End after so many seconds.")
+def agent(act: str | None, pods: Path | None, listen: str, **others: Any) -> None:
     """Run the node agent until a signal ends it; then every changed value is put back."""
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
     host, port = parse_listen(listen)
-    options = Options(
-        pods=pods, act=_act(act, pods), host=host, port=port, state_dir=state_dir, config=config, duration_s=duration
-    )
+    options = Options(act=_act(act, pods), pods=pods, host=host, port=port, **others)
     try:
         status = main(options)
     except (ConfigError, PodsError) as error:

@@ -63,7 +63,7 @@ def _glance() -> list[Panel]:
             "Direct reclaim",
             MS,
             f'1000 * sum(rate({RECLAIM}_sum{{{NODE},kind="direct"}}{RATE}))',
-            "Time that tasks spent freeing memory because the node was short, instead of working: the price of running it full.",
+            "Time that tasks spent freeing memory because the node was short, not working: the price of a full node.",
             (1, 50),
         ),
         number(

@@ -45,7 +45,7 @@ def _glance() -> list[Panel]:
             "Tasks waiting",
             "tasks",
             f"sum(rate(dioptase_cgroup_runq_wait_seconds_sum{{{NODE}}}{RATE}))",
-            "Mean number of tasks that could run and did not. Above zero at low use: the work comes in bursts, or is held by quotas.",
+            "Mean number of tasks that could run and did not. Above zero at low use: bursts, or quotas.",
         ),
         number(
             "CPU pressure",
@@ -114,7 +114,7 @@ def _cpu() -> list[Panel]:
         lines(
             "Load and tasks",
             units.Short,
-            "Load counts tasks that run, want to, or sleep uninterruptibly. Far above the CPUs with idle time left: look for the last.",
+            "Load counts tasks that run, want to, or sleep uninterruptibly. Far above the CPUs with time left: the last.",
             Query(f"dioptase_node_load1{{{NODE}}}", f"1 minute {ON}"),
             Query(f"dioptase_node_load5{{{NODE}}}", f"5 minutes {ON}"),
             Query(f"dioptase_node_procs_running{{{NODE}}}", f"running {ON}"),

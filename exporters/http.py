@@ -1,8 +1,9 @@
 """What the agent shows over HTTP: the page, Prometheus' `/metrics`, `/healthz` and the JSON that `dioptase top` reads.
 
-Read only and for anyone who can reach the port, so it binds loopback unless told otherwise, and there it answers only
-to names of loopback: a web page elsewhere that makes a name of its own point to 127.0.0.1 is refused. Rounds come in by
-`publish`, which never raises; whatever takes more than a moment runs in a thread, so that no reader can delay a tick.
+Read only. It binds loopback unless told otherwise, and there it answers only to names of loopback: a web page elsewhere
+that makes a name of its own point to 127.0.0.1 is refused. TLS and passwords come by a web configuration file, which is
+followed while it changes; without one, whoever reaches the port is served. Rounds come in by `publish`, which never
+raises; whatever takes more than a moment runs in a thread, so that no reader can delay a tick.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from api.text import to_json
 from exporters import view
 from exporters.families import About
 from exporters.history import History
+from exporters.listener import Listener
+from exporters.passwords import Busy, Passwords
 from exporters.prometheus import Exposition
+from exporters.webconfig import Stamp, Web, WebConfig
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +40,8 @@ STAGES = ("advisor", "actuator")
 """What makes the agent an agent: where one of them failed in the latest round, nothing was changed (agent/loop.py)."""
 MAX_ENTRIES = 2000
 NS_PER_S = 1_000_000_000
+FOLLOW_S = 1.0
+"""How often the web configuration and its certificates are looked at."""
 COMPRESS_FROM = 1024
 """Bytes; below this gzip saves nothing worth its headers."""
 TYPES = {
@@ -56,6 +62,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+EXTRA_HEADERS = {401: {"WWW-Authenticate": 'Basic realm="dioptase", charset="UTF-8"'}, 405: {"Allow": "GET, HEAD"}}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -102,6 +109,7 @@ class Server:
         page: Path = PAGE,
         stale_s: float = STALE_S,
         about: Callable[[], About] = About,
+        web_config: WebConfig | None = None,
     ) -> None:
         self._journal = journal
         self._page = page
@@ -111,7 +119,17 @@ class Server:
         self._view_json: bytes | None = None
         self._published_at_ns: int | None = None
         self._loopback = True
+        self._encrypted = False
+        self._web_config = web_config
+        self._passwords: Passwords | None = None
         self._runner: web.AppRunner | None = None
+        self._listener: Listener | None = None
+        self._following: asyncio.Task[None] | None = None
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether the port speaks TLS, as it was when it was opened or last renewed."""
+        return self._encrypted
 
     def publish(self, finished: Round) -> None:
         try:
@@ -126,6 +144,10 @@ class Server:
 
     async def start(self, host: str, port: int) -> int:
         """Listen and return the port, which the kernel chooses where it is 0. Raises Unavailable with a remedy."""
+        config = self._web_config
+        secured = Web() if config is None else await asyncio.to_thread(config.load)
+        self._encrypted = secured.tls is not None
+        self._passwords = Passwords(secured.users) if secured.users else None
         app = web.Application(middlewares=[self._guard])
         app.router.add_get("/", self._index)
         app.router.add_get("/static/{name}", self._static)
@@ -137,8 +159,10 @@ class Server:
         app.router.add_get("/api/v1/snapshot", self._snapshot)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, logger=_own_faults())
         await runner.setup()
+        assert runner.server is not None
+        listener = Listener(runner.server)
         try:
-            await web.TCPSite(runner, host, port).start()
+            bound = await listener.open(host, port, secured.tls)
         except (OSError, OverflowError, UnicodeError) as error:  # UnicodeError: a name that IDNA cannot spell
             await runner.cleanup()
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -146,20 +170,55 @@ class Server:
                 f"cannot listen on {host}:{port}: {reason}",
                 "choose another address with --listen HOST:PORT, or stop the program that has this one",
             ) from error
-        self._runner = runner
-        bound = [address[:2] for address in runner.addresses]
+        self._runner, self._listener = runner, listener
+        if config is not None:
+            self._following = asyncio.create_task(self._follow(config, config.stamp(), listener))
         self._loopback = all(_is_loopback(name) for name, _ in bound)
         return int(bound[0][1])
 
     async def stop(self) -> None:
         """Close the port and every connection. Idempotent."""
+        if self._following is not None:
+            self._following.cancel()
+        if self._listener is not None:
+            self._listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
 
+    async def _follow(self, config: WebConfig, seen: Stamp, listener: Listener) -> None:
+        """Put what the files say into force when they change; what cannot hold leaves everything as it was."""
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            stamp = config.stamp()
+            if stamp == seen:
+                continue
+            seen = stamp
+            try:
+                secured = await asyncio.to_thread(config.load)
+                self._passwords = Passwords(secured.users) if secured.users else None
+                await listener.renew(secured.tls)
+                self._encrypted = secured.tls is not None
+            except Unavailable as error:
+                log.error("the web configuration stays as it was: %s: %s", error.reason, error.remedy)
+            except OSError:
+                log.exception("the web configuration could not be put into force")
+            else:
+                log.info("the web configuration was read anew")
+
+    async def _authenticate(self, request: web.Request) -> None:
+        passwords = self._passwords
+        try:
+            if passwords is None or await passwords.admits(request.headers.get("Authorization", "")):
+                return
+        except Busy:
+            raise Refused(429, "too many passwords wait to be checked", "ask again in a few seconds") from None
+        raise Refused(401, "this agent asks for a user and a password", "use one of basic_auth_users of its web config")
+
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
+            await self._authenticate(request)
             if request.method not in ("GET", "HEAD"):
                 raise Refused(405, f"{request.method} is not served", "use GET: nothing here can be changed")
             if self._loopback and not _names_loopback(request.headers.get("Host", "")):
@@ -291,7 +350,7 @@ def _body(request: web.Request, body: bytes, content_type: str) -> web.Response:
 
 
 def _problem(status: int, problem: Problem) -> web.Response:
-    headers = {"Content-Type": "application/json"} | ({"Allow": "GET, HEAD"} if status == 405 else {})
+    headers = {"Content-Type": "application/json"} | EXTRA_HEADERS.get(status, {})
     return web.Response(status=status, body=to_json(problem), headers=headers)
 
 

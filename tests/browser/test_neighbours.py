@@ -115,9 +115,11 @@ def test_colours_of_the_heat_map_are_the_waits(browser: Browser, agent: Agent) -
         painted, meant = page.eval(
             f"""(() => {{ const canvas = document.querySelector('.heat-plot canvas'), box = canvas.getBoundingClientRect();
             const scale = canvas.width / box.width;
-            const [r, g, b] = canvas.getContext('2d').getImageData(canvas.width - 2, Math.round(({line} * 18 + 9) * scale), 1, 1).data;
+            const at = [canvas.width - 2, Math.round(({line} * 18 + 9) * scale)];
+            const [r, g, b] = canvas.getContext('2d').getImageData(...at, 1, 1).data;
             const probe = document.createElement('i'); probe.className = 'h{step}'; document.body.append(probe);
-            const want = getComputedStyle(probe).backgroundColor; probe.remove(); return [`rgb(${{r}}, ${{g}}, ${{b}})`, want]; }})()"""
+            const want = getComputedStyle(probe).backgroundColor; probe.remove();
+            return [`rgb(${{r}}, ${{g}}, ${{b}})`, want]; }})()"""
         )
         assert painted == meant, cgroup
     page.eval("document.querySelector('#heat details').open = true")
@@ -350,7 +352,8 @@ def test_the_audit_finds_what_it_is_there_to_find(browser: Browser, agent: Agent
     agent.show(kinds("pods"))
     page = opened(browser, agent)
     page.eval(
-        """document.querySelector('footer').insertAdjacentHTML('beforeend', '<button></button><table id=t><tr><th>x</th></tr></table>' +
+        """document.querySelector('footer').insertAdjacentHTML('beforeend',
+        '<button></button><table id=t><tr><th>x</th></tr></table>' +
         '<h5>deep</h5><p class=pale id=act>pale</p><svg></svg><a href=/ tabindex=3>first</a>')"""
     )
     page.eval("document.querySelector('.pale').style.color = getComputedStyle(document.body).backgroundColor")
@@ -368,9 +371,11 @@ def test_tab_goes_through_the_page_in_its_order_and_is_seen(browser: Browser, ag
     for _ in range(60):
         page.press("Tab")
         place, what, outline = page.eval(
-            """(() => { const a = document.activeElement, s = getComputedStyle(a), l = a.nextElementSibling ? getComputedStyle(a.nextElementSibling) : s;
+            """(() => { const a = document.activeElement, own = getComputedStyle(a);
+            const beside = a.nextElementSibling ? getComputedStyle(a.nextElementSibling) : own;
             const order = [...document.querySelectorAll('*')].indexOf(a);
-            return [order, a.id || a.className || a.name || a.getAttribute('aria-label') || a.textContent, s.outlineStyle !== 'none' || l.outlineStyle !== 'none']; })()"""
+            const what = a.id || a.className || a.name || a.getAttribute('aria-label') || a.textContent;
+            return [order, what, [own, beside].some(s => s.outlineStyle !== 'none')]; })()"""
         )
         if what == "" or (seen and place < seen[-1][0]):
             break
@@ -387,7 +392,8 @@ def test_nothing_moves_for_those_who_asked_for_that(browser: Browser, agent: Age
     agent.show(neighbours.rounds(10))
     page = opened(browser, agent)
     moving = page.eval(
-        "[...document.querySelectorAll('*')].filter(e => parseFloat(getComputedStyle(e).transitionDuration) > 0 || getComputedStyle(e).animationName !== 'none').length"
+        """[...document.querySelectorAll('*')].map(e => getComputedStyle(e))
+        .filter(s => parseFloat(s.transitionDuration) > 0 || s.animationName !== 'none').length"""
     )
     assert moving == 0
 

@@ -112,7 +112,7 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(binary: str, target: str, directory: Path) -> Iterator[Prometheus]:
+def prometheus(binary: str, target: str, directory: Path, *options: str) -> Iterator[Prometheus]:
     """A Prometheus that scrapes HOST:PORT every second as job `dioptase` and evaluates our rules."""
     (directory / "prometheus.yml").write_text(f"""
 global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}
@@ -125,7 +125,7 @@ scrape_configs:
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
             [binary, f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data",
-             f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"],
+             f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn", *options],
             stdout=log, stderr=log,
         )  # fmt: skip
         try:

@@ -18,9 +18,11 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from prometheus_client.registry import Collector
 
 from api.catalogue import BY_NAME
-from exporters.families import Distribution, Family, Observed, Point, families
+from exporters.families import Observed, families
+from exporters.points import Distribution, Family, Point
 from exporters.prometheus import OPENMETRICS, TEXT, Exposition, lines, negotiate
 from tests.fakes import busy_round
+from tests.rich import RICH_ABOUT, rich_round
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "exposition.txt"
 HOSTILE = ('quote"', "back\\slash", "new\nline", '{le="1"} 5 # EOF', "größe ☃", " \t", "a\\nb", "\x7f\x01", "=,}")
@@ -66,7 +68,7 @@ class Oracle(Collector):
 
 
 def test_golden(golden: Callable[[str, str], None]) -> None:
-    golden("exposition.txt", text_of(Observed(version="1.2.3").after(busy_round(2))))
+    golden("exposition.txt", text_of(Observed(version="1.2.3").after(rich_round(2), RICH_ABOUT)))
 
 
 @pytest.mark.prometheus
@@ -93,7 +95,7 @@ def test_numbers_come_back_from_the_golden_text() -> None:
 
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_any_label_value_and_cgroup_name_survives_both_formats(hostile: str) -> None:
-    finished = busy_round(2)
+    finished = rich_round(2)
     pods = tuple(msgspec.structs.replace(pod, name=hostile + pod.name) for pod in finished.snapshot.pods)
     web = msgspec.structs.replace(finished.snapshot.cgroups["/web"], path=f"/{hostile}")
     cgroups = {**finished.snapshot.cgroups, web.path: web}
@@ -113,7 +115,7 @@ def test_any_label_value_and_cgroup_name_survives_both_formats(hostile: str) -> 
 def test_numbers_that_are_not_finite_are_spelled_as_prometheus_reads_them() -> None:
     row = BY_NAME["dioptase_pool_cpus"]
     values = {"nan": math.nan, "plus": math.inf, "minus": -math.inf, "tiny": 5e-324, "large": 2**63}
-    family = Family(row, points=tuple(Point((name,), value) for name, value in values.items()))
+    family = Family(row, points=tuple(Point((), (name,), value) for name, value in values.items()))
     back = parsed("".join(lines(iter([family]), openmetrics=False)))
     for name, value in values.items():
         assert back["dioptase_pool_cpus", frozenset({("pool", name)})] == pytest.approx(value, nan_ok=True)
@@ -121,7 +123,7 @@ def test_numbers_that_are_not_finite_are_spelled_as_prometheus_reads_them() -> N
 
 def test_a_histogram_without_labels_or_bounds_is_well_formed() -> None:
     row = msgspec.structs.replace(BY_NAME["dioptase_indicator_latency_seconds"], labels=())
-    family = Family(row, distributions=(Distribution((), (), (3,), 1.5),))
+    family = Family(row, distributions=(Distribution((), (), (), (3,), 1.5),))
     back = parsed("".join(lines(iter([family]), openmetrics=True)) + "# EOF\n", parse_openmetrics)
     assert back[f"{row.name}_bucket", frozenset({("le", "+Inf")})] == 3
     assert back[f"{row.name}_count", frozenset()] == 3
