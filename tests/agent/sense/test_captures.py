@@ -39,7 +39,7 @@ def unpack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unpack]:
             known[name] = Captured(CAPTURES / f"{name}.tar.gz", tmp_path_factory.mktemp(name))
         return known[name]
 
-    yield give
+    return give
 
 
 def sound(snapshot: Snapshot) -> None:
