@@ -54,6 +54,7 @@ without a probe, and nothing but wakeups and switches.
 - *ns a switch*: run time of all programs of the tool by the kernel's BPF statistics, over the node's context switches. The
   statistics take the time before and after each run; the empty program shows what that alone comes to, and the fifth column
   is the rest.
+- *with who makes whom wait*: the same program also splits each wait among the cgroups that had the CPU meanwhile.
 - *load slowed by*: round trips lost against no probe in the same round, statistics off.
 - bcc and bpftrace keep one histogram for the node, or one per pid namespace; neither keeps one per cgroup.
 - bcc's tool by itself prints here: `{without_headers}` It runs unmodified on a header tree made from the kernel's BTF. In
@@ -84,7 +85,8 @@ class Contestant:
 
 
 def contestants(scratch: Path) -> list[Contestant]:
-    ours = [sys.executable, "-c", "from cli.main import main; main()", "probe", "runqlat", "--json", "--form"]
+    probe = [sys.executable, "-c", "from cli.main import main; main()", "probe"]
+    ours, blame = [*probe, "runqlat", "--json", "--form"], [*probe, "blame", "--json", "--form"]
     empty = scratch / "empty.bpf.c"
     empty.write_text("int on_switch(u64 *ctx) { return 0; }\n")
     headers = {"BCC_KERNEL_SOURCE": str(bcc_headers(scratch / "headers"))}
@@ -94,7 +96,9 @@ def contestants(scratch: Path) -> list[Contestant]:
         Contestant(NOTHING, None),
         Contestant(NOTHING_LOADED, [sys.executable, "-c", EMPTY, str(empty)]),
         Contestant("dioptase, tp_btf, per cgroup", [*ours, "tp_btf"]),
+        Contestant("dioptase, tp_btf, with who makes whom wait", [*blame, "tp_btf"]),
         Contestant("dioptase, raw_tp, per cgroup", [*ours, "raw_tp"]),
+        Contestant("dioptase, raw_tp, with who makes whom wait", [*blame, "raw_tp"]),
         Contestant("dioptase, classic, per cgroup", [*ours, "classic"]),
         Contestant("bcc runqlat, whole node", ["runqlat-bpfcc", "1"], headers),
         Contestant("bcc runqlat --pidnss, per pid namespace", ["runqlat-bpfcc", "--pidnss", "1"], headers),

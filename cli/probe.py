@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from pathlib import Path
 
 import click
 import msgspec
@@ -15,18 +13,18 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from agent.hierarchy import detect
 from api.facts import Wait
 from api.histograms import BOUNDS_NS, SLOTS, quantile_ns
 from api.ports import Unavailable
 from api.rates import wait_delta
+from cli.blame import blame
+from cli.cgroups import ROOT_ID, cgroup_paths
 from cli.options import Seconds
 from cli.words import clean, duration
 from probes import runqlat as probe_runqlat
 from probes.groups import Lost
 
 BAR_WIDTH = 40
-ROOT_ID = 1
 NOTHING = Wait(sum_ns=0, count=0, slots=(0,) * SLOTS)
 
 
@@ -62,6 +60,9 @@ def probe() -> None:
     """Run one probe alone and show what it sees."""
 
 
+probe.add_command(blame)
+
+
 @probe.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per interval.")
 @click.option("--interval", type=Seconds(min=0.05), default=1.0, show_default=True, help="Seconds per histogram.")
@@ -78,7 +79,7 @@ def runqlat(*, as_json: bool, interval: float, duration_s: float | None, form: s
     """How long tasks wait for a CPU, as a histogram per cgroup: every task, every switch."""
     forms = probe_runqlat.FORMS if form == "auto" else (form,)
     try:
-        source = probe_runqlat.open_waits(forms=forms)
+        source = probe_runqlat.open_waits(forms=forms, blame=False)
     except Unavailable as error:
         raise click.ClickException(f"{error.reason}\nWhat to do: {error.remedy}") from error
     with ExitStack() as stack:
@@ -115,21 +116,6 @@ def _intervals(
             cgroups=summarize(previous, waits, {**paths, **paths_now}, prefix),
         )
         previous, previous_at, paths = waits, now, paths_now
-
-
-def cgroup_paths() -> dict[int, str]:
-    """Path of every cgroup by its inode; empty where no hierarchy is mounted."""
-    try:
-        root = detect(Path("/proc")).primary
-    except (Unavailable, OSError):
-        return {}
-    found: dict[int, str] = {}
-    for directory, _, _ in os.walk(root):
-        try:
-            found[Path(directory).stat().st_ino] = directory[len(str(root)) :] or "/"
-        except FileNotFoundError:
-            continue
-    return found
 
 
 def summarize(

@@ -7,7 +7,7 @@ root cgroup; a cgroup whose cpu controller was switched off and on again has sev
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -62,14 +62,18 @@ class Overflow:
 
 
 class GroupTable:
-    """Counters by cgroup id. `name` is the probe's own map, whose values are 64-bit counters."""
+    """Counters by cgroup id. `name` is the probe's own map, whose values are 64-bit counters; `also` are other maps with a
+    value for each place, which are emptied with it."""
 
-    def __init__(self, loaded: Loaded, name: str) -> None:
+    def __init__(self, loaded: Loaded, name: str, *, also: Sequence[str] = ()) -> None:
         cpus = possible_cpus()
         self._groups, self._owners, self._lost, self._values = (
             Map(*loaded.maps[label], cpus) for label in ("groups", "owners", "lost", name)
         )
+        self._emptied = [self._values, *(Map(*loaded.maps[label], cpus) for label in also)]
         self.places = bpf.map_info(loaded.maps["groups"][0]).max_entries
+        self.tags = self.owners = np.zeros(0, np.uint64)
+        """Which cgroup has which tag, as of the latest read; one has several where its controller was switched off and on."""
         self._listing: Mapping[int, str] | None = None
         self._missing: set[int] = set()
         self._retired: list[int] = []
@@ -85,6 +89,7 @@ class GroupTable:
         places, groups = self._groups.items()
         order = np.argsort(places)
         places, owners = places[order], groups[order]["cgroup_id"]
+        self.tags, self.owners = groups[order]["tag"], owners
         # A row costs many times what an entry of `groups` does: the kernel copies it from every CPU.
         kept = np.ones(len(places), bool) if wanted is None else np.isin(owners, np.array([*wanted], np.uint64))
         rows = total(self._values.rows(places[kept].tolist()))
@@ -116,6 +121,7 @@ class GroupTable:
         """Give places back. A program that was still counting there when they were retired has long finished."""
         for place in self._retired:
             self._owners.set(place, bytes(8))
-            self._values.set(place, b"")
+            for values in self._emptied:
+                values.set(place, b"")
             self._groups.delete(place)
         self._retired.clear()

@@ -1,0 +1,55 @@
+"""Who makes whom wait: each wait of a cgroup's tasks for a CPU, split among those who had that CPU meanwhile.
+
+What the numbers mean: they are the waits of probes/runqlat.py, counted when they end, by the same program and on the same
+clock, so the parts of a cgroup add up to the sum of its waits. A part goes to the cgroup whose task ran on the CPU on which
+this one waited, and which had it because the scheduler chose so: four burners that share a CPU are each to blame for what
+they ran. The waiting cgroup is among them when its own tasks queue behind each other. Autogroups and kernel threads are the
+root's. Interrupts are part of whatever they interrupted. Real-time, deadline and stop tasks count as higher class wherever
+they are from. Throttled is the time during which the cgroup was held back by its own quota or one above it on that CPU.
+
+What it cannot see, and counts as other: the way out of idle; anything longer ago than the latest 128 changes of hands of that
+CPU; cgroups that are gone; and pairs beyond the table's bound, which `problem` tells of. A task that is moved while it waits
+leaves the part until then to those of the CPU that it waited on. Throttles are exact to the microsecond or so
+since Linux 6.6; blame.bpf.h says what is less exact before. A cgroup that is made again under its old path begins at zero.
+
+The forms tp_btf and raw_tp know this. The classic form has another clock than the kernel's throttling and schedstat has
+sums only, so with them nobody is blamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from api.ports import Probe, Seen, Unavailable
+from probes.runqlat import RunqLat
+
+
+class Blames:
+    """The part of a running RunqLat that the sensor reads as a probe; whoever opened that also closes it."""
+
+    name = "blame"
+
+    def __init__(self, waits: RunqLat) -> None:
+        self._waits = waits
+        self.form = waits.form
+
+    def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
+        """`blame` of every cgroup whose waits are known."""
+        found = self._waits.blames(live, complete=complete)
+        return Seen(cgroups={number: {"blame": blame} for number, blame in found.items()})
+
+    def problem(self) -> Unavailable | None:
+        return self._waits.blame_problem()
+
+    def close(self) -> None:
+        """Nothing: the program is the one that counts the waits."""
+
+
+def open_blame(waits: RunqLat) -> Probe:
+    """Blame beside the waits of a running probe. Raises Unavailable where its form does not know who ran."""
+    if not waits.blaming:
+        raise Unavailable(
+            f"the form {waits.form} of the run-queue probe does not tell who had the CPU",
+            "use Linux 5.5 or later with BTF, where the forms tp_btf and raw_tp run; dioptase doctor says why they do not",
+        )
+    return Blames(waits)
