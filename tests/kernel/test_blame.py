@@ -39,16 +39,13 @@ while True:
     while time.monotonic() < end: pass
     time.sleep(0.010)
 """
-PING_PONG = """
+PASS = """
 import os, sys
-there, back = os.pipe(), os.pipe()
-leads = os.fork() > 0
-open(sys.argv[2 if leads else 3], "w").write(str(os.getpid()))
 os.sched_setaffinity(0, {int(sys.argv[1])})
-reader, writer = (back[0], there[1]) if leads else (there[0], back[1])
-if leads: os.write(writer, b"x")
+reader, writer = int(sys.argv[2]), int(sys.argv[3])
 while os.read(reader, 1): os.write(writer, b"x")
 """
+"""Passes on what it gets. Two of them play table tennis once somebody throws the ball in."""
 
 
 class Shot(NamedTuple):
@@ -110,6 +107,20 @@ def limit(group: TestCgroup, quota_us: int = 20_000, period_us: int = 100_000) -
 
 def pin(group: TestCgroup, cpu: int = LAST_CPU) -> subprocess.Popen[bytes]:
     return group.start([sys.executable, "-c", PINNED, str(cpu)])
+
+
+def play(first: TestCgroup, second: TestCgroup) -> None:
+    """Two processes that pass a byte back and forth on one CPU, each in a cgroup of its own."""
+    ends = [os.pipe(), os.pipe()]
+    for group, (reader, _), (_, writer) in ((first, *ends), (second, *reversed(ends))):
+        argv = [sys.executable, "-c", PASS, str(LAST_CPU), str(reader), str(writer)]
+        player = subprocess.Popen(argv, pass_fds=[reader, writer])
+        group.processes.append(player)
+        for directory in group.dirs:
+            (directory / "cgroup.procs").write_text(str(player.pid))
+    os.write(ends[0][1], b"x")
+    for fd in (*ends[0], *ends[1]):
+        os.close(fd)
 
 
 def grown(before: Blame, after: Blame) -> Blame:
@@ -315,8 +326,7 @@ def test_neighbours_that_swap_the_cpu_all_the_time_do_not_hide(source: RunqLat) 
     theirs by name, and the rest is not made up."""
     with several("victim", "ping", "pong") as (victim, ping, pong):
         pin(victim)
-        procs = [str(group.file("cpu", "cgroup.procs")) for group in (ping, pong)]
-        ping.processes.append(subprocess.Popen([sys.executable, "-c", PING_PONG, str(LAST_CPU), *procs]))
+        play(ping, pong)
         seen = watch(source, [victim, ping, pong])
         blame = seen.blame(victim)
     assert parts(blame) == pytest.approx(seen.elapsed - seen.ran(victim), rel=0.05)
@@ -352,9 +362,9 @@ def test_culprits_that_come_and_go_leave_every_number_growing(source: RunqLat) -
         for process in (*victim.processes, *steady.processes):
             process.kill()
             process.wait()
-        final, waits = source.blames(live(victim, steady)), source.read(live(victim, steady))
-    assert parts(final[victim.id]) == pytest.approx(waits[victim.id].sum_ns, abs=MS)
-    assert set(final[victim.id].by_cgroup) <= {"/", victim.path, steady.path}
+        shot = shoot(source, [victim, steady])
+    assert parts(shot.blames[victim.path]) == pytest.approx(shot.waits[victim.path].sum_ns, abs=MS)
+    assert set(shot.blames[victim.path].by_cgroup) <= {"/", victim.path, steady.path}
 
 
 def _check_growth(before: Blame, after: Blame, gone: str = "") -> None:
