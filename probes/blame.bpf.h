@@ -3,10 +3,14 @@
  *
  * Each CPU keeps the latest SPANS moments (a power of two) at which it changed hands: since when which cgroup ran there, or a
  * higher scheduling class, or nobody. Consecutive tasks of one cgroup are one span, and a span ends where the next begins, so
- * a switch within a cgroup writes nothing. When a task comes in that has waited, the spans are walked back over its wait, and
- * every overlap is added to the pair of the waiting and the running cgroup. All of it is on the run queue's own clock, on
- * which the wait was measured: the parts of a wait add up to the wait, to the nanosecond. A task that is moved to another CPU
- * while it waits has the part until then split there and then, by the spans of the CPU that it leaves.
+ * a switch within a cgroup writes nothing. Spans that are older than these are not lost: they are added up in stretches of
+ * some 4 ms, by who ran, so that neighbours that swap the CPU 100,000 times a second do not hide behind each other.
+ *
+ * When a task comes in that has waited, spans and then stretches are walked back over its wait, and every overlap is added to
+ * the pair of the waiting and the running cgroup. All of it is on the run queue's own clock, on which the wait was measured:
+ * the parts of a wait add up to the wait, to the nanosecond. Only the stretch in which a wait began is split by proportion,
+ * because the order within it is forgotten. A task that is moved to another CPU while it waits has the part until then split
+ * there and then, by what the CPU that it leaves remembers.
  *
  * Own quota: cfs_rq.throttled_clock_self says since when the group, or one above it, is throttled on this CPU, and
  * throttled_clock_self_time for how long it was in all (677ea015f231, Linux 6.6). The first is noted when a task of the group
@@ -29,6 +33,7 @@ struct waited {
 
 #define NOBODY 0ULL
 #define HIGHER_CLASS 0xFFFFFFFFULL
+#define STRETCH_NS (1ULL << 22)
 #define MAX_RT_PRIO 100 /* below it are real-time, deadline and stop tasks, and those that inherit from them */
 #define PAIR_WINDOW 8
 #define BPF_F_MMAPABLE (1 << 10)
@@ -37,10 +42,21 @@ struct span {
 	u64 since;
 	u64 who;
 };
+/* Older spans by who ran, at most SHARES of them; it ends where the next one begins, the latest one at the oldest span. */
+#define SHARES 4
+struct stretch {
+	u64 since;
+	struct {
+		u64 who;
+		u64 ns;
+	} shares[SHARES];
+};
 struct timeline {
 	u64 head;
+	u64 latest;
 	u64 place;
 	struct span spans[SPANS];
+	struct stretch stretches[STRETCHES];
 };
 /* Not a per-CPU array, because whoever pulls a waiting task over to another CPU looks into the one that it waited on. */
 BPF_ARRAY(timelines, struct timeline, CPUS);
@@ -115,6 +131,33 @@ static __always_inline void leave(u64 task)
 		hold->left = since;
 }
 
+/* Add what is about to be forgotten as a span to the latest stretch, or begin a new one with it. */
+static __always_inline void condense(struct timeline *line, struct span *span, u64 until)
+{
+	struct stretch *into = &line->stretches[line->latest & (STRETCHES - 1)];
+	u64 ns = until - span->since;
+	u32 nth;
+
+	if (!span->since || !ns)
+		return;
+	if (span->since - into->since < STRETCH_NS) {
+#pragma unroll
+		for (nth = 0; nth < SHARES; nth++) {
+			if (into->shares[nth].ns && into->shares[nth].who != span->who)
+				continue;
+			into->shares[nth].who = span->who;
+			into->shares[nth].ns += ns;
+			return;
+		}
+	}
+	line->latest++;
+	into = &line->stretches[line->latest & (STRETCHES - 1)];
+	__builtin_memset(into, 0, sizeof(*into));
+	into->since = span->since;
+	into->shares[0].who = span->who;
+	into->shares[0].ns = ns;
+}
+
 static __always_inline void take_over(u64 now, u64 who, u32 place)
 {
 	struct timeline *line = this_timeline();
@@ -123,11 +166,11 @@ static __always_inline void take_over(u64 now, u64 who, u32 place)
 	if (!line)
 		return;
 	line->place = place;
-	span = &line->spans[line->head & (SPANS - 1)];
-	if (span->who == who)
+	if (line->spans[line->head & (SPANS - 1)].who == who)
 		return;
 	line->head++;
 	span = &line->spans[line->head & (SPANS - 1)];
+	condense(line, span, line->spans[(line->head + 1) & (SPANS - 1)].since);
 	span->since = now;
 	span->who = who;
 }
@@ -220,31 +263,62 @@ static __always_inline void add_pair(struct parts *parts, u64 key, u64 ns)
 		(*count)++;
 }
 
-/* Split a wait among those who had the CPU of that timeline meanwhile. What is older than its oldest span is other_ns. */
+static __always_inline void give(struct parts *parts, struct waited *wait, u64 who, u64 ns)
+{
+	if (who == NOBODY)
+		parts->other_ns += ns;
+	else if (who == HIGHER_CLASS)
+		parts->higher_class_ns += ns;
+	else if (ns)
+		add_pair(parts, wait->tag << 32 | who, ns);
+}
+
+/* The part of a wait before `end`, by stretches. What is older than the oldest stretch is other_ns. */
+static __always_inline void split_older(struct parts *parts, struct waited *wait, struct timeline *line, struct hold *hold, u64 end)
+{
+	u64 latest = line->latest, from, left, whole, ratio, ns;
+	struct stretch *stretch;
+	u32 back, nth;
+
+#pragma clang loop unroll(disable)
+	for (back = 0; back < STRETCHES && end != wait->begin; back++) {
+		stretch = &line->stretches[(latest - back) & (STRETCHES - 1)];
+		if (!stretch->since || stretch->since >= end)
+			break;
+		from = stretch->since > wait->begin ? stretch->since : wait->begin;
+		whole = end - stretch->since;
+		left = end - from - throttled_within(hold, from, end);
+		ratio = (left << 16) / whole;
+#pragma clang loop unroll(disable)
+		for (nth = 0; nth < SHARES; nth++) {
+			ns = stretch->shares[nth].ns * ratio >> 16;
+			give(parts, wait, stretch->shares[nth].who, ns);
+			left -= ns;
+		}
+		parts->other_ns += left;
+		end = from;
+	}
+	parts->other_ns += end - wait->begin - throttled_within(hold, wait->begin, end);
+}
+
+/* Split a wait among those who had the CPU of that timeline meanwhile. */
 static __always_inline void split(struct parts *parts, struct waited *wait, struct timeline *line, struct hold hold)
 {
-	u64 head, from, ns, end = wait->end;
+	u64 head = line->head, from, end = wait->end;
 	struct span *span;
 	u32 back;
 
-	head = line->head;
 	parts->throttled_ns += throttled_within(&hold, wait->begin, end);
 #pragma clang loop unroll(disable)
 	for (back = 0; back < SPANS; back++) {
 		span = &line->spans[(head - back) & (SPANS - 1)];
 		from = span->since > wait->begin ? span->since : wait->begin;
-		ns = end - from - throttled_within(&hold, from, end);
-		if (span->who == NOBODY)
-			parts->other_ns += ns;
-		else if (span->who == HIGHER_CLASS)
-			parts->higher_class_ns += ns;
-		else if (ns)
-			add_pair(parts, wait->tag << 32 | span->who, ns);
+		give(parts, wait, span->who, end - from - throttled_within(&hold, from, end));
 		if (from == wait->begin)
 			return;
 		end = from;
 	}
-	parts->other_ns += end - wait->begin - throttled_within(&hold, wait->begin, end);
+	split_older(parts, wait, line, &hold, end);
 }
 
 static __always_inline void split_here(struct parts *parts, struct waited *wait)

@@ -7,9 +7,10 @@ they ran. The waiting cgroup is among them when its own tasks queue behind each 
 root's. Interrupts are part of whatever they interrupted. Real-time, deadline and stop tasks count as higher class wherever
 they are from. Throttled is the time during which the cgroup was held back by its own quota or one above it on that CPU.
 
-What it cannot see, and counts as other: the way out of idle; anything longer ago than the latest 128 changes of hands of that
-CPU; cgroups that are gone; and pairs beyond the table's bound, which `problem` tells of. A task that is moved while it waits
-leaves the part until then to those of the CPU that it waited on. Throttles are exact to the microsecond or so
+What it cannot see, and counts as other: the way out of idle; what lies longer ago than a CPU remembers, which is 0.13 s and
+more, depending on how many cgroups take turns; cgroups that are gone; and pairs beyond the table's bound, which `problem`
+tells of. A wait that is older than the latest 32 changes of hands of its CPU has the 4 ms in which it began split by
+proportion. A task that is moved while it waits leaves the part until then to those of the CPU that it waited on. Throttles are exact to the microsecond or so
 since Linux 6.6; blame.bpf.h says what is less exact before. A cgroup that is made again under its old path begins at zero.
 
 The forms tp_btf and raw_tp know this. The classic form has another clock than the kernel's throttling and schedstat has

@@ -322,16 +322,16 @@ def test_tasks_of_one_cgroup_wait_for_each_other(source: RunqLat) -> None:
 
 
 def test_neighbours_that_swap_the_cpu_all_the_time_do_not_hide(source: RunqLat) -> None:
-    """Two cgroups pass a byte back and forth, 100,000 changes of hands a second: only as much as the CPU remembers is
-    theirs by name, and the rest is not made up."""
+    """Two cgroups pass a byte back and forth, tens of thousands of changes of hands while the victim waits once: more than
+    the CPU remembers one by one."""
     with several("victim", "ping", "pong") as (victim, ping, pong):
         pin(victim)
         play(ping, pong)
         seen = watch(source, [victim, ping, pong])
-        blame = seen.blame(victim)
+    blame = seen.blame(victim)
     assert parts(blame) == pytest.approx(seen.elapsed - seen.ran(victim), rel=0.05)
-    assert 0 < blame.by_cgroup[ping.path] <= 1.05 * seen.ran(ping)
-    assert 0 < blame.by_cgroup[pong.path] <= 1.05 * seen.ran(pong)
+    for player in (ping, pong):
+        assert blame.by_cgroup[player.path] == pytest.approx(seen.ran(player), rel=0.08)
 
 
 def test_culprits_that_come_and_go_leave_every_number_growing(source: RunqLat) -> None:

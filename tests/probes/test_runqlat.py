@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from api.histograms import SLOTS
 from probes import bpf
 from probes.groups import MAX_BYTES, MAX_PLACES, Overflow, places_for
-from probes.runqlat import _FORMS, FORMS, SEATS, SPANS, decode, job
+from probes.runqlat import _FORMS, FORMS, SEATS, SPANS, STRETCHES, decode, job
 
 VALUE_BYTES = 8 * (1 + SLOTS)
 
@@ -68,5 +68,5 @@ def test_with_blame_each_form_that_knows_it_is_tried_with_it_first_and_then_with
     assert all(("pairs" in form.maps) == ("BLAME" in form.constants) for form in tried)
 
 
-def test_spans_are_a_power_of_two_because_the_source_masks_with_them() -> None:
-    assert SPANS & (SPANS - 1) == 0
+def test_spans_and_stretches_are_powers_of_two_because_the_source_masks_with_them() -> None:
+    assert SPANS & (SPANS - 1) == STRETCHES & (STRETCHES - 1) == 0
