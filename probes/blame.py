@@ -2,18 +2,19 @@
 
 What the numbers mean: they are the waits of probes/runqlat.py, counted when they end, by the same program and on the same
 clock, so the parts of a cgroup add up to the sum of its waits. A part goes to the cgroup whose task ran on the CPU on which
-this one waited, and which had it because the scheduler chose so: four burners that share a CPU are each to blame for what
-they ran. The waiting cgroup is among them when its own tasks queue behind each other. Autogroups and kernel threads are the
-root's. Interrupts are part of whatever they interrupted. Real-time, deadline and stop tasks count as higher class wherever
-they are from. Throttled is the time during which the cgroup was held back by its own quota or one above it on that CPU.
+this one waited: four burners that share a CPU are each to blame for what they ran. The waiting cgroup is among them when its
+own tasks queue behind each other. Autogroups and kernel threads are the root's. Interrupts are part of whatever they
+interrupted. Real-time, deadline and stop tasks count as higher class wherever they are from. Throttled is the time during
+which the cgroup was held back by its own quota, or one above it, on that CPU. A task that is moved while it waits leaves the
+part until then to those of the CPU that it waited on.
 
 What it cannot see, and counts as other: the way out of idle; what lies longer ago than a CPU remembers, which is 0.13 s and
-more, depending on how many cgroups take turns; cgroups that are gone; and pairs beyond the table's bound, which `problem`
-tells of. A wait that is older than the latest 32 changes of hands of its CPU has the 4 ms in which it began split by
-proportion. A task that is moved while it waits leaves the part until then to those of the CPU that it waited on. Throttles are exact to the microsecond or so
-since Linux 6.6; blame.bpf.h says what is less exact before. A cgroup that is made again under its old path begins at zero.
+more, depending on how many cgroups take turns; cgroups that are gone or not listed; and pairs beyond the table's bound, which
+`problem` tells of. A wait that is older than the latest 32 changes of hands of its CPU has the 4 ms in which it began split
+by proportion. Throttles are exact to the microsecond since Linux 6.6; blame.bpf.h says what is less exact before. A cgroup
+that is made again under its old path begins at zero.
 
-The forms tp_btf and raw_tp know this. The classic form has another clock than the kernel's throttling and schedstat has
+The forms tp_btf and raw_tp know this. The classic form has another clock than the kernel's throttling, and schedstat has
 sums only, so with them nobody is blamed.
 """
 
