@@ -1,7 +1,7 @@
 """Who makes whom wait: each wait of a cgroup's tasks for a CPU, split among those who had that CPU meanwhile.
 
 What the numbers mean: they are the waits of probes/runqlat.py, counted when they end, by the same program and on the same
-clock, so the parts of a cgroup add up to the sum of its waits. A part goes to the cgroup whose task ran on the CPU on which
+clock, so the parts of a cgroup add up to the sum of its waits, but for those that ended while both were read. A part goes to the cgroup whose task ran on the CPU on which
 this one waited: four burners that share a CPU are each to blame for what they ran. The waiting cgroup is among them when its
 own tasks queue behind each other. Autogroups and kernel threads are the root's. Interrupts are part of whatever they
 interrupted. Real-time, deadline and stop tasks count as higher class wherever they are from. Throttled is the time during

@@ -8,6 +8,7 @@ root cgroup; a cgroup whose cpu controller was switched off and on again has sev
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,6 +25,8 @@ ROOT_ID = 1
 """Inode of the root of every cgroup hierarchy (kernfs counts from 1), as in common.bpf.h."""
 RETIRED = (1 << 64) - 1
 """Tag of a place that nobody owns and nobody may take yet; a serial number never comes near it."""
+
+Numbers = npt.NDArray[np.uint64]
 
 
 def places_for(cpus: int, value_bytes: int) -> int:
@@ -61,6 +64,13 @@ class Overflow:
         return self._lately or total != self._at_listing
 
 
+class Owners(NamedTuple):
+    """Tags, and the cgroup that each belongs to; one whose controller was switched off and on again has several."""
+
+    tags: Numbers
+    ids: Numbers
+
+
 class GroupTable:
     """Counters by cgroup id. `name` is the probe's own map, whose values are 64-bit counters; `also` are other maps with a
     value for each place, which are emptied with it."""
@@ -72,8 +82,8 @@ class GroupTable:
         )
         self._emptied = [self._values, *(Map(*loaded.maps[label], cpus) for label in also)]
         self.places = bpf.map_info(loaded.maps["groups"][0]).max_entries
-        self.tags = self.owners = np.zeros(0, np.uint64)
-        """Which cgroup has which tag, as of the latest read; one has several where its controller was switched off and on."""
+        self.owners = Owners(np.zeros(0, np.uint64), np.zeros(0, np.uint64))
+        """As of the latest read."""
         self._listing: Mapping[int, str] | None = None
         self._missing: set[int] = set()
         self._retired: list[int] = []
@@ -89,7 +99,7 @@ class GroupTable:
         places, groups = self._groups.items()
         order = np.argsort(places)
         places, owners = places[order], groups[order]["cgroup_id"]
-        self.tags, self.owners = groups[order]["tag"], owners
+        self.owners = Owners(groups[order]["tag"], owners)
         # A row costs many times what an entry of `groups` does: the kernel copies it from every CPU.
         kept = np.ones(len(places), bool) if wanted is None else np.isin(owners, np.array([*wanted], np.uint64))
         rows = total(self._values.rows(places[kept].tolist()))

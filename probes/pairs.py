@@ -8,7 +8,7 @@ and that can no longer be named (it was removed, or is not listed) moves over to
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from api.facts import Blame
 from api.ports import Unavailable
 from probes import bpf
-from probes.groups import RETIRED, ROOT_ID, GroupTable
+from probes.groups import RETIRED, ROOT_ID, Numbers, Owners
 from probes.loader import Loaded
 from probes.maps import Map, dtype_of, possible_cpus, total
 
@@ -32,8 +32,6 @@ _LOW = np.uint64(0xFFFFFFFF)
 _NOBODY = np.uint64(0)
 """No cgroup has this number."""
 
-Numbers = npt.NDArray[np.uint64]
-
 
 def pair_bits(cpus: int) -> int:
     """Logarithm of the number of pairs on each CPU."""
@@ -47,6 +45,9 @@ class Pairs(NamedTuple):
     victims: Numbers
     culprits: Numbers
     ns: Numbers
+
+
+NO_PAIRS = Pairs(np.zeros(0, np.intp), *(np.zeros(0, np.uint64) for _ in range(3)))
 
 
 class PairTable:
@@ -97,12 +98,12 @@ class Accounts:
         self._unnamed: dict[tuple[int, int], int] = {}
         """By victim and culprit: time from before the culprit got a name, or until it lost it."""
 
-    def settle(self, pairs: Pairs, tags: Numbers, owners: Numbers, live: Mapping[int, str]) -> Settled:
-        """`tags` and `owners` say which cgroup has which tag; they are read after the pairs, and know all that live."""
-        victims, culprits = (_owners_of(half, tags, owners) for half in (pairs.victims, pairs.culprits))
+    def settle(self, pairs: Pairs, owners: Owners, live: Mapping[int, str]) -> Settled:
+        """`owners` are read after the pairs, and know all that live."""
+        victims, culprits = (_owners_of(half, owners) for half in (pairs.victims, pairs.culprits))
         present = victims != _NOBODY
         lost = present & (culprits == _NOBODY)
-        known = set(owners.tolist())
+        known = set(owners.ids.tolist())
         self._moved = {victim: ns for victim, ns in self._moved.items() if victim in known}
         for victim, ns in zip(victims[lost].tolist(), pairs.ns[lost].tolist(), strict=True):
             self._moved[victim] = self._moved.get(victim, 0) + ns
@@ -138,12 +139,16 @@ class Culprits:
         self._crowded = Map(*loaded.maps["crowded"], possible_cpus())
         self._without_place = 0
 
-    def read(self, table: GroupTable, live: Mapping[int, str], *, complete: bool) -> dict[int, Blame]:
-        """By cgroup id of the victim; `table` has the rows of struct hist, whose last columns are struct parts."""
-        pairs = self._pairs.read()
-        ids, rows = table.read(live, complete=complete)
+    def read(self) -> Pairs:
+        """What there is now, for `settle`."""
         self._without_place = int(total(self._crowded.rows([0]))[0, 0])
-        settled = self._accounts.settle(pairs, table.tags, table.owners, live)
+        return self._pairs.read()
+
+    def settle(
+        self, pairs: Pairs, owners: Owners, ids: Sequence[int], rows: Numbers, live: Mapping[int, str]
+    ) -> dict[int, Blame]:
+        """By cgroup id of the victim; `rows` are struct hist, whose last columns are struct parts."""
+        settled = self._accounts.settle(pairs, owners, live)
         self._pairs.clear(settled.spent)
         return {
             number: Blame(
@@ -169,10 +174,10 @@ class Culprits:
         self._pairs.close()
 
 
-def _owners_of(halves: Numbers, tags: Numbers, owners: Numbers) -> Numbers:
+def _owners_of(halves: Numbers, owners: Owners) -> Numbers:
     """Cgroup id by the low half of its tag; _NOBODY for a tag that is not known any more."""
-    known = tags != np.uint64(RETIRED)
-    low, ids = tags[known] & _LOW, owners[known]
+    known = owners.tags != np.uint64(RETIRED)
+    low, ids = owners.tags[known] & _LOW, owners.ids[known]
     if not len(low):
         return np.full(len(halves), _NOBODY)
     order = np.argsort(low)

@@ -12,9 +12,9 @@ the few microseconds that the interrupt and the way out of idle take. docs/addin
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,10 +23,10 @@ from api.histograms import SLOTS
 from api.ports import Unavailable
 from probes import bpf
 from probes.btf import VMLINUX
-from probes.groups import GroupTable, Lost, Overflow, places_for
+from probes.groups import GroupTable, Lost, Numbers, Overflow, Owners, places_for
 from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load
 from probes.maps import possible_cpus
-from probes.pairs import PARTS, Culprits, pair_bits
+from probes.pairs import NO_PAIRS, PARTS, Culprits, Pairs, pair_bits
 
 NOTHING = Wait(sum_ns=0, count=0, slots=(0,) * SLOTS)
 NOBODY = Blame(by_cgroup={}, throttled_ns=0, higher_class_ns=0, other_ns=0)
@@ -93,6 +93,18 @@ _FORMS = {
 }
 
 
+class _Reading(NamedTuple):
+    """Everything that the kernel side has, at one moment."""
+
+    live: Mapping[int, str]
+    pairs: Pairs
+    owners: Owners
+    ids: list[int]
+    rows: Numbers
+    unsure: bool
+    """Cgroups found no place lately, and what is missing may be theirs."""
+
+
 class RunqLat:
     """The running probe: a WaitSource (`api.ports`) with what a person may want to know beside it."""
 
@@ -106,6 +118,7 @@ class RunqLat:
         self.refused = loaded.refused
         """Forms that were tried before this one, and why the kernel did not take them."""
         self._overflow = Overflow()
+        self._latest: _Reading | None = None
 
     def read(
         self, live: Mapping[int, str], wanted: Collection[int] | None = None, *, complete: bool = True
@@ -115,29 +128,30 @@ class RunqLat:
         Live cgroups without a place in the table have not waited yet; but where any cgroup found no place since the
         listing before this one, it may be theirs that was lost, and they are absent. Raises Unavailable once closed.
         """
-        table = self._open_table()
-        with _reading():
-            ids, rows = table.read(live, wanted, complete=complete)
-            unsure = self._overflow.grew(table.lost().full, live)
-        waits = decode(ids, rows.tolist())
-        if not unsure:
+        found = self._read(live, wanted, complete=complete)
+        self._latest = found if wanted is None else None
+        waits = decode(found.ids, found.rows.tolist())
+        if not found.unsure:
             for number in live if wanted is None else live.keys() & wanted:
                 waits.setdefault(number, NOTHING)
         return waits
 
     def blames(self, live: Mapping[int, str], *, complete: bool = True) -> Mapping[int, Blame]:
-        """Whom those waits are to blame on, by cgroup id. Cgroups without a place as for `read`; culprits that `live` does not
-        have are no longer named. Raises Unavailable once closed, and where the form does not know (`blaming`)."""
-        table = self._open_table()
+        """Whom those waits are to blame on, by cgroup id: exactly those of the latest `read` where that had the same `live`.
+
+        Cgroups without a place as for `read`; culprits that `live` does not have are not named. Raises Unavailable once
+        closed, and where the form does not know (`blaming`).
+        """
+        self._open_table()
         if self._culprits is None:
             raise Unavailable(f"the form {self.form} does not tell who had the CPU", "use the form tp_btf or raw_tp")
-        with _reading():
-            found = self._culprits.read(table, live, complete=complete)
-            unsure = self._overflow.grew(table.lost().full, live)
-        if not unsure:
+        latest, self._latest = self._latest, None
+        found = latest if latest and latest.live is live else self._read(live, None, complete=complete)
+        blames = self._culprits.settle(found.pairs, found.owners, found.ids, found.rows, live)
+        if not found.unsure:
             for number in live:
-                found.setdefault(number, NOBODY)
-        return found
+                blames.setdefault(number, NOBODY)
+        return blames
 
     @property
     def blaming(self) -> bool:
@@ -174,10 +188,23 @@ class RunqLat:
 
     def close(self) -> None:
         """Detach from the kernel. Idempotent."""
-        self._table = None
+        self._table = self._latest = None
         if self._culprits is not None:
             self._culprits.close()
         self._loaded.close()
+
+    def _read(self, live: Mapping[int, str], wanted: Collection[int] | None, *, complete: bool) -> _Reading:
+        table = self._open_table()
+        try:
+            # Pairs first: then every tag that is found there and not in the table is of a cgroup that is gone.
+            pairs = self._culprits.read() if self._culprits and wanted is None else NO_PAIRS
+            ids, rows = table.read(live, wanted, complete=complete)
+            unsure = self._overflow.grew(table.lost().full, live)
+        except OSError as error:
+            raise Unavailable(
+                f"the maps of runqlat cannot be read: {error.strerror}", "start the agent again"
+            ) from error
+        return _Reading(live, pairs, table.owners, ids, rows, unsure)
 
     def _open_table(self) -> GroupTable:
         if self._table is None:
@@ -191,14 +218,6 @@ def decode(ids: Sequence[int], rows: Sequence[Sequence[int]]) -> dict[int, Wait]
         number: Wait(sum_ns=row[0], count=sum(row[1 : 1 + SLOTS]), slots=tuple(row[1 : 1 + SLOTS]))
         for number, row in zip(ids, rows, strict=True)
     }
-
-
-@contextlib.contextmanager
-def _reading() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise Unavailable(f"the maps of runqlat cannot be read: {error.strerror}", "start the agent again") from error
 
 
 def _blaming(form: Form) -> Form:

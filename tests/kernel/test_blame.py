@@ -16,6 +16,7 @@ import pytest
 
 from api.facts import Blame, Wait
 from api.ports import Unavailable
+from cli.cgroups import cgroup_paths
 from probes.blame import open_blame
 from probes.groups import ROOT_ID
 from probes.loader import Form, Job, load
@@ -332,6 +333,25 @@ def test_neighbours_that_swap_the_cpu_all_the_time_do_not_hide(source: RunqLat) 
     assert parts(blame) == pytest.approx(seen.elapsed - seen.ran(victim), rel=0.05)
     for player in (ping, pong):
         assert blame.by_cgroup[player.path] == pytest.approx(seen.ran(player), rel=0.08)
+
+
+def test_tasks_that_are_moved_while_they_wait_leave_that_part_behind(source: RunqLat) -> None:
+    """Six burners of three cgroups on all CPUs, so that the scheduler moves them: what it cannot tell stays small."""
+    with several(*"abc") as groups:
+        for group in groups:
+            group.burn(2)
+        assert eventually(lambda: all(source.read(live(*groups))[group.id].count > 20 for group in groups))
+        time.sleep(0.5)
+        before, listed = source.blames(cgroup_paths()), cgroup_paths()
+        time.sleep(WINDOW_S)
+        waits, after = source.read(listed), source.blames(listed)
+        found = [grown(before[group.id], after[group.id]) for group in groups]
+        sums = [(waits[group.id].sum_ns, parts(after[group.id])) for group in groups]
+    for blame, (waited, split) in zip(found, sums, strict=True):
+        assert blame.other_ns < 0.1 * parts(blame)
+        assert split == pytest.approx(waited, rel=0.01), (
+            "one reading: but for what ended meanwhile they are the same waits"
+        )
 
 
 def test_culprits_that_come_and_go_leave_every_number_growing(source: RunqLat) -> None:

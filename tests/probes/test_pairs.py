@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probes.groups import RETIRED
+from probes.groups import RETIRED, Owners
 from probes.pairs import MAX_BYTES, Accounts, Pairs, Settled, pair_bits
 
 TAGS = {10: 1001, 20: 1002, 30: 1003}
@@ -27,7 +27,7 @@ def settle(
     accounts: Accounts, entries: Sequence[tuple[int, int, int]], tags: Mapping[int, int], live: Mapping[int, str]
 ) -> Settled:
     known = np.array([*tags], np.uint64), np.array([*tags.values()], np.uint64)
-    return accounts.settle(pairs(*entries), *known, live)
+    return accounts.settle(pairs(*entries), Owners(*known), live)
 
 
 @pytest.mark.parametrize(("cpus", "bits"), [(1, 13), (2, 13), (32, 13), (33, 12), (64, 12), (128, 11), (8192, 5)])
