@@ -1,12 +1,12 @@
 """Who makes whom wait: each wait of a cgroup's tasks for a CPU, split among those who had that CPU meanwhile.
 
 What the numbers mean: they are the waits of probes/runqlat.py, counted when they end, by the same program and on the same
-clock, so the parts of a cgroup add up to the sum of its waits, but for those that ended while both were read. A part goes to the cgroup whose task ran on the CPU on which
-this one waited: four burners that share a CPU are each to blame for what they ran. The waiting cgroup is among them when its
-own tasks queue behind each other. Autogroups and kernel threads are the root's. Interrupts are part of whatever they
-interrupted. Real-time, deadline and stop tasks count as higher class wherever they are from. Throttled is the time during
-which the cgroup was held back by its own quota, or one above it, on that CPU. A task that is moved while it waits leaves the
-part until then to those of the CPU that it waited on.
+clock, so the parts of a cgroup add up to the sum of its waits, but for those that end while both are read. A part goes to
+the cgroup whose task ran on the CPU on which this one waited: four burners that share a CPU are each to blame for what they
+ran. The waiting cgroup is among them when its own tasks queue behind each other. Autogroups and kernel threads are the
+root's. Interrupts are part of whatever they interrupted. Real-time, deadline and stop tasks count as higher class wherever
+they are from. Throttled is the time during which the cgroup was held back by its own quota, or one above it, on that CPU. A
+task that is moved while it waits leaves the part until then to those of the CPU that it waited on.
 
 What it cannot see, and counts as other: the way out of idle; what lies longer ago than a CPU remembers, which is 0.13 s and
 more, depending on how many cgroups take turns; cgroups that are gone or not listed; and pairs beyond the table's bound, which
