@@ -36,6 +36,8 @@ from api.ports import PodSource, Sink, Unavailable, WaitSource
 from exporters import otel
 from exporters.families import About
 from exporters.http import STALE_S, Server
+from probes import registry
+from probes.background import Background
 from probes.runqlat import open_waits
 
 log = logging.getLogger("dioptase")
@@ -62,7 +64,7 @@ def main(options: Options) -> int:
     Raises ConfigError, PodsError and Unavailable before anything was changed.
     """
     _one_heap()
-    return asyncio.run(_run(options, load(options.config), StaticPods(options.pods)))
+    return asyncio.run(_run(options, load(options.config, registry.NAMES), StaticPods(options.pods)))
 
 
 def _one_heap() -> None:
@@ -83,6 +85,8 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         act, act_missing = _effective(options.act, files, originals)
         waits, waits_missing = _open_waits(hierarchy)
         stack.callback(waits.close)
+        probes = Background(registry.openers(registry.NAMES if config.probes is None else config.probes))
+        stack.callback(probes.close)
         journal = DecisionJournal(None if originals is None else options.state_dir / "decisions.jsonl")
         stack.callback(journal.close)
         indicators = Indicators()
@@ -97,6 +101,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             pods=pods,
             waits=waits,
             indicators=indicators,
+            probes=probes.probes,
         )
         sinks = await _open_exporters(options, config, journal, stack)
         loop = Loop(
@@ -107,6 +112,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             triggers=_triggers(hierarchy, stack),
             banner=(*state_missing, *act_missing, *waits_missing),
         )
+        probes.start()
         polling = asyncio.create_task(indicators.run(loop.pods))
         stack.callback(polling.cancel)
         try:

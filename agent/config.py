@@ -83,4 +83,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How often the waits of online pods are looked at between rounds, to take CPU back at once."""
     max_cgroups: Annotated[int, Meta(ge=16, le=100_000)] = 4096
     """More cgroups than this are not read; how many were left out is shown."""
+    probes: tuple[str, ...] | None = None
+    """Probes beside run-queue waits, by name; all of them unless set, none for []."""
     advisor: AdvisorConfig = AdvisorConfig()

@@ -4,13 +4,15 @@ Run by the distribution's Python as a plain script, because that is where python
 because BCC keeps 150 MiB that it never gives back. Needs no kernel headers: field offsets come from BTF, and a handful of
 stub files satisfies BCC's search for a source tree. Standard library, bcc and this directory only.
 
-Takes one JSON job from the Unix socket whose descriptor is its argument (see `loader.Job`), answers with one JSON message
-and the descriptors (SCM_RIGHTS), and exits. Nothing is pinned: when the last copy of a descriptor closes, it is gone.
+Takes JSON jobs from the Unix socket whose descriptor is its first argument (see `loader.Job`), answers each with one JSON
+message and the descriptors (SCM_RIGHTS), and exits when the socket's other end closes. Nothing is pinned, and no descriptor
+is kept here: when the last copy closes elsewhere, it is gone. The second argument is added to its nice value.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import socket
@@ -82,6 +84,8 @@ class Built(NamedTuple):
 
     message: dict[str, Any]
     descriptors: list[int]
+    module: Any
+    """BCC's, which owns the maps' descriptors."""
 
 
 def stub_tree(root: Path) -> None:
@@ -116,7 +120,7 @@ def build(job: dict[str, Any]) -> Built:
     """Compile, load and attach the first form that this kernel takes. Raises Failure when it takes none."""
     _check_permission()
     try:
-        types = btf.Btf.read(Path(job["btf"]))
+        types = _types_of(Path(job["btf"]))
     except btf.BtfError as error:
         raise Failure("btf", str(error)) from error
     try:
@@ -135,6 +139,11 @@ def build(job: dict[str, Any]) -> Built:
         built.message["refused"] = refused
         return built
     raise Failure("refused", "the kernel takes no form of this probe", refused)
+
+
+@functools.lru_cache(maxsize=1)
+def _types_of(blob: Path) -> btf.Btf:
+    return btf.Btf.read(blob)
 
 
 def _check_permission() -> None:
@@ -169,7 +178,7 @@ def _try_form(compiler: Any, types: btf.Btf, job: dict[str, Any], form: dict[str
         "compile_s": compiled - started,
         "load_s": time.monotonic() - compiled,
     }
-    return Built(message, [fd for fd, _ in maps] + descriptors)
+    return Built(message, [fd for fd, _ in maps] + descriptors, module)
 
 
 def _compile(compiler: Any, sources: list[Path], macros: dict[str, int]) -> Any:
@@ -214,18 +223,28 @@ def _start(code: bytes, types: btf.Btf, program: dict[str, str], *, typed: bool)
         raise FormRefused(f"attach {name} to {tracepoint}", error.strerror or "", error.errno or 0) from error
 
 
-def main(descriptor: int) -> None:
-    """One job in, one answer out."""
+def answer(parent: socket.socket, job: dict[str, Any]) -> None:
+    """Do one job, send what came of it, and let go of it here."""
+    try:
+        built = build(job)
+    except Failure as error:
+        message = {"error": error.kind, "detail": error.detail, "refused": error.refused}
+        parent.send(json.dumps(message).encode())
+        return
+    socket.send_fds(parent, [json.dumps(built.message).encode()], built.descriptors)
+    for fd in built.descriptors[len(built.message["maps"]) :]:
+        os.close(fd)
+    built.module.cleanup()
+
+
+def main(descriptor: int, nice: int) -> None:
+    """Jobs in, answers out, until nobody asks any more."""
+    os.nice(nice)
     with socket.socket(fileno=descriptor) as parent:
-        job = json.loads(parent.recv(1 << 20))
-        try:
-            message, descriptors = build(job)
-        except Failure as error:
-            message = {"error": error.kind, "detail": error.detail, "refused": error.refused}
-            descriptors = []
-        socket.send_fds(parent, [json.dumps(message).encode()], descriptors)
+        while request := parent.recv(1 << 20):
+            answer(parent, json.loads(request))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))
     os._exit(0)  # BCC's exit handlers take longer than closing what the kernel closes anyway

@@ -12,11 +12,12 @@ import os
 import socket
 import subprocess
 import tempfile
+import threading
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import msgspec
 
@@ -77,6 +78,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     maps: Sequence[str]
     constants: Mapping[str, int]
     btf: Path = VMLINUX
+    remedy: str = ""
+    """What to do where the kernel takes no form; empty for the general advice."""
     scratch: str = ""
 
 
@@ -147,28 +150,115 @@ class Loaded:
         self.close()
 
 
-def load(job: Job, *, child_python: Path = CHILD_PYTHON, timeout_s: float = TIMEOUT_S) -> Loaded:
-    """Run the child and take over what it loaded. Raises Unavailable with the reason and what to do about it."""
-    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with here, _scratch() as scratch, tempfile.TemporaryFile(dir=scratch) as errors:
-        with there:
-            child = _start(child_python, there, errors)
+class _Running(NamedTuple):
+    """A child that waits for jobs."""
+
+    child: subprocess.Popen[bytes]
+    channel: socket.socket
+    errors: IO[bytes]
+    scratch: str
+    owned: contextlib.ExitStack
+
+
+class _ChildLost(Exception):
+    """The child cannot be used any more."""
+
+    def __init__(self, unavailable: Unavailable) -> None:
+        super().__init__(unavailable.reason)
+        self.unavailable = unavailable
+
+
+class Compiler:
+    """One compiling child for several jobs: Python and BCC cost it 0.35 s of CPU before the first of them.
+
+    Started with the first job, and anew with the next one should it be lost. Jobs come from one thread, `end` from any.
+    """
+
+    def __init__(self, python: Path = CHILD_PYTHON, *, nice: int = 0) -> None:
+        self.python = python
+        self._nice = nice
+        self._running: _Running | None = None
+        self._ended = False
+        self._lock = threading.Lock()
+
+    def load(self, job: Job, timeout_s: float = TIMEOUT_S) -> Loaded:
+        """Have one job done and take over what was loaded. Raises Unavailable with the reason and what to do about it."""
+        with self._lock:
+            if self._ended:
+                raise Unavailable("loading of probes was ended", "start the agent again")
+            if self._running is None:
+                self._running = _begin(self.python, self._nice)
+            running = self._running
         try:
-            here.settimeout(timeout_s)
-            request = msgspec.json.encode(msgspec.structs.replace(job, scratch=scratch), enc_hook=str)
-            return _exchange(here, request, child, errors)
-        except TimeoutError:
-            raise Unavailable(
-                f"compiling {job.sources[-1].name} took more than {timeout_s:g} s",
-                "see whether the node is short of CPU",
-            ) from None
-        finally:
-            child.kill()
-            child.wait()
+            return _exchange(running, job, timeout_s)
+        except _ChildLost as lost:
+            self._release()
+            raise lost.unavailable from None
+
+    def end(self) -> None:
+        """End the child now, whatever it does, and load nothing more."""
+        with self._lock:
+            self._ended = True
+            if self._running is not None:
+                self._running.child.kill()
+
+    def __enter__(self) -> Compiler:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+        self._release()
+
+    def _release(self) -> None:
+        with self._lock:
+            running, self._running = self._running, None
+        if running is not None:
+            running.owned.close()
+
+
+_this_thread = threading.local()
 
 
 @contextlib.contextmanager
-def _scratch() -> Any:
+def sharing(compiler: Compiler) -> Iterator[None]:
+    """Within, every `load` of this thread that asks for the compiler's Python uses this one child."""
+    _this_thread.compiler = compiler
+    try:
+        yield
+    finally:
+        del _this_thread.compiler
+
+
+def load(job: Job, *, child_python: Path = CHILD_PYTHON, timeout_s: float = TIMEOUT_S) -> Loaded:
+    """Have a child of its own do the job, or the shared one. Raises Unavailable with the reason and what to do about it."""
+    shared: Compiler | None = getattr(_this_thread, "compiler", None)
+    if shared is not None and shared.python == child_python:
+        return shared.load(job, timeout_s)
+    with Compiler(child_python) as compiler:
+        return compiler.load(job, timeout_s)
+
+
+def _begin(python: Path, nice: int) -> _Running:
+    owned = contextlib.ExitStack()
+    try:
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        owned.enter_context(here)
+        with there:
+            scratch = owned.enter_context(_scratch())
+            errors = owned.enter_context(tempfile.TemporaryFile(dir=scratch))  # noqa: SIM115 - closed by `owned`
+            child = _start(python, there, errors, nice)
+    except BaseException:
+        owned.close()
+        raise
+    owned.callback(child.wait)
+    owned.callback(child.kill)
+    return _Running(child, here, errors, scratch, owned)
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[str]:
     try:
         directory = tempfile.TemporaryDirectory(prefix="dioptase-")
     except OSError as error:
@@ -180,10 +270,10 @@ def _scratch() -> Any:
         yield path
 
 
-def _start(python: Path, channel: socket.socket, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(python: Path, channel: socket.socket, errors: IO[bytes], nice: int) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
-            [python, "-s", "-E", _COMPILER, str(channel.fileno())],
+            [python, "-s", "-E", _COMPILER, str(channel.fileno()), str(nice)],
             pass_fds=[channel.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=errors,
@@ -196,17 +286,22 @@ def _start(python: Path, channel: socket.socket, errors: IO[bytes]) -> subproces
         ) from error
 
 
-def _exchange(channel: socket.socket, request: bytes, child: subprocess.Popen[bytes], errors: IO[bytes]) -> Loaded:
+def _exchange(running: _Running, job: Job, timeout_s: float) -> Loaded:
+    request = msgspec.json.encode(msgspec.structs.replace(job, scratch=running.scratch), enc_hook=str)
     try:
-        channel.send(request)
-        message, descriptors = _receive(channel)
+        running.channel.settimeout(timeout_s)
+        running.channel.send(request)
+        message, descriptors = _receive(running.channel)
     except (BrokenPipeError, ConnectionResetError):
         message, descriptors = b"", []
+    except TimeoutError:
+        reason = f"compiling {job.sources[-1].name} took more than {timeout_s:g} s"
+        raise _ChildLost(Unavailable(reason, "see whether the node is short of CPU")) from None
     if not message:
-        raise _died(child, errors)
+        raise _ChildLost(_died(running.child, running.errors))
     answer = msgspec.json.decode(message, type=_Answer)
     if answer.error:
-        raise _explain(answer)
+        raise _explain(answer, job.remedy)
     if len(descriptors) != len(answer.maps) + 2 * len(answer.programs):
         for fd in descriptors:
             os.close(fd)
@@ -243,13 +338,13 @@ def _died(child: subprocess.Popen[bytes], errors: IO[bytes]) -> Unavailable:
     )
 
 
-def _explain(answer: _Answer, lockdown: Path = Path("/sys/kernel/security/lockdown")) -> Unavailable:
+def _explain(answer: _Answer, advice: str, lockdown: Path = Path("/sys/kernel/security/lockdown")) -> Unavailable:
     kind, reason = answer.error, answer.detail
     if answer.refused:
         reason += ": " + "; ".join(str(refusal) for refusal in answer.refused)
         if all(refusal.errno == errno.EPERM for refusal in answer.refused):
             kind = "permission"
-    remedy = REMEDIES[kind]
+    remedy = advice if kind == "refused" and advice else REMEDIES[kind]
     if kind == "permission" and lockdown.exists() and "[confidentiality]" in lockdown.read_text():
         remedy = (
             "the kernel is locked down for confidentiality, which forbids BPF to read it; boot with lockdown=integrity"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,12 +23,15 @@ from agent.sense.topology import online_text, read_topology
 from api.cpus import Topology
 from api.facts import Wait
 from api.pods import Pod
-from api.ports import PodSource, Unavailable, WaitSource
+from api.ports import PodSource, Probe, Seen, Unavailable, WaitSource
 from api.samples import CgroupSample, Indicator, NodeSample, Snapshot, SourceStatus
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-NO_WAITS: tuple[Mapping[int, Wait], Unavailable | None] = ({}, None)
+NO_WAITS: Mapping[int, Wait] = {}
+NOT_A_PROBES = frozenset({"path", "id", "wait"})
+CGROUP_FIELDS = frozenset(CgroupSample.__struct_fields__) - NOT_A_PROBES
+NODE_FIELDS = frozenset(NodeSample.__struct_fields__)
 MOST_NAMED = 3
 MOST_LOGGED = 100
 """So many different failures are logged, each once; in the snapshots every one of them is shown every time."""
@@ -36,7 +40,7 @@ MOST_LOGGED = 100
 class Sensor:
     """Reads every source once per `snapshot`. The readers are their owner's to close."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument per source
         self,
         *,
         cgroups: CgroupReader,
@@ -45,9 +49,11 @@ class Sensor:
         pods: PodSource,
         waits: WaitSource,
         indicators: Indicators,
+        probes: Sequence[Probe] = (),
     ) -> None:
         self._cgroups, self._node, self._sys = cgroups, node, sys
         self._pods, self._waits, self._indicators = pods, waits, indicators
+        self._probes = probes
         self._live: dict[int, str] = {}
         self._ids: dict[str, int] = {}
         self._known_pods: tuple[Pod, ...] = ()
@@ -69,13 +75,13 @@ class Sensor:
             self._live = {sample.id: path for path, sample in cgroups.items()}
             self._ids = {path: sample.id for path, sample in cgroups.items()}
         complete = bool(cgroups) and not self._cgroups.skipped
-        waits, problem = self._guard("waits", lambda: self._all_waits(complete), NO_WAITS, self._waits.form)
-        if problem is not None:
-            status = self._statuses.pop()
-            self._statuses.append(
-                msgspec.structs.replace(status, ok=False, error=problem.reason, remedy=problem.remedy)
-            )
-        cgroups = {path: _with_wait(sample, waits.get(sample.id)) for path, sample in cgroups.items()}
+        waits = self._observe("waits", lambda: self._all_waits(complete), NO_WAITS, self._waits)
+        seen = self._read_probes(complete)
+        node = msgspec.structs.replace(node, **seen.node) if seen.node else node
+        cgroups = {
+            path: _joined(sample, waits.get(sample.id), seen.cgroups.get(sample.id, {}))
+            for path, sample in cgroups.items()
+        }
         indicators: Mapping[str, Indicator] = self._guard("indicators", self._indicators.latest, {})
         self._statuses.extend((*self._silent_pods(), *_homeless(self._known_pods, cgroups)))
         return Snapshot(
@@ -105,10 +111,21 @@ class Sensor:
                 log.exception("source waits failed between two rounds")
             return {}
 
-    def _all_waits(self, complete: bool) -> tuple[Mapping[int, Wait], Unavailable | None]:
+    def _read_probes(self, complete: bool) -> Seen:
+        """What all probes have seen, as one: of two that give the same field the later one counts."""
+        cgroups: dict[int, dict[str, object]] = {}
+        node: dict[str, object] = {}
+        for probe in self._probes:
+            seen = self._observe(probe.name, partial(_read, probe, self._live, complete), Seen(), probe)
+            node.update(seen.node)
+            for number, values in seen.cgroups.items():
+                cgroups.setdefault(number, {}).update(values)
+        return Seen(cgroups, node)
+
+    def _all_waits(self, complete: bool) -> Mapping[int, Wait]:
         # A probe has the waits of every cgroup at hand; schedstat pays for every thread, so only pods are worth it.
         wanted = self._pods_ids() if self._waits.form == SchedstatWaits.form else None
-        return self._waits.read(self._live, wanted, complete=complete), self._waits.problem()
+        return self._waits.read(self._live, wanted, complete=complete)
 
     def _pods_ids(self, *, online: bool = False) -> frozenset[int]:
         pods = (pod for pod in self._known_pods if pod.qos.online or not online)
@@ -132,6 +149,17 @@ class Sensor:
             error += f"; and {len(errors) - MOST_NAMED} more"
         remedy = "mend the annotations or the endpoint of these pods"
         return (SourceStatus(name="indicator-pods", ok=False, error=error, remedy=remedy),)
+
+    def _observe(self, name: str, read: Callable[[], T], default: T, source: WaitSource | Probe) -> T:
+        """Guarded; and what the source could not count although it works is shown as its error."""
+        nothing: tuple[T, Unavailable | None] = (default, None)
+        value, problem = self._guard(name, lambda: (read(), source.problem()), nothing, source.form)
+        if problem is not None:
+            status = self._statuses.pop()
+            self._statuses.append(
+                msgspec.structs.replace(status, ok=False, error=problem.reason, remedy=problem.remedy)
+            )
+        return value
 
     def _guard(self, name: str, read: Callable[[], T], default: T, detail: str = "") -> T:
         started = time.perf_counter_ns()
@@ -179,8 +207,19 @@ def _homeless(pods: tuple[Pod, ...], cgroups: Mapping[str, CgroupSample]) -> tup
     return (SourceStatus(name="pod-cgroups", ok=False, error=f"there is no cgroup {shown}", remedy=remedy),)
 
 
-def _with_wait(sample: CgroupSample, wait: Wait | None) -> CgroupSample:
+def _read(probe: Probe, live: Mapping[int, str], complete: bool) -> Seen:
+    """What a probe has seen. Raises ValueError where it names a field that no sample has: then none of it is believed."""
+    seen = probe.read(live, complete=complete)
+    named = {name for values in seen.cgroups.values() for name in values}
+    if strange := sorted((named - CGROUP_FIELDS) | (seen.node.keys() - NODE_FIELDS)):
+        raise ValueError(f"it gives {', '.join(strange)}, which no sample has")
+    return seen
+
+
+def _joined(sample: CgroupSample, wait: Wait | None, seen: Mapping[str, object]) -> CgroupSample:
+    """The sample with its wait and with what probes have seen of it."""
     # Where a version 2 cgroup has no cpu controller (then its cpu.stat has no periods), a probe counts its tasks as its
     # ancestor's: that it shows none is no zero.
     elsewhere = wait is not None and not wait.count and wait.slots is not None and sample.periods is None
-    return sample if wait is None or elsewhere else msgspec.structs.replace(sample, wait=wait)
+    changes = seen if wait is None or elsewhere else {**seen, "wait": wait}
+    return msgspec.structs.replace(sample, **changes) if changes else sample

@@ -16,7 +16,7 @@ import pytest
 
 from api.facts import Blame, Wait
 from api.ports import Unavailable
-from cli.cgroups import cgroup_paths
+from cli.probes.screen import cgroup_paths
 from probes.blame import open_blame
 from probes.groups import ROOT_ID
 from probes.loader import Form, Job, load

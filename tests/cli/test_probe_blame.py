@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from api.facts import Blame
-from cli.blame import Interval, Victim, render, victims
+from cli.probes.blame import Interval, Victim, render, victims
 
 PATHS = {1: "/", 2: "/a", 3: "/b", 4: "/c"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import count, islice, product
 from string import ascii_lowercase
@@ -13,13 +13,12 @@ import click
 import msgspec
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, Group
-from rich.live import Live
 from rich.text import Text
 
 from api.facts import Blame
 from api.ports import Unavailable
-from cli.cgroups import ROOT_ID, cgroup_paths
 from cli.options import Seconds
+from cli.probes.screen import Screen, cgroup_paths, name_of
 from cli.words import clean, figures
 from probes.blame import open_blame
 from probes.runqlat import RunqLat, open_waits
@@ -83,7 +82,7 @@ def blame(*, as_json: bool, interval: float, duration_s: float | None, form: str
             raise click.ClickException(f"{error.reason}\nWhat to do: {error.remedy}") from error
         for refusal in source.refused:
             click.echo(f"form refused: {refusal}", err=True)
-        show = _print_json if as_json else stack.enter_context(_Screen())
+        show = _print_json if as_json else stack.enter_context(Screen(_render))
         try:
             for finished in _intervals(source, interval, duration_s, prefix):
                 show(finished)
@@ -113,12 +112,12 @@ def _intervals(source: RunqLat, interval: float, duration_s: float | None, prefi
 
 
 def victims(
-    before: Mapping[int, Blame], after: Mapping[int, Blame], paths: Mapping[int, str], prefix: str
+    before: Mapping[int, Blame], after: Mapping[int, Blame], paths: dict[int, str], prefix: str
 ) -> tuple[Victim, ...]:
     """Pure: what came about between two reads, of the cgroups below a prefix, most time waited first."""
     found = []
     for number, now in after.items():
-        name = paths.get(number, "/" if number == ROOT_ID else f"id {number}")
+        name = name_of(number, paths)
         if not name.startswith(prefix):
             continue
         was = before.get(number, NOTHING)
@@ -159,23 +158,8 @@ def _print_json(finished: Interval) -> None:
     sys.stdout.flush()
 
 
-class _Screen:
-    """The table in place on a terminal, one below the other anywhere else."""
-
-    def __init__(self) -> None:
-        self._console = Console()
-        self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
-
-    def __enter__(self) -> Callable[[Interval], None]:
-        if not self._console.is_terminal:
-            return lambda finished: self._console.print(render(finished, self._console.width, None))
-        self._live.start()
-        return lambda finished: self._live.update(
-            render(finished, self._console.width, self._console.height - 1), refresh=True
-        )
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
+def _render(finished: Interval, height: int | None) -> Group:
+    return render(finished, Console().width, height)
 
 
 def render(finished: Interval, width: int, height: int | None) -> Group:
