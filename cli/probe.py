@@ -20,7 +20,6 @@ from api.ports import Probe, Unavailable
 from api.rates import wait_delta
 from cli.options import Seconds
 from cli.probes import generic
-from cli.probes.blame import blame
 from cli.probes.screen import Screen, bars, cgroup_paths, name_of
 from cli.words import clean, duration
 from probes import registry
@@ -29,7 +28,7 @@ from probes.groups import Lost
 from probes.loader import Compiler, sharing
 from probes.runqlat import RunqLat
 
-RUNQLAT, BLAME = "runqlat", "blame"
+RUNQLAT = "runqlat"
 NOTHING = Wait(sum_ns=0, count=0, slots=(0,) * SLOTS)
 
 
@@ -64,7 +63,7 @@ class Probes(click.Group):
     """A command per probe; cli/probes/NAME.py has those that are shown in a way of their own, as command object NAME."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return [RUNQLAT, BLAME, *registry.NAMES]
+        return [RUNQLAT, *registry.NAMES]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in registry.BY_NAME:
@@ -82,9 +81,6 @@ def probe(ctx: click.Context) -> None:
     """Run one probe alone and show what it sees; without a name, try all of them and list them."""
     if ctx.invoked_subcommand is None:
         _list()
-
-
-probe.add_command(blame)
 
 
 def _list() -> None:

@@ -20,19 +20,24 @@ sums only, so with them nobody is blamed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from api.ports import Probe, Seen, Unavailable
-from probes.runqlat import RunqLat
+from api.ports import Probe, Seen, Unavailable, WaitSource
+from probes.btf import VMLINUX
+from probes.loader import CHILD_PYTHON
+from probes.runqlat import RunqLat, open_waits
+
+FORMS = ("tp_btf", "raw_tp")
 
 
 class Blames:
-    """The part of a running RunqLat that the sensor reads as a probe; whoever opened that also closes it."""
+    """What a running RunqLat knows beside the waits; where it is not `owned`, whoever opened it closes it."""
 
     name = "blame"
 
-    def __init__(self, waits: RunqLat) -> None:
-        self._waits = waits
+    def __init__(self, waits: RunqLat, *, owned: bool) -> None:
+        self._waits, self._owned = waits, owned
         self.form = waits.form
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
@@ -44,14 +49,31 @@ class Blames:
         return self._waits.blame_problem()
 
     def close(self) -> None:
-        """Nothing: the program is the one that counts the waits."""
+        """Detach from the kernel, unless others need the waits. Idempotent."""
+        if self._owned:
+            self._waits.close()
 
 
-def open_blame(waits: RunqLat) -> Probe:
-    """Blame beside the waits of a running probe. Raises Unavailable where its form does not know who ran."""
-    if not waits.blaming:
-        raise Unavailable(
-            f"the form {waits.form} of the run-queue probe does not tell who had the CPU",
-            "use Linux 5.5 or later with BTF, where the forms tp_btf and raw_tp run; dioptase doctor says why they do not",
-        )
-    return Blames(waits)
+def beside(waits: WaitSource) -> Probe:
+    """The probe that shares the program of running waits. Raises Unavailable where that does not know who ran."""
+    return _blames(waits, owned=False)
+
+
+def open_blame(*, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX) -> Probe:
+    """The probe with a program of its own. Raises Unavailable with reason and remedy where the kernel takes no form of it."""
+    waits = open_waits(forms=forms, child_python=child_python, btf=btf)
+    try:
+        return _blames(waits, owned=True)
+    except Unavailable:
+        waits.close()
+        raise
+
+
+def _blames(waits: WaitSource, *, owned: bool) -> Probe:
+    if isinstance(waits, RunqLat) and waits.blaming:
+        return Blames(waits, owned=owned)
+    said = f" ({waits.refused[0]})" if isinstance(waits, RunqLat) and waits.refused else ""
+    raise Unavailable(
+        f"the form {waits.form} of run-queue waits does not tell who had the CPU{said}",
+        "use Linux 5.5 or later with BTF, where the forms tp_btf and raw_tp run; dioptase doctor says why they do not",
+    )

@@ -20,10 +20,9 @@ from api.ports import Unavailable
 from cli.options import Seconds
 from cli.probes.screen import Screen, cgroup_paths, name_of
 from cli.words import clean, figures
-from probes.blame import open_blame
+from probes.blame import FORMS, beside
 from probes.runqlat import RunqLat, open_waits
 
-FORMS = ("tp_btf", "raw_tp")
 CELL, LEAST_NAME, MOST_NAME = 8, 20, 60
 """Width of a column of numbers, and of the paths on the left."""
 NOTHING = Blame(by_cgroup={}, throttled_ns=0, higher_class_ns=0, other_ns=0)
@@ -77,7 +76,7 @@ def blame(*, as_json: bool, interval: float, duration_s: float | None, form: str
         try:
             source = open_waits(forms=FORMS if form == "auto" else (form,))
             stack.callback(source.close)
-            open_blame(source)
+            beside(source)
         except Unavailable as error:
             raise click.ClickException(f"{error.reason}\nWhat to do: {error.remedy}") from error
         for refusal in source.refused:

@@ -17,7 +17,7 @@ import pytest
 from api.facts import Blame, Wait
 from api.ports import Unavailable
 from cli.probes.screen import cgroup_paths
-from probes.blame import open_blame
+from probes.blame import beside, open_blame
 from probes.groups import ROOT_ID
 from probes.loader import Form, Job, load
 from probes.maps import possible_cpus
@@ -414,7 +414,7 @@ def test_a_full_table_of_pairs_says_so_and_the_parts_still_add_up() -> None:
             group.processes[0].kill()
             group.processes[0].wait()
         shot = shoot(source, groups)
-        problem = open_blame(source).problem()
+        problem = beside(source).problem()
         assert problem is not None
         assert "parts of waits found no place" in problem.reason
         source.close()
@@ -453,7 +453,7 @@ def test_a_form_that_cannot_know_blames_nobody() -> None:
     with probe("classic") as source:
         assert not source.blaming
         with pytest.raises(Unavailable, match="does not tell who had the CPU") as caught:
-            open_blame(source)
+            beside(source)
         assert "tp_btf" in caught.value.remedy
         with pytest.raises(Unavailable, match="does not tell who had the CPU"):
             source.blames({})
@@ -471,7 +471,7 @@ def test_latency_can_be_had_without_blame() -> None:
 
 def test_the_probe_gives_blame_to_cgroups_and_leaves_closing_to_the_waits() -> None:
     with several("quiet") as (quiet,), probe(*FORMS) as source:
-        found = open_blame(source)
+        found = beside(source)
         assert (found.name, found.form) == ("blame", source.form)
         seen = found.read(live(quiet))
         assert seen.cgroups[quiet.id] == {"blame": NOTHING}
@@ -482,3 +482,17 @@ def test_the_probe_gives_blame_to_cgroups_and_leaves_closing_to_the_waits() -> N
         source.close()
         with pytest.raises(Unavailable, match="is closed"):
             found.read(live(quiet))
+
+
+def test_alone_it_has_a_program_of_its_own_and_closes_it() -> None:
+    with probe(*FORMS):
+        pass
+    found = open_blame()
+    assert found.form in FORMS
+    assert ROOT_ID in found.read({ROOT_ID: "/"}).cgroups
+    found.close()
+    found.close()
+    with pytest.raises(Unavailable, match="is closed"):
+        found.read({ROOT_ID: "/"})
+    with pytest.raises(Unavailable, match="does not tell who had the CPU"):
+        open_blame(forms=("classic",))
