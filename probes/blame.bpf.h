@@ -3,14 +3,15 @@
  *
  * Each CPU keeps the latest SPANS moments (a power of two) at which it changed hands: since when which cgroup ran there, or a
  * higher scheduling class, or nobody. Consecutive tasks of one cgroup are one span, and a span ends where the next begins, so
- * a switch within a cgroup writes nothing. Spans that are older than these are not lost: they are added up in stretches of
- * some 4 ms, by who ran, so that neighbours that swap the CPU 100,000 times a second do not hide behind each other.
+ * a switch within a cgroup writes nothing. Spans that are older than these are not lost: those shorter than 1 ms are added
+ * up in stretches of up to 8 ms, by who ran, so that neighbours that swap the CPU 100,000 times a second do not hide behind
+ * each other, and longer ones are stretches by themselves.
  *
  * When a task comes in that has waited, spans and then stretches are walked back over its wait, and every overlap is added to
  * the pair of the waiting and the running cgroup. All of it is on the run queue's own clock, on which the wait was measured:
- * the parts of a wait add up to the wait, to the nanosecond. Only the stretch in which a wait began is split by proportion,
- * because the order within it is forgotten. A task that is moved to another CPU while it waits has the part until then split
- * there and then, by what the CPU that it leaves remembers.
+ * the parts of a wait add up to the wait, to the nanosecond. Only a stretch of several spans in which a wait began is split by
+ * proportion, because their order is forgotten. A task that is moved to another CPU while it waits has the part until then
+ * split there and then, by what the CPU that it leaves remembers.
  *
  * Own quota: cfs_rq.throttled_clock_self says since when the group, or one above it, is throttled on this CPU, and
  * throttled_clock_self_time for how long it was in all (677ea015f231, Linux 6.6). The first is noted when a task of the group
@@ -33,7 +34,8 @@ struct waited {
 
 #define NOBODY 0ULL
 #define HIGHER_CLASS 0xFFFFFFFFULL
-#define STRETCH_NS (1ULL << 22)
+#define STRETCH_NS (1ULL << 23)
+#define LONG_NS (1ULL << 20)
 #define MAX_RT_PRIO 100 /* below it are real-time, deadline and stop tasks, and those that inherit from them */
 #define PAIR_WINDOW 8
 #define BPF_F_MMAPABLE (1 << 10)
@@ -54,6 +56,7 @@ struct stretch {
 struct timeline {
 	u64 head;
 	u64 latest;
+	u64 open; /* whether more may be added to the latest stretch */
 	u64 place;
 	struct span spans[SPANS];
 	struct stretch stretches[STRETCHES];
@@ -140,7 +143,7 @@ static __always_inline void condense(struct timeline *line, struct span *span, u
 
 	if (!span->since || !ns)
 		return;
-	if (span->since - into->since < STRETCH_NS) {
+	if (line->open && ns < LONG_NS && span->since - into->since < STRETCH_NS) {
 #pragma unroll
 		for (nth = 0; nth < SHARES; nth++) {
 			if (into->shares[nth].ns && into->shares[nth].who != span->who)
@@ -150,6 +153,7 @@ static __always_inline void condense(struct timeline *line, struct span *span, u
 			return;
 		}
 	}
+	line->open = ns < LONG_NS;
 	line->latest++;
 	into = &line->stretches[line->latest & (STRETCHES - 1)];
 	__builtin_memset(into, 0, sizeof(*into));
@@ -240,7 +244,7 @@ static __always_inline void add_pair(struct parts *parts, u64 key, u64 ns)
 	struct pair *pair;
 	u64 *count;
 
-#pragma unroll
+#pragma clang loop unroll(disable)
 	for (nth = 0; nth < PAIR_WINDOW; nth++) {
 		at = mine + ((home + nth) & ((1 << PAIR_BITS) - 1));
 		pair = pairs.lookup(&at);

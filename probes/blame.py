@@ -8,11 +8,11 @@ root's. Interrupts are part of whatever they interrupted. Real-time, deadline an
 they are from. Throttled is the time during which the cgroup was held back by its own quota, or one above it, on that CPU. A
 task that is moved while it waits leaves the part until then to those of the CPU that it waited on.
 
-What it cannot see, and counts as other: the way out of idle; what lies longer ago than a CPU remembers, which is 0.13 s and
-more, depending on how many cgroups take turns; cgroups that are gone or not listed; and pairs beyond the table's bound, which
-`problem` tells of. A wait that is older than the latest 32 changes of hands of its CPU has the 4 ms in which it began split
-by proportion. Throttles are exact to the microsecond since Linux 6.6; blame.bpf.h says what is less exact before. A cgroup
-that is made again under its old path begins at zero.
+What it cannot see, and counts as other: the way out of idle; what lies longer ago than a CPU remembers, which is its latest 48
+changes of hands and, where four cgroups at most take turns of less than 1 ms, a quarter of a second; cgroups that are gone or
+not listed; and pairs beyond the table's bound, which `problem` tells of. Turns of less than 1 ms are told apart one by one for
+the latest 16; a wait that began among older ones has up to 8 ms split by proportion. Throttles are exact to the microsecond
+since Linux 6.6; blame.bpf.h says what is less exact before. A cgroup that is made again under its old path begins at zero.
 
 The forms tp_btf and raw_tp know this. The classic form has another clock than the kernel's throttling, and schedstat has
 sums only, so with them nobody is blamed.

@@ -34,8 +34,8 @@ FORMS = ("tp_btf", "raw_tp", "classic")
 """In order of preference, which is that of their cost."""
 SEATS = 1 << 17
 """Tasks that can be remembered between two events, by the low bits of their pid: 2 MiB."""
-SPANS, STRETCHES = 32, 32
-"""What each CPU remembers, to tell who had it during a wait: 3 KiB. Powers of two."""
+SPANS, STRETCHES = 16, 32
+"""What each CPU remembers, to tell who had it during a wait: 2.5 KiB. Powers of two."""
 _HOLD_BYTES = 32
 _GROUP_FIELDS = {
     "TASK_GROUP": [("task_struct", "sched_task_group", 8)],
