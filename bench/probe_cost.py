@@ -41,6 +41,15 @@ form = Form(name="empty", typed=True, fields={}, programs=[Program("on_switch", 
 with load(Job(sources=[Path(sys.argv[1])], forms=[form], maps=[], constants={})):
     time.sleep(600)
 """
+BLAME = """
+import sys, time
+from cli.probes.screen import cgroup_paths
+from probes.blame import open_blame
+probe = open_blame(forms=(sys.argv[1],))
+while True:
+    probe.read(cgroup_paths())
+    time.sleep(1)
+"""
 TEXT = """## Probe cost per context switch
 
 {machine}; {tools}. `python -m bench.probe_cost --rounds {rounds}`: medians of {rounds} shuffled rounds. The load is one pair of
@@ -85,8 +94,8 @@ class Contestant:
 
 
 def contestants(scratch: Path) -> list[Contestant]:
-    probe = [sys.executable, "-c", "from cli.main import main; main()", "probe"]
-    ours, blame = [*probe, "runqlat", "--json", "--form"], [*probe, "blame", "--json", "--form"]
+    ours = [sys.executable, "-c", "from cli.main import main; main()", "probe", "runqlat", "--json", "--form"]
+    blame = [sys.executable, "-c", BLAME]
     empty = scratch / "empty.bpf.c"
     empty.write_text("int on_switch(u64 *ctx) { return 0; }\n")
     headers = {"BCC_KERNEL_SOURCE": str(bcc_headers(scratch / "headers"))}

@@ -37,11 +37,13 @@ class Blames:
     name = "blame"
 
     def __init__(self, waits: RunqLat, *, owned: bool) -> None:
-        self._waits, self._owned = waits, owned
+        self._waits, self._owned, self._closed = waits, owned, False
         self.form = waits.form
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
         """`blame` of every cgroup whose waits are known."""
+        if self._closed:
+            raise Unavailable("the probe blame is closed", "open it again")
         found = self._waits.blames(live, complete=complete)
         return Seen(cgroups={number: {"blame": blame} for number, blame in found.items()})
 
@@ -50,6 +52,7 @@ class Blames:
 
     def close(self) -> None:
         """Detach from the kernel, unless others need the waits. Idempotent."""
+        self._closed = True
         if self._owned:
             self._waits.close()
 

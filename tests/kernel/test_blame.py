@@ -478,9 +478,12 @@ def test_the_probe_gives_blame_to_cgroups_and_leaves_closing_to_the_waits() -> N
         assert isinstance(seen.cgroups[ROOT_ID]["blame"], Blame)
         assert found.problem() is None
         found.close()
-        assert source.read(live(quiet))
+        with pytest.raises(Unavailable, match="the probe blame is closed"):
+            found.read(live(quiet))
+        assert source.read(live(quiet)), "the waits go on"
+        found = beside(source)
         source.close()
-        with pytest.raises(Unavailable, match="is closed"):
+        with pytest.raises(Unavailable, match="the probe runqlat is closed"):
             found.read(live(quiet))
 
 
