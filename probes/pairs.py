@@ -69,7 +69,7 @@ class PairTable:
         return Pairs(at, keys >> np.uint64(32), keys & _LOW, ns)
 
     def clear(self, at: npt.NDArray[np.intp]) -> None:
-        """Give entries back. What the kernel adds to one at this very moment is lost: a cgroup that is gone adds nothing."""
+        """Give entries back. What the kernel adds to one at this very moment is lost: they are of cgroups long gone."""
         self._ns[at] = 0
         self._keys[at] = 0
 
@@ -97,6 +97,8 @@ class Accounts:
         """By victim: time from entries that were given back."""
         self._unnamed: dict[tuple[int, int], int] = {}
         """By victim and culprit: time from before the culprit got a name, or until it lost it."""
+        self._leaving: dict[int, int] = {}
+        """Entries of culprits that are gone, as of the latest time: those that have not changed since are given back."""
 
     def settle(self, pairs: Pairs, owners: Owners, live: Mapping[int, str]) -> Settled:
         """`owners` are read after the pairs, and know all that live."""
@@ -105,14 +107,25 @@ class Accounts:
         lost = present & (culprits == _NOBODY)
         known = set(owners.ids.tolist())
         self._moved = {victim: ns for victim, ns in self._moved.items() if victim in known}
-        for victim, ns in zip(victims[lost].tolist(), pairs.ns[lost].tolist(), strict=True):
-            self._moved[victim] = self._moved.get(victim, 0) + ns
+        unnamed, spent = self._let_go(pairs.at[lost].tolist(), victims[lost].tolist(), pairs.ns[lost].tolist())
         both = present & ~lost
         by_path = self._name(*_add_up(victims[both], culprits[both], pairs.ns[both]), live)
-        unnamed = dict(self._moved)
-        for (victim, _), ns in self._unnamed.items():
+        for victim, ns in (*self._moved.items(), *((victim, ns) for (victim, _), ns in self._unnamed.items())):
             unnamed[victim] = unnamed.get(victim, 0) + ns
-        return Settled(by_path, unnamed, pairs.at[~both])
+        return Settled(by_path, unnamed, np.concatenate([pairs.at[~present], np.array(spent, np.intp)]))
+
+    def _let_go(self, places: list[int], victims: list[int], sums: list[int]) -> tuple[dict[int, int], list[int]]:
+        """Time of culprits that are gone, from entries that may still change; and the entries that do not any more."""
+        before, self._leaving = self._leaving, {}
+        left, spent = dict[int, int](), []
+        for at, victim, ns in zip(places, victims, sums, strict=True):
+            if before.get(at) == ns:
+                self._moved[victim] = self._moved.get(victim, 0) + ns
+                spent.append(at)
+            else:
+                self._leaving[at] = ns
+                left[victim] = left.get(victim, 0) + ns
+        return left, spent
 
     def _name(
         self, victims: list[int], culprits: list[int], sums: list[int], live: Mapping[int, str]
