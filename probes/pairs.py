@@ -58,9 +58,10 @@ class PairTable:
         layout, info = dtype_of(description.leaf), bpf.map_info(fd)
         if layout.itemsize != info.value_size:
             raise ValueError(f"map pairs: described as {layout.itemsize} bytes, the kernel has {info.value_size}")
-        size = info.max_entries * info.value_size
-        self._memory = mmap.mmap(fd, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
-        table = np.frombuffer(self._memory, layout, info.max_entries)
+        self.size = info.max_entries
+        pages = -(-self.size * info.value_size // mmap.PAGESIZE)
+        self._memory = mmap.mmap(fd, pages * mmap.PAGESIZE)
+        table = np.frombuffer(self._memory, layout, self.size)
         self._keys, self._ns = table["key"], table["ns"]
 
     def read(self) -> Pairs:
@@ -83,72 +84,51 @@ class Settled(NamedTuple):
     """Waits by cgroup id of the victim, cumulative."""
 
     by_path: dict[int, dict[str, int]]
-    unnamed_ns: dict[int, int]
-    """Time of culprits that cannot be named."""
+    unnamed_ns: Mapping[int, int]
+    """Time of culprits that could not be named."""
     spent: npt.NDArray[np.intp]
-    """Entries whose time is in the accounts now, or whose victim is gone."""
+    """Entries that may be given back."""
 
 
 class Accounts:
-    """What became of the time of culprits that could not be named."""
+    """How much of each entry's time has moved over to the rest of its victim, for want of a name."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        self._base = np.zeros(size, np.uint64)
+        """By entry: what has moved already. The rest of it is its culprit's, as long as that has a name."""
         self._moved: dict[int, int] = {}
-        """By victim: time from entries that were given back."""
-        self._unnamed: dict[tuple[int, int], int] = {}
-        """By victim and culprit: time from before the culprit got a name, or until it lost it."""
-        self._leaving: dict[int, int] = {}
-        """Entries of culprits that are gone, as of the latest time: those that have not changed since are given back."""
+        """By victim."""
 
     def settle(self, pairs: Pairs, owners: Owners, live: Mapping[int, str]) -> Settled:
         """`owners` are read after the pairs, and know all that live."""
         victims, culprits = (_owners_of(half, owners) for half in (pairs.victims, pairs.culprits))
+        new = pairs.ns - self._base[pairs.at]
         present = victims != _NOBODY
-        lost = present & (culprits == _NOBODY)
-        known = set(owners.ids.tolist())
+        listed = np.array([ROOT_ID, *live], np.uint64)
+        named = present & np.isin(culprits, listed)
+        unnamed = present & ~named
+        self._move(victims[unnamed].tolist(), new[unnamed].tolist(), set(owners.ids.tolist()))
+        self._base[pairs.at[unnamed]] = pairs.ns[unnamed]
+        # Nothing new since the last time, and its culprit gone: nothing is going to be added to it any more.
+        spent = pairs.at[~present | (unnamed & (culprits == _NOBODY) & (new == 0))]
+        self._base[spent] = 0
+        by_path: dict[int, dict[str, int]] = {}
+        for victim, culprit, ns in zip(*_add_up(victims[named], culprits[named], new[named]), strict=True):
+            by_path.setdefault(victim, {})[live.get(culprit, "/")] = ns
+        return Settled(by_path, self._moved, spent)
+
+    def _move(self, victims: list[int], sums: list[int], known: set[int]) -> None:
         self._moved = {victim: ns for victim, ns in self._moved.items() if victim in known}
-        unnamed, spent = self._let_go(pairs.at[lost].tolist(), victims[lost].tolist(), pairs.ns[lost].tolist())
-        both = present & ~lost
-        by_path = self._name(*_add_up(victims[both], culprits[both], pairs.ns[both]), live)
-        for victim, ns in (*self._moved.items(), *((victim, ns) for (victim, _), ns in self._unnamed.items())):
-            unnamed[victim] = unnamed.get(victim, 0) + ns
-        return Settled(by_path, unnamed, np.concatenate([pairs.at[~present], np.array(spent, np.intp)]))
-
-    def _let_go(self, places: list[int], victims: list[int], sums: list[int]) -> tuple[dict[int, int], list[int]]:
-        """Time of culprits that are gone, from entries that may still change; and the entries that do not any more."""
-        before, self._leaving = self._leaving, {}
-        left, spent = dict[int, int](), []
-        for at, victim, ns in zip(places, victims, sums, strict=True):
-            if before.get(at) == ns:
-                self._moved[victim] = self._moved.get(victim, 0) + ns
-                spent.append(at)
-            else:
-                self._leaving[at] = ns
-                left[victim] = left.get(victim, 0) + ns
-        return left, spent
-
-    def _name(
-        self, victims: list[int], culprits: list[int], sums: list[int], live: Mapping[int, str]
-    ) -> dict[int, dict[str, int]]:
-        before, self._unnamed = self._unnamed, {}
-        found: dict[int, dict[str, int]] = {}
-        for victim, culprit, ns in zip(victims, culprits, sums, strict=True):
-            path = live.get(culprit) or ("/" if culprit == ROOT_ID else None)
-            if path is None:
-                self._unnamed[victim, culprit] = ns
-                continue
-            if before and (earlier := before.get((victim, culprit))):
-                self._unnamed[victim, culprit] = earlier
-                ns -= earlier  # noqa: PLW2901
-            found.setdefault(victim, {})[path] = ns
-        return found
+        for victim, ns in zip(victims, sums, strict=True):
+            self._moved[victim] = self._moved.get(victim, 0) + ns
 
 
 class Culprits:
     """All that a running probe knows of who made whom wait."""
 
     def __init__(self, loaded: Loaded) -> None:
-        self._pairs, self._accounts = PairTable(loaded), Accounts()
+        self._pairs = PairTable(loaded)
+        self._accounts = Accounts(self._pairs.size)
         self._crowded = Map(*loaded.maps["crowded"], possible_cpus())
         self._without_place = 0
 

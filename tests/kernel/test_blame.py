@@ -359,17 +359,17 @@ def test_culprits_that_come_and_go_leave_every_number_growing(source: RunqLat) -
     with cgroup(hierarchy, "victim") as victim, cgroup(hierarchy, "steady") as steady:
         pin(victim)
         pin(steady)
-        assert eventually(lambda: source.read(live(victim))[victim.id].count > 20)
+        assert eventually(lambda: source.read(live(victim, steady))[victim.id].count > 20)
         latest = source.blames(live(victim, steady))[victim.id]
         gone_ns = 0
         for turn in range(6):
             guest = TestCgroup(hierarchy, f"/dioptase-test-{os.getpid()}-guest{turn}")
             try:
                 pin(guest)
-                time.sleep(0.3)
-                seen = source.blames(live(victim, steady, guest))[victim.id]
+                with_guest = live(victim, steady, guest)
+                assert eventually(lambda: source.blames(with_guest)[victim.id].by_cgroup.get(guest.path, 0) > 30 * MS)  # noqa: B023
+                seen = source.blames(with_guest)[victim.id]
                 _check_growth(latest, seen)
-                assert seen.by_cgroup[guest.path] > 20 * MS
                 gone_ns += seen.by_cgroup[guest.path]
             finally:
                 guest.close()
