@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from contextlib import AsyncExitStack
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -42,9 +43,11 @@ from exporters.recorder import DEFAULT_MAX_MIB, Recorder
 from exporters.webconfig import WebConfig
 from probes import registry
 from probes.background import Background
+from probes.blame import Blames, beside
 from probes.runqlat import open_waits
 
 log = logging.getLogger("dioptase")
+BLAME = Blames.name
 _M_ARENA_MAX = -8
 """malloc.h; 1.3 MiB less at 200 cgroups."""
 PROC, SYS = Path("/proc"), Path("/sys")
@@ -96,9 +99,10 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         if originals is not None:
             stack.callback(originals.close)
         act, act_missing = _effective(options.act, files, originals, pods)
-        waits, waits_missing = _open_waits(hierarchy)
+        chosen = registry.NAMES if config.probes is None else config.probes
+        waits, waits_missing = _open_waits(hierarchy, blame=BLAME in chosen)
         stack.callback(waits.close)
-        probes = Background(registry.openers(registry.NAMES if config.probes is None else config.probes))
+        probes = Background(registry.openers(chosen, {BLAME: partial(beside, waits)}))
         stack.callback(probes.close)
         journal = DecisionJournal(None if originals is None else options.state_dir / "decisions.jsonl")
         stack.callback(journal.close)
@@ -167,10 +171,10 @@ def _effective(
     return Act.ON, ()
 
 
-def _open_waits(hierarchy: Hierarchy) -> tuple[WaitSource, tuple[str, ...]]:
+def _open_waits(hierarchy: Hierarchy, *, blame: bool) -> tuple[WaitSource, tuple[str, ...]]:
     """The probe, or /proc/PID/schedstat where the kernel refuses it."""
     try:
-        return open_waits(), ()
+        return open_waits(blame=blame), ()
     except Unavailable as error:
         coarse = "Run-queue waits come from schedstat, as sums without a distribution"
         return SchedstatWaits(PROC, hierarchy), (f"{coarse}: {error.reason}: {error.remedy}.",)

@@ -42,6 +42,15 @@ form = Form(name="empty", typed=True, fields={}, programs=[Program("on_switch", 
 with load(Job(sources=[Path(sys.argv[1])], forms=[form], maps=[], constants={})):
     time.sleep(600)
 """
+BLAME = """
+import sys, time
+from cli.probes.screen import cgroup_paths
+from probes.blame import open_blame
+probe = open_blame(forms=(sys.argv[1],))
+while True:
+    probe.read(cgroup_paths())
+    time.sleep(1)
+"""
 TEXT = """## Probe cost per context switch
 
 {machine}; {tools}. `python -m bench.probe_cost --rounds {rounds}`: medians of {rounds} shuffled rounds. The load is one pair of
@@ -55,6 +64,7 @@ without a probe, and nothing but wakeups and switches.
 - *ns a switch*: run time of all programs of the tool by the kernel's BPF statistics, over the node's context switches. The
   statistics take the time before and after each run; the empty program shows what that alone comes to, and the fifth column
   is the rest.
+- *with who makes whom wait*: the same program also splits each wait among the cgroups that had the CPU meanwhile.
 - *load slowed by*: round trips lost against no probe in the same round, statistics off.
 - bcc and bpftrace keep one histogram for the node, or one per pid namespace; neither keeps one per cgroup.
 - bcc's tool by itself prints here: `{without_headers}` It runs unmodified on a header tree made from the kernel's BTF. In
@@ -86,6 +96,7 @@ class Contestant:
 
 def contestants(scratch: Path) -> list[Contestant]:
     ours = [sys.executable, "-c", "from cli.main import main; main()", "probe", "runqlat", "--json", "--form"]
+    blame = [sys.executable, "-c", BLAME]
     empty = scratch / "empty.bpf.c"
     empty.write_text("int on_switch(u64 *ctx) { return 0; }\n")
     headers = {"BCC_KERNEL_SOURCE": str(bcc_headers(scratch / "headers"))}
@@ -95,7 +106,9 @@ def contestants(scratch: Path) -> list[Contestant]:
         Contestant(NOTHING, None),
         Contestant(NOTHING_LOADED, [sys.executable, "-c", EMPTY, str(empty)]),
         Contestant("dioptase, tp_btf, per cgroup", [*ours, "tp_btf"]),
+        Contestant("dioptase, tp_btf, with who makes whom wait", [*blame, "tp_btf"]),
         Contestant("dioptase, raw_tp, per cgroup", [*ours, "raw_tp"]),
+        Contestant("dioptase, raw_tp, with who makes whom wait", [*blame, "raw_tp"]),
         Contestant("dioptase, classic, per cgroup", [*ours, "classic"]),
         Contestant("bcc runqlat, whole node", ["runqlat-bpfcc", "1"], headers),
         Contestant("bcc runqlat --pidnss, per pid namespace", ["runqlat-bpfcc", "--pidnss", "1"], headers),

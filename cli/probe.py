@@ -115,7 +115,7 @@ def runqlat(*, as_json: bool, interval: float, duration_s: float | None, form: s
     """How long tasks wait for a CPU, as a histogram per cgroup: every task, every switch."""
     forms = probe_runqlat.FORMS if form == "auto" else (form,)
     try:
-        source = probe_runqlat.open_waits(forms=forms)
+        source = probe_runqlat.open_waits(forms=forms, blame=False)
     except Unavailable as error:
         raise click.ClickException(f"{error.reason}\nWhat to do: {error.remedy}") from error
     with ExitStack() as stack:

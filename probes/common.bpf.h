@@ -94,10 +94,15 @@ static __always_inline u32 claim_place(u64 group, u64 tag, u32 home)
 	return NO_PLACE;
 }
 
-/* The place of a task group (struct task_group *), or NO_PLACE where its window of the table is full. */
-static __always_inline u32 place_of(u64 group)
+static __always_inline u64 tag_of(u64 group)
 {
-	u64 tag = FIELD(u64, group, CSS_SERIAL) + 1, *owner;
+	return FIELD(u64, group, CSS_SERIAL) + 1;
+}
+
+/* The place of a task group (struct task_group *) of that tag, or NO_PLACE where its window of the table is full. */
+static __always_inline u32 place_for(u64 group, u64 tag)
+{
+	u64 *owner;
 	u32 home = (tag * 0x9E3779B97F4A7C15ULL >> 32) * PLACES >> 32, place = home, nth;
 
 	owner = owners.lookup(&place);
@@ -111,6 +116,11 @@ static __always_inline u32 place_of(u64 group)
 			return place;
 	}
 	return claim_place(group, tag, home);
+}
+
+static __always_inline u32 place_of(u64 group)
+{
+	return place_for(group, tag_of(group));
 }
 
 /*

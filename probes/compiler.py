@@ -170,7 +170,7 @@ def _try_form(compiler: Any, types: btf.Btf, job: dict[str, Any], form: dict[str
     compiled = time.monotonic()
     descriptors: list[int] = []
     try:
-        maps = [_describe(module, name) for name in job["maps"]]
+        maps = [_describe(module, name) for name in (*job["maps"], *form["maps"])]
         for program in programs:
             descriptors += _start(module.dump_func(program["function"].encode()), types, program, typed=form["typed"])
     except FormRefused:

@@ -7,7 +7,8 @@ root cgroup; a cgroup whose cpu controller was switched off and on again has sev
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,6 +25,8 @@ ROOT_ID = 1
 """Inode of the root of every cgroup hierarchy (kernfs counts from 1), as in common.bpf.h."""
 RETIRED = (1 << 64) - 1
 """Tag of a place that nobody owns and nobody may take yet; a serial number never comes near it."""
+
+Numbers = npt.NDArray[np.uint64]
 
 
 def places_for(cpus: int, value_bytes: int) -> int:
@@ -61,15 +64,26 @@ class Overflow:
         return self._lately or total != self._at_listing
 
 
-class GroupTable:
-    """Counters by cgroup id. `name` is the probe's own map, whose values are 64-bit counters."""
+class Owners(NamedTuple):
+    """Tags, and the cgroup that each belongs to; one whose controller was switched off and on again has several."""
 
-    def __init__(self, loaded: Loaded, name: str) -> None:
+    tags: Numbers
+    ids: Numbers
+
+
+class GroupTable:
+    """Counters by cgroup id. `name` is the probe's own map, whose values are 64-bit counters; `also` are other maps with a
+    value for each place, which are emptied with it."""
+
+    def __init__(self, loaded: Loaded, name: str, *, also: Sequence[str] = ()) -> None:
         cpus = possible_cpus()
         self._groups, self._owners, self._lost, self._values = (
             Map(*loaded.maps[label], cpus) for label in ("groups", "owners", "lost", name)
         )
+        self._emptied = [self._values, *(Map(*loaded.maps[label], cpus) for label in also)]
         self.places = bpf.map_info(loaded.maps["groups"][0]).max_entries
+        self.owners = Owners(np.zeros(0, np.uint64), np.zeros(0, np.uint64))
+        """As of the latest read."""
         self._listing: Mapping[int, str] | None = None
         self._missing: set[int] = set()
         self._retired: list[int] = []
@@ -85,6 +99,7 @@ class GroupTable:
         places, groups = self._groups.items()
         order = np.argsort(places)
         places, owners = places[order], groups[order]["cgroup_id"]
+        self.owners = Owners(groups[order]["tag"], owners)
         # A row costs many times what an entry of `groups` does: the kernel copies it from every CPU.
         kept = np.ones(len(places), bool) if wanted is None else np.isin(owners, np.array([*wanted], np.uint64))
         rows = total(self._values.rows(places[kept].tolist()))
@@ -116,6 +131,7 @@ class GroupTable:
         """Give places back. A program that was still counting there when they were retired has long finished."""
         for place in self._retired:
             self._owners.set(place, bytes(8))
-            self._values.set(place, b"")
+            for values in self._emptied:
+                values.set(place, b"")
             self._groups.delete(place)
         self._retired.clear()

@@ -73,6 +73,8 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     optional: Mapping[str, Sequence[tuple[str, str, int]]] = {}
     """Like `fields`, but a macro without a field is left undefined."""
     constants: Mapping[str, int] = {}
+    maps: Sequence[str] = ()
+    """Maps that this form has beside those of the job."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,13 +5,14 @@ Run-queue waits (probes/runqlat.py) come first and by a port of their own, becau
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from api.ports import Probe
+from probes.blame import open_blame
 from probes.blockio import open_blockio
 from probes.btf import VMLINUX
 from probes.kswapd import open_kswapd
@@ -48,6 +49,12 @@ class Row(msgspec.Struct, frozen=True):
 
 
 ROWS = (
+    Row(
+        "blame",
+        open_blame,
+        "who makes whom wait: time waited for a CPU, by the cgroups that had it meanwhile",
+        "how long cgroups wait, not for whom",
+    ),
     Row(
         "blockio",
         open_blockio,
@@ -101,6 +108,8 @@ NAMES = tuple(row.name for row in ROWS)
 BY_NAME = {row.name: row for row in ROWS}
 
 
-def openers(chosen: Collection[str]) -> list[tuple[str, Callable[[], Probe]]]:
-    """Name and opening of the chosen probes, in the order of the table."""
-    return [(row.name, row.open) for row in ROWS if row.name in chosen]
+def openers(
+    chosen: Collection[str], instead: Mapping[str, Callable[[], Probe]] = {}
+) -> list[tuple[str, Callable[[], Probe]]]:
+    """Name and opening of the chosen probes, in the order of the table. `instead` has other ways to open some of them."""
+    return [(row.name, instead.get(row.name, row.open)) for row in ROWS if row.name in chosen]

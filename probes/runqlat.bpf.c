@@ -10,28 +10,35 @@
  * - A sleeping task that is still queued (delayed dequeue, Linux 6.12) is stamped when it is moved, and the stamp counts
  *   all of its sleep. Such a wait is unknown, and is counted as lost.
  *
+ * With BLAME they also split each wait among those who had the CPU meanwhile: blame.bpf.h.
+ *
  * classic (CLASSIC): wakeups and preemptions are stamped here, on the monotonic clock.
  *
  * One signature serves all: the context of a raw tracepoint is the array of its arguments.
  */
 #include "common.bpf.h"
+#include "blame.bpf.h"
 
 struct hist {
 	u64 sum_ns;
 	u64 slots[SLOTS];
+#ifdef BLAME
+	struct parts parts;
+#endif
 };
 BPF_PERCPU_ARRAY(runqlat, struct hist, PLACES);
 
-static __always_inline int record(u64 task, u64 wait_ns)
+static __always_inline struct hist *record(u32 place, u64 wait_ns)
 {
-	u32 place = place_of(FIELD(u64, task, TASK_GROUP));
 	struct hist *hist = runqlat.lookup(&place);
 
-	if (!hist)
-		return lose(LOST_FULL);
+	if (!hist) {
+		lose(LOST_FULL);
+		return NULL;
+	}
 	hist->sum_ns += wait_ns;
 	hist->slots[slot_of(wait_ns)]++;
-	return 0;
+	return hist;
 }
 
 #ifndef CLASSIC
@@ -65,54 +72,127 @@ static __always_inline struct info info_of(u64 task)
 #endif
 }
 
-/* sched_switch(bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state) */
-int on_switch(u64 *ctx)
+/*
+ * What a task that comes in had waited elsewhere when it was moved to this CPU, or ASLEEP where that is not known; `split` is
+ * how much of it has been split. It is remembered for the next time.
+ */
+static __always_inline u64 waited_elsewhere(u64 task, struct info *info, u64 here, u64 *split)
 {
-	u64 next = ctx[2], cfs_rq, rq, moved = 0;
-	struct info info = info_of(next);
-	struct seat *seat;
-	s64 wait_ns;
-	u32 pid;
+	u32 pid = FIELD(u32, task, PID);
+	struct seat *seat = seat_of(pid);
+	u64 moved = 0;
 
-	if (!info.queued)
-		return 0;
-	cfs_rq = FIELD(u64, next, CFS_RQ);
-	rq = FIELD(u64, cfs_rq, RQ);
-	wait_ns = FIELD(u64, rq, RQ_CLOCK) - info.queued;
-	if (wait_ns < 0)
-		return lose(LOST_BACKWARDS);
-	pid = FIELD(u32, next, PID);
-	seat = seat_of(pid);
 	if (!seat)
 		return 0;
 	if (seat->pid == pid) {
 		if (seat->mark == ASLEEP)
 			moved = ASLEEP;
-		else if (seat->runs == info.runs)
-			moved = info.delay - seat->mark;
+		else if (seat->runs == info->runs)
+			moved = info->delay - seat->mark;
+#ifdef BLAME
+		if (moved && moved != ASLEEP)
+			*split = split_before(pid, seat->mark, info->delay);
+#endif
 	}
 	seat->pid = pid;
-	seat->runs = info.runs + 1;
-	seat->mark = info.delay + wait_ns;
-	return moved == ASLEEP ? lose(LOST_ASLEEP) : record(next, moved + wait_ns);
+	seat->runs = info->runs + 1;
+	seat->mark = info->delay + here;
+	return moved;
 }
 
-#ifdef DELAYED
+/* The wait of the task that comes in, `moved` of it elsewhere. */
+static __always_inline void count(struct waited *wait, u64 moved, u64 split)
+{
+	u64 here = wait->end - wait->begin;
+	struct hist *hist = record(wait->place, moved + here);
+
+#ifdef BLAME
+	if (!hist)
+		return;
+	hist->parts.other_ns += moved - split;
+	if (here)
+		split_here(&hist->parts, wait);
+#endif
+}
+
+/* sched_switch(bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state) */
+int on_switch(u64 *ctx)
+{
+	u64 next = ctx[2], group, rq, moved, split = 0;
+	struct info info = info_of(next);
+	struct waited wait;
+
+	leave(ctx[1]);
+	if (!info.queued) {
+		idle_comes_in(next);
+		return 0;
+	}
+	group = FIELD(u64, next, TASK_GROUP);
+	wait.tag = tag_of(group);
+	wait.place = place_for(group, wait.tag);
+	wait.cfs_rq = FIELD(u64, next, CFS_RQ);
+	rq = FIELD(u64, wait.cfs_rq, RQ);
+	wait.end = FIELD(u64, rq, RQ_CLOCK);
+	wait.begin = info.queued;
+	if (wait.begin > wait.end) {
+		lose(LOST_BACKWARDS);
+	} else {
+		moved = waited_elsewhere(next, &info, wait.end - wait.begin, &split);
+		if (moved == ASLEEP)
+			lose(LOST_ASLEEP);
+		else
+			count(&wait, moved, split);
+	}
+	task_comes_in(next, &wait);
+	return 0;
+}
+
+#ifdef BLAME
+/* The part of a wait that ends because the task is moved: the CPU that it leaves knows who made it wait. */
+static __always_inline void moves_on(u64 task)
+{
+	struct info info = info_of(task);
+	u32 pid = FIELD(u32, task, PID);
+	struct seat *seat = seat_of(pid);
+	struct waited wait;
+	struct hist *hist;
+	u64 group;
+
+	if (!seat || seat->pid != pid || seat->mark == ASLEEP || seat->runs != info.runs || seat->mark == info.delay)
+		return;
+	group = FIELD(u64, task, TASK_GROUP);
+	wait.tag = tag_of(group);
+	wait.place = place_for(group, wait.tag);
+	wait.cfs_rq = FIELD(u64, task, CFS_RQ);
+	hist = runqlat.lookup(&wait.place);
+	if (hist)
+		split_there(&hist->parts, &wait, pid, seat->mark, info.delay);
+}
+#endif
+
+#if defined(DELAYED) || defined(BLAME)
 /* sched_migrate_task(struct task_struct *p, int dest_cpu): rare beside switches */
 int on_migrate(u64 *ctx)
 {
 	u64 task = ctx[0];
-	struct seat *seat;
-	u32 pid;
 
-	if (FIELD(u32, task, ON_RQ) != MIGRATING || !FIELD(u8, task, DELAYED))
+	if (FIELD(u32, task, ON_RQ) != MIGRATING)
 		return 0;
-	pid = FIELD(u32, task, PID);
-	seat = seat_of(pid);
-	if (!seat)
+#ifdef DELAYED
+	if (FIELD(u8, task, DELAYED)) {
+		u32 pid = FIELD(u32, task, PID);
+		struct seat *seat = seat_of(pid);
+
+		if (seat) {
+			seat->pid = pid;
+			seat->mark = ASLEEP;
+		}
 		return 0;
-	seat->pid = pid;
-	seat->mark = ASLEEP;
+	}
+#endif
+#ifdef BLAME
+	moves_on(task);
+#endif
 	return 0;
 }
 #endif
@@ -153,7 +233,9 @@ int on_switch(u64 *ctx)
 	if (seat->pid != pid)
 		return lose(LOST_SEAT);
 	seat->mark = 0;
-	return since ? record(next, now - since) : 0;
+	if (since)
+		record(place_of(FIELD(u64, next, TASK_GROUP)), now - since);
+	return 0;
 }
 
 #endif

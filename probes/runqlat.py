@@ -14,21 +14,29 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from api.facts import Wait
+import msgspec
+
+from api.facts import Blame, Wait
 from api.histograms import SLOTS
 from api.ports import Unavailable
 from probes import bpf
 from probes.btf import VMLINUX
-from probes.groups import GroupTable, Lost, Overflow, places_for
+from probes.groups import GroupTable, Lost, Numbers, Overflow, Owners, places_for
 from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load
 from probes.maps import possible_cpus
+from probes.pairs import NO_PAIRS, PARTS, Culprits, Pairs, pair_bits
 
 NOTHING = Wait(sum_ns=0, count=0, slots=(0,) * SLOTS)
+NOBODY = Blame(by_cgroup={}, throttled_ns=0, higher_class_ns=0, other_ns=0)
 FORMS = ("tp_btf", "raw_tp", "classic")
 """In order of preference, which is that of their cost."""
 SEATS = 1 << 17
 """Tasks that can be remembered between two events, by the low bits of their pid: 2 MiB."""
+SPANS, STRETCHES = 16, 32
+"""What each CPU remembers, to tell who had it during a wait: 2.5 KiB. Powers of two."""
+_HOLD_BYTES = 32
 _GROUP_FIELDS = {
     "TASK_GROUP": [("task_struct", "sched_task_group", 8)],
     "CSS_SERIAL": [("task_group", "css.serial_nr", 8)],
@@ -47,6 +55,13 @@ _STAMPED_FIELDS = {
     "RUN_DELAY": [("task_struct", "sched_info.run_delay", 8)],
     "ON_RQ": [("task_struct", "on_rq", 4)],
 }
+_BLAME_FIELDS = {"PRIO": [("task_struct", "prio", 4)], "RQ_CPU": [("rq", "cpu", 4)]}
+_THROTTLE = {
+    "THROTTLED_SINCE": [("cfs_rq", "throttled_clock_self", 8)],
+    "THROTTLED_NS": [("cfs_rq", "throttled_clock_self_time", 8)],
+    # All that there is before 677ea015f231 (Linux 6.6), and nothing without CONFIG_CFS_BANDWIDTH.
+    "THROTTLE_COUNT": [("cfs_rq", "throttle_count", 4)],
+}
 # Sleeping tasks may stay queued since 152e11f6df29 (Linux 6.12).
 _DELAYED_DEQUEUE = {"DELAYED": [("task_struct", "se.sched_delayed", 1)]}
 _CLASSIC_FIELDS = {
@@ -57,7 +72,8 @@ _CLASSIC_FIELDS = {
     "STATE": [("task_struct", "__state", 4), ("task_struct", "state", 8)],
 }
 _SWITCH = Program("on_switch", "sched_switch", "dtse_runqlat")
-_STAMPED = [_SWITCH, Program("on_migrate", "sched_migrate_task", "dtse_rql_move", needs="DELAYED")]
+_MOVE = Program("on_migrate", "sched_migrate_task", "dtse_rql_move")
+_STAMPED = [_SWITCH, msgspec.structs.replace(_MOVE, needs="DELAYED")]
 _CLASSIC = [
     _SWITCH,
     Program("on_wakeup", "sched_wakeup", "dtse_rql_wakeup"),
@@ -77,18 +93,32 @@ _FORMS = {
 }
 
 
+class _Reading(NamedTuple):
+    """Everything that the kernel side has, at one moment."""
+
+    live: Mapping[int, str]
+    pairs: Pairs
+    owners: Owners
+    ids: list[int]
+    rows: Numbers
+    unsure: bool
+    """Cgroups found no place lately, and what is missing may be theirs."""
+
+
 class RunqLat:
     """The running probe: a WaitSource (`api.ports`) with what a person may want to know beside it."""
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
-        table = GroupTable(loaded, "runqlat")
+        self._culprits = Culprits(loaded) if "pairs" in loaded.maps else None
+        table = GroupTable(loaded, "runqlat", also=("holds",) if self._culprits else ())
         self._table: GroupTable | None = table
         self._places = table.places
         self.form = loaded.form
         self.refused = loaded.refused
         """Forms that were tried before this one, and why the kernel did not take them."""
         self._overflow = Overflow()
+        self._latest: _Reading | None = None
 
     def read(
         self, live: Mapping[int, str], wanted: Collection[int] | None = None, *, complete: bool = True
@@ -98,19 +128,40 @@ class RunqLat:
         Live cgroups without a place in the table have not waited yet; but where any cgroup found no place since the
         listing before this one, it may be theirs that was lost, and they are absent. Raises Unavailable once closed.
         """
-        table = self._open_table()
-        try:
-            ids, rows = table.read(live, wanted, complete=complete)
-            unsure = self._overflow.grew(table.lost().full, live)
-        except OSError as error:
-            raise Unavailable(
-                f"the maps of runqlat cannot be read: {error.strerror}", "start the agent again"
-            ) from error
-        waits = decode(ids, rows.tolist())
-        if not unsure:
+        found = self._read(live, wanted, complete=complete)
+        self._latest = found if wanted is None else None
+        waits = decode(found.ids, found.rows.tolist())
+        if not found.unsure:
             for number in live if wanted is None else live.keys() & wanted:
                 waits.setdefault(number, NOTHING)
         return waits
+
+    def blames(self, live: Mapping[int, str], *, complete: bool = True) -> Mapping[int, Blame]:
+        """Whom those waits are to blame on, by cgroup id: exactly those of the latest `read` where that had the same `live`.
+
+        Cgroups without a place as for `read`; culprits that `live` does not have are not named. Raises Unavailable once
+        closed, and where the form does not know (`blaming`).
+        """
+        self._open_table()
+        if self._culprits is None:
+            raise Unavailable(f"the form {self.form} does not tell who had the CPU", "use the form tp_btf or raw_tp")
+        latest, self._latest = self._latest, None
+        found = latest if latest and latest.live is live else self._read(live, None, complete=complete)
+        blames = self._culprits.settle(found.pairs, found.owners, found.ids, found.rows, live)
+        if not found.unsure:
+            for number in live:
+                blames.setdefault(number, NOBODY)
+        return blames
+
+    @property
+    def blaming(self) -> bool:
+        """Whether the program that runs also tells who had the CPU."""
+        return self._culprits is not None
+
+    def blame_problem(self) -> Unavailable | None:
+        """What is wrong with `blames`, as of the latest read."""
+        crowded = None if self._culprits is None else self._culprits.problem()
+        return crowded or self.problem()
 
     def problem(self) -> Unavailable | None:
         """Whether cgroups found no place in the table since the start, as of the latest read."""
@@ -137,8 +188,23 @@ class RunqLat:
 
     def close(self) -> None:
         """Detach from the kernel. Idempotent."""
-        self._table = None
+        self._table = self._latest = None
+        if self._culprits is not None:
+            self._culprits.close()
         self._loaded.close()
+
+    def _read(self, live: Mapping[int, str], wanted: Collection[int] | None, *, complete: bool) -> _Reading:
+        table = self._open_table()
+        try:
+            # Pairs first: then every tag that is found there and not in the table is of a cgroup that is gone.
+            pairs = self._culprits.read() if self._culprits and wanted is None else NO_PAIRS
+            ids, rows = table.read(live, wanted, complete=complete)
+            unsure = self._overflow.grew(table.lost().full, live)
+        except OSError as error:
+            raise Unavailable(
+                f"the maps of runqlat cannot be read: {error.strerror}", "start the agent again"
+            ) from error
+        return _Reading(live, pairs, table.owners, ids, rows, unsure)
 
     def _open_table(self) -> GroupTable:
         if self._table is None:
@@ -149,26 +215,53 @@ class RunqLat:
 def decode(ids: Sequence[int], rows: Sequence[Sequence[int]]) -> dict[int, Wait]:
     """Pure: rows of `struct hist`, sum first, to waits by cgroup id."""
     return {
-        number: Wait(sum_ns=row[0], count=sum(row[1:]), slots=tuple(row[1:]))
+        number: Wait(sum_ns=row[0], count=sum(row[1 : 1 + SLOTS]), slots=tuple(row[1 : 1 + SLOTS]))
         for number, row in zip(ids, rows, strict=True)
     }
 
 
-def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:
-    """What the child is asked to do."""
+def _blaming(form: Form) -> Form:
+    return msgspec.structs.replace(
+        form,
+        fields={**form.fields, **_BLAME_FIELDS},
+        optional={**form.optional, **_THROTTLE},
+        constants={**form.constants, "BLAME": 1},
+        programs=[_SWITCH, _MOVE],
+        maps=("pairs", "crowded", "holds"),
+    )
+
+
+def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX, *, blame: bool = False) -> Job:
+    """What the child is asked to do. With `blame`, forms that can tell who had the CPU are tried with it and then without."""
     here = Path(__file__).parent
+    tried: list[Form] = []
+    for name in forms:
+        if blame and name != "classic":
+            tried.append(_blaming(_FORMS[name]))
+        tried.append(_FORMS[name])
+    value_bytes = 8 * (1 + SLOTS) + (8 * PARTS + _HOLD_BYTES if blame else 0)
     return Job(
-        sources=[here / "common.bpf.h", here / "runqlat.bpf.c"],
-        forms=[_FORMS[name] for name in forms],
+        sources=[here / "common.bpf.h", here / "blame.bpf.h", here / "runqlat.bpf.c"],
+        forms=tried,
         maps=["runqlat", "groups", "owners", "lost"],
-        constants={"SLOTS": SLOTS, "SEATS": SEATS, "PLACES": places_for(cpus, 8 * (1 + SLOTS))},
+        constants={
+            "SLOTS": SLOTS,
+            "SEATS": SEATS,
+            "PLACES": places_for(cpus, value_bytes),
+            "SPANS": SPANS,
+            "STRETCHES": STRETCHES,
+            "PAIR_BITS": pair_bits(cpus),
+            "CPUS": cpus,
+        },
         btf=btf,
     )
 
 
-def open_waits(*, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX) -> RunqLat:
+def open_waits(
+    *, forms: Sequence[str] = FORMS, blame: bool = True, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX
+) -> RunqLat:
     """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
-    loaded = load(job(forms, possible_cpus(), btf), child_python=child_python)
+    loaded = load(job(forms, possible_cpus(), btf, blame=blame), child_python=child_python)
     try:
         return RunqLat(loaded)
     except BaseException:

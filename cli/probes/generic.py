@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
 import click
 import msgspec
+from rich.console import Group as RenderableGroup
 
 from api.ports import Probe, Seen, Unavailable
 from api.text import to_json
@@ -51,8 +52,8 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     cells: tuple[tuple[str, Cell], ...]
 
 
-def command(row: Row) -> click.Command:
-    """The command object of one probe."""
+def command(row: Row, show_as: Callable[[Shown, int | None], RenderableGroup] = render) -> click.Command:
+    """The command object of one probe; `show_as` draws an interval in as many lines as there are."""
 
     @click.command(row.name, help=f"{row.about[0].upper()}{row.about[1:]}.")
     @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per interval.")
@@ -70,7 +71,7 @@ def command(row: Row) -> click.Command:
             raise click.ClickException(f"{error.reason}\nWhat to do: {error.remedy}") from error
         with ExitStack() as stack:
             stack.callback(probe.close)
-            show = _print_json if as_json else stack.enter_context(Screen(render))
+            show = _print_json if as_json else stack.enter_context(Screen(show_as))
             try:
                 for shown in intervals(probe, interval, duration_s, prefix):
                     show(shown)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from api.histograms import SLOTS
 from probes import bpf
 from probes.groups import MAX_BYTES, MAX_PLACES, Overflow, places_for
-from probes.runqlat import _FORMS, FORMS, SEATS, decode, job
+from probes.runqlat import _FORMS, FORMS, SEATS, SPANS, STRETCHES, decode, job
 
 VALUE_BYTES = 8 * (1 + SLOTS)
 
@@ -54,3 +54,19 @@ def test_losses_count_for_the_whole_interval_between_two_listings_and_then_no_mo
     assert not overflow.grew(5, listings[2]), "nothing was lost between these two"
     assert overflow.grew(6, listings[3])
     assert overflow.total == 6
+
+
+def test_with_blame_each_form_that_knows_it_is_tried_with_it_first_and_then_without() -> None:
+    tried = job(FORMS, 2, blame=True).forms
+    assert [(form.name, "BLAME" in form.constants) for form in tried] == [
+        ("tp_btf", True),
+        ("tp_btf", False),
+        ("raw_tp", True),
+        ("raw_tp", False),
+        ("classic", False),
+    ]
+    assert all(("pairs" in form.maps) == ("BLAME" in form.constants) for form in tried)
+
+
+def test_spans_and_stretches_are_powers_of_two_because_the_source_masks_with_them() -> None:
+    assert SPANS & (SPANS - 1) == STRETCHES & (STRETCHES - 1) == 0

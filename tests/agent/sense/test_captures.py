@@ -6,7 +6,7 @@ and `/dioptase-capture/besteffort/batch` burns CPU with cpu.idle. On the second,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -31,7 +31,7 @@ Unpack = Callable[[str], Captured]
 
 
 @pytest.fixture(scope="module")
-def unpack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unpack]:
+def unpack(tmp_path_factory: pytest.TempPathFactory) -> Unpack:
     known: dict[str, Captured] = {}
 
     def give(name: str) -> Captured:

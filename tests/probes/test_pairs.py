@@ -1,0 +1,148 @@
+"""What is made of the table of pairs; that the table is filled rightly is in tests/kernel/test_blame.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from probes.groups import RETIRED, Owners
+from probes.pairs import MAX_BYTES, Accounts, Pairs, Settled, pair_bits
+
+TAGS = {10: 1001, 20: 1002, 30: 1003}
+"""Cgroup id by tag."""
+LIVE = {1001: "/a", 1002: "/b", 1003: "/c"}
+
+
+def pairs(*entries: tuple[int, int, int]) -> Pairs:
+    """Entries as (tag of the victim, tag of the culprit, ns)."""
+    columns = [np.array([entry[k] for entry in entries], np.uint64) for k in range(3)]
+    return Pairs(np.arange(len(entries)), columns[0], columns[1], columns[2])
+
+
+def settle(
+    accounts: Accounts, entries: Sequence[tuple[int, int, int]], tags: Mapping[int, int], live: Mapping[int, str]
+) -> Settled:
+    known = np.array([*tags], np.uint64), np.array([*tags.values()], np.uint64)
+    return accounts.settle(pairs(*entries), Owners(*known), live)
+
+
+@pytest.mark.parametrize(("cpus", "bits"), [(1, 13), (2, 13), (32, 13), (33, 12), (64, 12), (128, 11), (8192, 5)])
+def test_the_table_stays_within_4_mib_on_every_machine(cpus: int, bits: int) -> None:
+    assert pair_bits(cpus) == bits
+    assert 16 * cpus << bits <= MAX_BYTES == 4 << 20
+
+
+def test_one_pair_on_several_cpus_is_one_sum() -> None:
+    found = settle(Accounts(8), [(10, 20, 5), (20, 10, 100), (10, 20, 7), (10, 10, 1)], TAGS, LIVE)
+    assert found.by_path == {1001: {"/a": 1, "/b": 12}, 1002: {"/a": 100}}
+    assert found.unnamed_ns == {}
+    assert found.spent.tolist() == []
+
+
+def test_two_tags_of_one_cgroup_are_one_culprit() -> None:
+    """Its cpu controller was switched off and on again."""
+    found = settle(Accounts(8), [(10, 20, 5), (10, 21, 6)], {**TAGS, 21: 1002}, LIVE)
+    assert found.by_path == {1001: {"/b": 11}}
+
+
+def test_only_the_low_halves_of_tags_are_in_the_table() -> None:
+    found = settle(Accounts(8), [(10, 20, 5)], {(7 << 32) + 10: 1001, (9 << 32) + 20: 1002}, LIVE)
+    assert found.by_path == {1001: {"/b": 5}}
+
+
+def test_the_root_has_a_name_even_where_it_is_not_listed() -> None:
+    found = settle(Accounts(8), [(10, 2, 5)], {10: 1001, 2: 1}, {1001: "/a"})
+    assert found.by_path == {1001: {"/": 5}}
+
+
+def test_a_culprit_that_is_gone_becomes_part_of_the_rest_and_its_entries_are_given_back() -> None:
+    accounts = Accounts(8)
+    assert settle(accounts, [(10, 20, 50), (10, 30, 8)], TAGS, LIVE).by_path == {1001: {"/b": 50, "/c": 8}}
+    removed = settle(accounts, [(10, 20, 60), (10, 30, 8)], TAGS, {1001: "/a", 1003: "/c"})
+    assert (removed.by_path, removed.unnamed_ns) == ({1001: {"/c": 8}}, {1001: 60})
+    assert removed.spent.tolist() == []
+    forgotten = settle(accounts, [(10, 20, 61), (10, 30, 8)], {10: 1001, 30: 1003}, LIVE)
+    assert (forgotten.by_path, forgotten.unnamed_ns) == ({1001: {"/c": 8}}, {1001: 61})
+    assert forgotten.spent.tolist() == [], "the kernel may still be adding to it"
+    quiet = settle(accounts, [(10, 20, 61), (10, 30, 8)], {10: 1001, 30: 1003}, LIVE)
+    assert (quiet.unnamed_ns, quiet.spent.tolist()) == ({1001: 61}, [0])
+    later = settle(accounts, [(10, 30, 9)], {10: 1001, 30: 1003}, LIVE)
+    assert (later.by_path, later.unnamed_ns) == ({1001: {"/c": 9}}, {1001: 61})
+
+
+def test_a_victim_that_is_gone_is_forgotten_with_all_that_it_waited_for() -> None:
+    accounts = Accounts(8)
+    for _ in range(2):
+        settle(accounts, [(10, 99, 4)], TAGS, LIVE)
+    gone = settle(accounts, [(10, 20, 50)], {20: 1002}, {1002: "/b"})
+    assert (gone.by_path, gone.unnamed_ns, gone.spent.tolist()) == ({}, {}, [0])
+
+
+def test_a_culprit_gets_its_name_at_the_next_listing_and_what_came_before_stays_in_the_rest() -> None:
+    accounts = Accounts(8)
+    assert settle(accounts, [(10, 20, 30)], TAGS, {1001: "/a"}).unnamed_ns == {1001: 30}
+    named = settle(accounts, [(10, 20, 45)], TAGS, LIVE)
+    assert (named.by_path, named.unnamed_ns) == ({1001: {"/b": 15}}, {1001: 30})
+    missed = settle(accounts, [(10, 20, 46)], TAGS, {1001: "/a"})
+    assert (missed.by_path, missed.unnamed_ns) == ({}, {1001: 46})
+    again = settle(accounts, [(10, 20, 50)], TAGS, LIVE)
+    assert (again.by_path, again.unnamed_ns) == ({1001: {"/b": 4}}, {1001: 46})
+
+
+def test_retired_places_name_nobody() -> None:
+    found = settle(Accounts(8), [(10, 20, 5)], {10: 1001, RETIRED: 0}, LIVE)
+    assert (found.by_path, found.unnamed_ns) == ({}, {1001: 5})
+
+
+def test_a_culprit_that_was_forgotten_too_early_is_named_again_for_what_is_new() -> None:
+    """It was missing from two listings although it lives, or had no place while the table was full."""
+    accounts = Accounts(8)
+    settle(accounts, [(10, 20, 50)], TAGS, LIVE)
+    assert settle(accounts, [(10, 20, 60)], {10: 1001}, LIVE).unnamed_ns == {1001: 60}
+    again = settle(accounts, [(10, 20, 75)], TAGS, LIVE)
+    assert (again.by_path, again.unnamed_ns) == ({1001: {"/b": 15}}, {1001: 60})
+
+
+def test_an_empty_table_has_nobody() -> None:
+    assert settle(Accounts(8), [], {}, {}).by_path == {}
+
+
+CELLS = [(10, 20), (10, 30), (10, 40), (20, 10)]
+STEPS = st.lists(
+    st.tuples(
+        st.dictionaries(st.sampled_from(CELLS), st.integers(1, 10**12)),
+        st.sets(st.sampled_from([1001, 1002, 1003])),
+        st.sets(st.sampled_from([20, 30])),
+    ),
+    max_size=12,
+)
+
+
+@given(STEPS)
+def test_whatever_comes_and_goes_nothing_is_lost_and_the_rest_never_falls(
+    steps: list[tuple[dict[tuple[int, int], int], set[int], set[int]]],
+) -> None:
+    """Growth of pairs, which cgroups are listed, and which tags the kernel side has retired; 40 never had a place."""
+    accounts, table, retired = Accounts(8), dict[tuple[int, int], int](), set[int]()
+    total, rest = 0, 0
+    for growth, listed, retire in steps:
+        retired |= retire
+        for pair, ns in growth.items():
+            if retired.isdisjoint(pair):
+                table[pair] = table.get(pair, 0) + ns
+                total += ns if pair[0] == 10 else 0
+        entries = pairs(*((*pair, ns) for pair, ns in table.items()))._replace(
+            at=np.array([CELLS.index(pair) for pair in table], np.intp)
+        )
+        tags = {tag: number for tag, number in TAGS.items() if tag not in retired}
+        known = Owners(np.array([*tags], np.uint64), np.array([*tags.values()], np.uint64))
+        found = accounts.settle(entries, known, {number: LIVE[number] for number in listed})
+        for at in found.spent.tolist():
+            del table[CELLS[at]]
+        assert sum(found.by_path.get(1001, {}).values()) + found.unnamed_ns.get(1001, 0) == total
+        assert found.unnamed_ns.get(1001, 0) >= rest
+        rest = found.unnamed_ns.get(1001, 0)
