@@ -6,6 +6,7 @@ import asyncio
 import base64
 import logging
 import ssl
+import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -212,6 +213,18 @@ def test_a_file_that_cannot_hold_is_refused_by_field(web, text: str, said: str) 
         web(text).load()
     assert said in refused.value.reason
     assert refused.value.remedy
+
+
+@pytest.mark.prometheus
+def test_what_is_taken_here_prometheus_takes_too(web, promtool: str, tmp_path: Path) -> None:
+    mutual = "client_auth_type: RequireAndVerifyClientCert, client_ca_file: ca.crt, min_version: TLS13"
+    secured = web(TLS.replace("}", f", {mutual}}}") + USERS).load()
+    assert secured.tls is not None
+    assert secured.tls.verify_mode is ssl.CERT_REQUIRED
+    checked = subprocess.run(
+        [promtool, "check", "web-config", str(tmp_path / "web.yml")], capture_output=True, check=False
+    )
+    assert checked.returncode == 0, checked.stderr
 
 
 def test_an_empty_file_asks_for_nothing_and_a_missing_one_is_refused(web, tmp_path: Path) -> None:
