@@ -24,6 +24,8 @@ from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 
+SLOW_S = 120.0
+"""For two dozen processes to start on an emulated machine."""
 VFORK = """
 import os, sys
 os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)])
@@ -60,7 +62,7 @@ def vforked(group: TestCgroup, count: int, fifo: Path) -> Iterator[None]:
         yield
     finally:
         # Children that are not there yet come to an end too, as long as somebody keeps writing.
-        assert eventually(lambda: _released(fifo, parents))
+        assert eventually(lambda: _released(fifo, parents), SLOW_S)
 
 
 def _released(fifo: Path, parents: list[subprocess.Popen[bytes]]) -> bool:
@@ -81,12 +83,13 @@ def test_three_burn_five_sleep_and_two_wait_for_their_children(probe: Threads, t
     # The two children of the uninterruptible ones sleep as well.
     expected = ThreadStates(runnable=3, uninterruptible=2, iowait=iowait, sleeping=5 + 2)
     with cgroup(hierarchy, "states") as group, cgroup(hierarchy, "empty") as empty:
-        group.burn(3)
         for _ in range(5):
             group.start(["sleep", "600"])
         live = {group.id: group.path, empty.id: empty.path}
         with vforked(group, 2, tmp_path / "fifo"):
-            assert eventually(lambda: states_of(probe.read(live), group) == expected)
+            assert eventually(lambda: states_of(probe.read(live), group).uninterruptible == 2, SLOW_S)
+            group.burn(3)
+            assert eventually(lambda: states_of(probe.read(live), group) == expected, SLOW_S)
             for _ in range(20):
                 seen = probe.read(live)
                 assert states_of(seen, group) == expected
@@ -131,6 +134,10 @@ def test_whoever_reads_from_a_disk_waits_for_it(tmp_path: Path) -> None:
     file = tmp_path / "data"
     file.write_bytes(os.urandom(4 << 20))
     os.sync()
+    try:
+        os.close(os.open(file, os.O_RDONLY | os.O_DIRECT))
+    except OSError as error:
+        pytest.skip(f"{tmp_path} is not on a disk that can be read directly: {error.strerror}")
     with opened(open_threads) as probe, cgroup(require_writable_cgroups(), "reads") as group:
         reader = group.start([sys.executable, "-c", READ_DISK, str(file)])
         live = {group.id: group.path}
@@ -179,7 +186,7 @@ def test_loads_add_up_to_the_nodes_own(census: TaskIterator, tmp_path: Path) -> 
     each thread that happens to run in one and not in the other makes a difference of 0.08, and eighteen are allowed."""
     hierarchy, samples = require_writable_cgroups(), 3
     with cgroup(hierarchy, "load") as group, vforked(group, 20, tmp_path / "fifo"):
-        assert eventually(lambda: census.count({}).get(group.id, NOBODY).uninterruptible == 20)
+        assert eventually(lambda: census.count({}).get(group.id, NOBODY).uninterruptible == 20, SLOW_S)
         earlier = node_load()
         assert eventually(lambda: node_load() != earlier), "the node takes a sample every five seconds"
         probe, before, began = Threads(census), node_load(), time.monotonic()
