@@ -24,6 +24,7 @@ struct owner {
 	u64 cgroup_id;
 	u64 issued; /* 0 while it waits for the driver */
 };
+/* Its key is always a copy of the address: Linux 6.1 forgets the type of a pointer that was passed by reference. */
 BPF_HASH(requests, u64, struct owner, REQUESTS);
 
 struct where {
@@ -54,10 +55,7 @@ static __always_inline u64 id_of(u64 cgroup)
 	return node ? FIELD(u64, node, KN_ID) : ROOT_CGROUP_ID;
 }
 
-/*
- * The cgroup that the kernel charges, if it is in the hierarchy of this one, else 0. Numbers and not pointers are chosen
- * between: before Linux 6.3 the verifier loses the type of a pointer that is one or the other.
- */
+/* Number of the cgroup that the kernel charges, if it is in the hierarchy of this one, else 0. */
 static __always_inline u64 charged_to(u64 request, u64 cgroup)
 {
 #ifdef BIO_BLKG
@@ -92,7 +90,7 @@ static __always_inline bool moves_data(u64 request)
  */
 int on_insert(u64 *ctx)
 {
-	u64 request = ctx[FIRST], cgroup;
+	u64 request = ctx[FIRST], key = request, cgroup;
 	struct owner owner = {}, *known;
 
 	if (!moves_data(request))
@@ -100,24 +98,24 @@ int on_insert(u64 *ctx)
 	cgroup = cgroup_now();
 	if (charged_to(request, cgroup))
 		return 0;
-	known = requests.lookup(&request);
+	known = requests.lookup(&key);
 	if (known && known->issued) {
 		known->issued = 0;
 		return 0;
 	}
 	owner.cgroup_id = id_of(cgroup);
-	return requests.update(&request, &owner) ? lose(LOST_SEAT) : 0;
+	return requests.update(&key, &owner) ? lose(LOST_SEAT) : 0;
 }
 
 /* block_rq_issue(struct request *rq): to the driver, by whoever runs */
 int on_issue(u64 *ctx)
 {
-	u64 request = ctx[FIRST], cgroup;
+	u64 request = ctx[FIRST], key = request, cgroup;
 	struct owner owner = {}, *known;
 
 	if (!moves_data(request))
 		return 0;
-	known = requests.lookup(&request);
+	known = requests.lookup(&key);
 	if (known && !known->issued) {
 		known->issued = bpf_ktime_get_ns();
 		return 0;
@@ -127,7 +125,7 @@ int on_issue(u64 *ctx)
 	if (!owner.cgroup_id)
 		owner.cgroup_id = id_of(cgroup);
 	owner.issued = bpf_ktime_get_ns();
-	return requests.update(&request, &owner) ? lose(LOST_SEAT) : 0;
+	return requests.update(&key, &owner) ? lose(LOST_SEAT) : 0;
 }
 
 static __always_inline u64 device_of(u64 request)
@@ -161,9 +159,9 @@ static __always_inline struct counters *counters_of(struct where *where)
  */
 int on_complete(u64 *ctx)
 {
-	u64 request = ctx[0], took;
+	u64 request = ctx[0], key = request, took;
 	u32 bytes = ctx[2], left, way;
-	struct owner *owner = requests.lookup(&request);
+	struct owner *owner = requests.lookup(&key);
 	struct where where = {};
 	struct counters *counters;
 	struct direction *direction;
@@ -177,7 +175,7 @@ int on_complete(u64 *ctx)
 	left = FIELD(u32, request, RQ_BYTES);
 	counters = counters_of(&where);
 	if (bytes >= left)
-		requests.delete(&request);
+		requests.delete(&key);
 	if (!counters)
 		return lose(LOST_FULL);
 	direction = &counters->ways[way];
