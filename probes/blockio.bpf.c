@@ -24,6 +24,7 @@ struct owner {
 	u64 cgroup_id;
 	u64 issued; /* 0 while it waits for the driver */
 };
+/* Its key is always a copy of the address: Linux 6.1 forgets the type of a pointer that was passed by reference. */
 BPF_HASH(requests, u64, struct owner, REQUESTS);
 
 struct where {
@@ -46,14 +47,17 @@ static u64 (*task_now)(void) = (void *)BPF_FUNC_get_current_task_btf;
 static u64 (*task_now)(void) = (void *)BPF_FUNC_get_current_task;
 #endif
 
-struct attribution {
-	u64 cgroup;
-	bool charged; /* by the kernel, which stays true whoever issues the request */
-};
-
-static __always_inline struct attribution attribute(u64 request)
+/* Autogroups have no cgroup of their own and belong to the root. */
+static __always_inline u64 id_of(u64 cgroup)
 {
-	u64 group = FIELD(u64, task_now(), TASK_GROUP), cgroup = FIELD(u64, group, CSS_CGROUP);
+	u64 node = cgroup ? FIELD(u64, cgroup, CGROUP_KN) : 0;
+
+	return node ? FIELD(u64, node, KN_ID) : ROOT_CGROUP_ID;
+}
+
+/* Number of the cgroup that the kernel charges, if it is in the hierarchy of this one, else 0. */
+static __always_inline u64 charged_to(u64 request, u64 cgroup)
+{
 #ifdef BIO_BLKG
 	u64 bio = FIELD(u64, request, RQ_BIO), blkg, blkcg, charged;
 
@@ -62,18 +66,17 @@ static __always_inline struct attribution attribute(u64 request)
 		blkcg = FIELD(u64, blkg, BLKG_BLKCG);
 		charged = FIELD(u64, blkcg, BLKCG_CGROUP);
 		if (charged && FIELD(u64, charged, CGROUP_ROOT) == FIELD(u64, cgroup, CGROUP_ROOT))
-			return (struct attribution){.cgroup = charged, .charged = true};
+			return id_of(charged);
 	}
 #endif
-	return (struct attribution){.cgroup = cgroup};
+	return 0;
 }
 
-/* Autogroups have no cgroup of their own and belong to the root. */
-static __always_inline u64 id_of(u64 cgroup)
+static __always_inline u64 cgroup_now(void)
 {
-	u64 node = cgroup ? FIELD(u64, cgroup, CGROUP_KN) : 0;
+	u64 group = FIELD(u64, task_now(), TASK_GROUP);
 
-	return node ? FIELD(u64, node, KN_ID) : ROOT_CGROUP_ID;
+	return FIELD(u64, group, CSS_CGROUP);
 }
 
 static __always_inline bool moves_data(u64 request)
@@ -87,42 +90,42 @@ static __always_inline bool moves_data(u64 request)
  */
 int on_insert(u64 *ctx)
 {
-	u64 request = ctx[FIRST];
-	struct attribution whose;
+	u64 request = ctx[FIRST], key = request, cgroup;
 	struct owner owner = {}, *known;
 
 	if (!moves_data(request))
 		return 0;
-	whose = attribute(request);
-	if (whose.charged)
+	cgroup = cgroup_now();
+	if (charged_to(request, cgroup))
 		return 0;
-	known = requests.lookup(&request);
+	known = requests.lookup(&key);
 	if (known && known->issued) {
 		known->issued = 0;
 		return 0;
 	}
-	owner.cgroup_id = id_of(whose.cgroup);
-	return requests.update(&request, &owner) ? lose(LOST_SEAT) : 0;
+	owner.cgroup_id = id_of(cgroup);
+	return requests.update(&key, &owner) ? lose(LOST_SEAT) : 0;
 }
 
 /* block_rq_issue(struct request *rq): to the driver, by whoever runs */
 int on_issue(u64 *ctx)
 {
-	u64 request = ctx[FIRST];
-	struct attribution whose;
+	u64 request = ctx[FIRST], key = request, cgroup;
 	struct owner owner = {}, *known;
 
 	if (!moves_data(request))
 		return 0;
-	known = requests.lookup(&request);
+	known = requests.lookup(&key);
 	if (known && !known->issued) {
 		known->issued = bpf_ktime_get_ns();
 		return 0;
 	}
-	whose = attribute(request);
-	owner.cgroup_id = id_of(whose.cgroup);
+	cgroup = cgroup_now();
+	owner.cgroup_id = charged_to(request, cgroup);
+	if (!owner.cgroup_id)
+		owner.cgroup_id = id_of(cgroup);
 	owner.issued = bpf_ktime_get_ns();
-	return requests.update(&request, &owner) ? lose(LOST_SEAT) : 0;
+	return requests.update(&key, &owner) ? lose(LOST_SEAT) : 0;
 }
 
 static __always_inline u64 device_of(u64 request)
@@ -156,9 +159,9 @@ static __always_inline struct counters *counters_of(struct where *where)
  */
 int on_complete(u64 *ctx)
 {
-	u64 request = ctx[0], took;
+	u64 request = ctx[0], key = request, took;
 	u32 bytes = ctx[2], left, way;
-	struct owner *owner = requests.lookup(&request);
+	struct owner *owner = requests.lookup(&key);
 	struct where where = {};
 	struct counters *counters;
 	struct direction *direction;
@@ -172,7 +175,7 @@ int on_complete(u64 *ctx)
 	left = FIELD(u32, request, RQ_BYTES);
 	counters = counters_of(&where);
 	if (bytes >= left)
-		requests.delete(&request);
+		requests.delete(&key);
 	if (!counters)
 		return lose(LOST_FULL);
 	direction = &counters->ways[way];
