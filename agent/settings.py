@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -18,15 +19,19 @@ class ConfigError(ValueError):
     """A setting that cannot hold; the message names file, field and remedy."""
 
 
-def load(path: Path | None) -> Config:
-    """Settings from a file, or the defaults without one."""
+def load(path: Path | None, probes: Collection[str]) -> Config:
+    """Settings from a file, or the defaults without one. `probes` has the names of those that there are."""
     if path is None:
         return Config()
     try:
         text = read_small(path, LARGEST_BYTES)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; name an existing file with --config") from error
-    return parse(text, str(path))
+    config = parse(text, str(path))
+    unknown = [name for name in config.probes or () if name not in probes]
+    if unknown:
+        raise ConfigError(f"{path}: probes: there is no probe `{unknown[0]}`; choose from {', '.join(probes)}")
+    return config
 
 
 def parse(text: bytes, name: str) -> Config:

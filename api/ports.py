@@ -61,8 +61,10 @@ class Probe(Protocol):
 
     name: str
     """Stem of its files, name of its source in the snapshot and of `dioptase probe NAME`."""
-    form: str
-    """Which way of measuring runs."""
+
+    @property
+    def form(self) -> str:
+        """Which way of measuring runs; `loading` before any does."""
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
         """Everything it has counted since it was opened; what it does not know is absent. `live` and `complete` as for

@@ -72,7 +72,7 @@ class CgroupSample(msgspec.Struct, frozen=True, kw_only=True):
     # From probes
     blame: Blame | None = None
     throttles: Durations | None = None
-    """Single throttles by the cgroup's own quota."""
+    """Single throttles by the cgroup's own quota or one above it, each on one CPU."""
     threads_by_state: ThreadStates | None = None
     load: Load | None = None
     reclaim: Reclaim | None = None
@@ -101,6 +101,8 @@ class NodeSample(msgspec.Struct, frozen=True, kw_only=True):
     procs_blocked: int | None = None
     run_delay_ns: Mapping[int, int] = {}
     """By CPU: time that tasks waited for it (/proc/schedstat), cumulative."""
+    timeslices: Mapping[int, int] = {}
+    """By CPU: how often a task got it (/proc/schedstat), cumulative; run_delay_ns is the sum of their waits."""
     cpu_khz: Mapping[int, int] = {}
     meminfo: Mapping[str, int] = {}
     """/proc/meminfo in the kernel's names: bytes, but HugePages_* in pages."""
@@ -115,6 +117,8 @@ class NodeSample(msgspec.Struct, frozen=True, kw_only=True):
     zones: tuple[Zone, ...] = ()
     fragmentation: Mapping[int, Mapping[int, int]] = {}
     """By NUMA node and order: external fragmentation index x 1000, as extfrag_index shows it."""
+    free_blocks: Mapping[int, Mapping[int, int]] = {}
+    """By NUMA node and order: free blocks of 2^order pages in all of its zones (/proc/buddyinfo)."""
     disks: Mapping[str, Disk] = {}
     interfaces: Mapping[str, Interface] = {}
     filesystems: Mapping[str, Filesystem] = {}

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from pathlib import Path
+from importlib import import_module
+from importlib.util import find_spec
 
 import click
 import msgspec
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Group
 from rich.text import Text
 
-from agent.hierarchy import detect
 from api.facts import Wait
 from api.histograms import BOUNDS_NS, SLOTS, quantile_ns
-from api.ports import Unavailable
+from api.ports import Probe, Unavailable
 from api.rates import wait_delta
 from cli.options import Seconds
+from cli.probes import generic
+from cli.probes.screen import Screen, bars, cgroup_paths, name_of
 from cli.words import clean, duration
+from probes import registry
 from probes import runqlat as probe_runqlat
 from probes.groups import Lost
+from probes.loader import Compiler, sharing
+from probes.runqlat import RunqLat
 
-BAR_WIDTH = 40
-ROOT_ID = 1
+RUNQLAT = "runqlat"
 NOTHING = Wait(sum_ns=0, count=0, slots=(0,) * SLOTS)
 
 
@@ -57,9 +59,44 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     """Inclusive upper bounds of the slots; the last slot has none."""
 
 
-@click.group()
-def probe() -> None:
-    """Run one probe alone and show what it sees."""
+class Probes(click.Group):
+    """A command per probe; cli/probes/NAME.py has those that are shown in a way of their own, as command object NAME."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return [RUNQLAT, *registry.NAMES]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in registry.BY_NAME:
+            return super().get_command(ctx, cmd_name)
+        if find_spec(f"cli.probes.{cmd_name}") is None:
+            return generic.command(registry.BY_NAME[cmd_name])
+        special = getattr(import_module(f"cli.probes.{cmd_name}"), cmd_name)
+        assert isinstance(special, click.Command)
+        return special
+
+
+@click.group(cls=Probes, invoke_without_command=True)
+@click.pass_context
+def probe(ctx: click.Context) -> None:
+    """Run one probe alone and show what it sees; without a name, try all of them and list them."""
+    if ctx.invoked_subcommand is None:
+        _list()
+
+
+def _list() -> None:
+    """One line per probe: its name, the form that runs here, and what it shows; where none runs, why and what to do."""
+    about = "how long tasks wait for a CPU, as a histogram per cgroup"
+    openers: list[tuple[str, str, Callable[[], RunqLat | Probe]]] = [(RUNQLAT, about, probe_runqlat.open_waits)]
+    openers += [(row.name, row.about, row.open) for row in registry.ROWS]
+    with Compiler() as compiler, sharing(compiler):
+        for name, text, opener in openers:
+            try:
+                opened = opener()
+            except Unavailable as error:
+                click.echo(f"{name:<12} {'no':<8} {text}\n{'':<21} {error.reason}\n{'':<21} what to do: {error.remedy}")
+                continue
+            click.echo(f"{name:<12} {opened.form:<8} {text}")
+            opened.close()
 
 
 @probe.command()
@@ -85,7 +122,7 @@ def runqlat(*, as_json: bool, interval: float, duration_s: float | None, form: s
         stack.callback(source.close)
         for refusal in source.refused:
             click.echo(f"form refused: {refusal}", err=True)
-        show = _print_json if as_json else stack.enter_context(_Screen())
+        show = _print_json if as_json else stack.enter_context(Screen(render))
         try:
             for finished in _intervals(source, interval, duration_s, prefix):
                 show(finished)
@@ -117,28 +154,13 @@ def _intervals(
         previous, previous_at, paths = waits, now, paths_now
 
 
-def cgroup_paths() -> dict[int, str]:
-    """Path of every cgroup by its inode; empty where no hierarchy is mounted."""
-    try:
-        root = detect(Path("/proc")).primary
-    except (Unavailable, OSError):
-        return {}
-    found: dict[int, str] = {}
-    for directory, _, _ in os.walk(root):
-        try:
-            found[Path(directory).stat().st_ino] = directory[len(str(root)) :] or "/"
-        except FileNotFoundError:
-            continue
-    return found
-
-
 def summarize(
-    before: Mapping[int, Wait], after: Mapping[int, Wait], paths: Mapping[int, str], prefix: str
+    before: Mapping[int, Wait], after: Mapping[int, Wait], paths: dict[int, str], prefix: str
 ) -> tuple[CgroupWaits, ...]:
     """Pure: the waits that ended between two reads, of the cgroups below a prefix, most time waited first."""
     found = []
     for number, wait in after.items():
-        name = paths.get(number, "/" if number == ROOT_ID else f"id {number}")
+        name = name_of(number, paths)
         change = wait_delta(before.get(number, NOTHING), wait)
         if change is None or change.slots is None or not change.count or not name.startswith(prefix):
             continue
@@ -160,23 +182,6 @@ def summarize(
 def _print_json(finished: Interval) -> None:
     sys.stdout.write(msgspec.json.encode(finished).decode() + "\n")
     sys.stdout.flush()
-
-
-class _Screen:
-    """Histograms in place on a terminal, one below the other anywhere else."""
-
-    def __init__(self) -> None:
-        self._console = Console()
-        self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
-
-    def __enter__(self) -> Callable[[Interval], None]:
-        if not self._console.is_terminal:
-            return lambda finished: self._console.print(render(finished, None))
-        self._live.start()
-        return lambda finished: self._live.update(render(finished, self._console.height - 1), refresh=True)
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
 
 
 def render(finished: Interval, height: int | None) -> Group:
@@ -201,10 +206,4 @@ def histogram(waits: CgroupWaits) -> list[Text]:
     p50, p99 = duration(waits.p50_us), duration(waits.p99_us)
     totals = f"  {waits.count} waits, mean {mean}, p50 {p50}, p99 {p99}"
     lines = [Text(), Text.assemble((clean(waits.cgroup), "cyan"), totals)]
-    filled = [k for k, count in enumerate(waits.slots) if count]
-    most = max(waits.slots)
-    for k in range(filled[0], filled[-1] + 1):
-        label = f"≤ {duration(BOUNDS_NS[k] / 1000)}" if k < len(BOUNDS_NS) else f"> {duration(BOUNDS_NS[-1] / 1000)}"
-        bar = "█" * max(round(BAR_WIDTH * waits.slots[k] / most), 1 if waits.slots[k] else 0)
-        lines.append(Text(f"  {label:>12} {waits.slots[k]:>8} {bar}"))
-    return lines
+    return lines + bars(waits.slots)

@@ -4,13 +4,15 @@ Run by the distribution's Python as a plain script, because that is where python
 because BCC keeps 150 MiB that it never gives back. Needs no kernel headers: field offsets come from BTF, and a handful of
 stub files satisfies BCC's search for a source tree. Standard library, bcc and this directory only.
 
-Takes one JSON job from the Unix socket whose descriptor is its argument (see `loader.Job`), answers with one JSON message
-and the descriptors (SCM_RIGHTS), and exits. Nothing is pinned: when the last copy of a descriptor closes, it is gone.
+Takes JSON jobs from the Unix socket whose descriptor is its first argument (see `loader.Job`), answers each with one JSON
+message and the descriptors (SCM_RIGHTS), and exits when the socket's other end closes. Nothing is pinned, and no descriptor
+is kept here: when the last copy closes elsewhere, it is gone. The second argument is added to its nice value.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import socket
@@ -82,6 +84,8 @@ class Built(NamedTuple):
 
     message: dict[str, Any]
     descriptors: list[int]
+    module: Any
+    """BCC's, which owns the maps' descriptors."""
 
 
 def stub_tree(root: Path) -> None:
@@ -99,24 +103,31 @@ def offsets(types: btf.Btf, form: dict[str, Any]) -> dict[str, int]:
         problems = []
         for struct_name, path, size in alternatives:
             try:
-                field = types.field(struct_name, path)
+                found.update(_place(types, macro, struct_name, path, size))
+                break
             except btf.BtfError as error:
                 problems.append(str(error))
-                continue
-            if field.size == size:
-                found[macro] = field.offset
-                break
-            problems.append(f"struct {struct_name}: {path} has {field.size} bytes, not {size}")
         if macro not in found and macro not in form["optional"]:
             raise FormRefused("fields", "; ".join(problems), errno.ENOENT)
     return found
+
+
+def _place(types: btf.Btf, macro: str, struct_name: str, path: str, size: int) -> dict[str, int]:
+    """Offset of a field of that size; of a bitfield of one bit, whose size is given as 0, the byte and the mask."""
+    if size == 0:
+        bit = types.bit(struct_name, path)
+        return {macro: bit.offset, f"{macro}_BIT": bit.mask}
+    field = types.field(struct_name, path)
+    if field.size != size:
+        raise btf.BtfError(f"struct {struct_name}: {path} has {field.size} bytes, not {size}")
+    return {macro: field.offset}
 
 
 def build(job: dict[str, Any]) -> Built:
     """Compile, load and attach the first form that this kernel takes. Raises Failure when it takes none."""
     _check_permission()
     try:
-        types = btf.Btf.read(Path(job["btf"]))
+        types = _types_of(Path(job["btf"]))
     except btf.BtfError as error:
         raise Failure("btf", str(error)) from error
     try:
@@ -135,6 +146,11 @@ def build(job: dict[str, Any]) -> Built:
         built.message["refused"] = refused
         return built
     raise Failure("refused", "the kernel takes no form of this probe", refused)
+
+
+@functools.lru_cache(maxsize=1)
+def _types_of(blob: Path) -> btf.Btf:
+    return btf.Btf.read(blob)
 
 
 def _check_permission() -> None:
@@ -169,7 +185,7 @@ def _try_form(compiler: Any, types: btf.Btf, job: dict[str, Any], form: dict[str
         "compile_s": compiled - started,
         "load_s": time.monotonic() - compiled,
     }
-    return Built(message, [fd for fd, _ in maps] + descriptors)
+    return Built(message, [fd for fd, _ in maps] + descriptors, module)
 
 
 def _compile(compiler: Any, sources: list[Path], macros: dict[str, int]) -> Any:
@@ -197,35 +213,58 @@ def _describe(module: Any, name: str) -> tuple[int, dict[str, Any]]:
     return lib.bpf_table_fd(module.module, label), {"name": name, "key": key, "leaf": leaf}
 
 
-def _start(code: bytes, types: btf.Btf, program: dict[str, str], *, typed: bool) -> list[int]:
+def _start(code: bytes, types: btf.Btf, program: dict[str, Any], *, typed: bool) -> list[int]:
     """Descriptors of the loaded program and of the link that runs it. Raises FormRefused with the verifier's reason."""
-    tracepoint, name = program["tracepoint"], program["name"]
+    event, name, iterator = program["tracepoint"], program["name"], program["iterator"]
+    kind, attach_type = bpf.TRACING if typed else bpf.RAW_TRACEPOINT, bpf.TRACE_ITER if iterator else bpf.TRACE_RAW_TP
     try:
-        btf_id = types.typedef_id(f"btf_trace_{tracepoint}") if typed else 0
-        loaded = bpf.load_program(bpf.TRACING if typed else bpf.RAW_TRACEPOINT, code, name, btf_id)
+        loaded = bpf.load_program(kind, code, name, _target(types, program, typed=typed), attach_type)
     except btf.BtfError as error:
         raise FormRefused("fields", str(error), errno.ENOENT) from error
     except bpf.Refused as error:
         raise FormRefused(f"load {name}", error.strerror or "", error.errno or 0, error.log) from error
     try:
-        return [loaded, bpf.attach(loaded, None if typed else tracepoint)]
+        return [loaded, bpf.attach_iterator(loaded) if iterator else bpf.attach(loaded, None if typed else event)]
     except OSError as error:
         os.close(loaded)
-        raise FormRefused(f"attach {name} to {tracepoint}", error.strerror or "", error.errno or 0) from error
+        raise FormRefused(f"attach {name} to {event}", error.strerror or "", error.errno or 0) from error
 
 
-def main(descriptor: int) -> None:
-    """One job in, one answer out."""
+def _target(types: btf.Btf, program: dict[str, Any], *, typed: bool) -> int:
+    """What a typed program is written for, by its number; 0 for an untyped one, whose tracepoint is named on attaching.
+
+    Raises BtfError where this kernel has no such thing, or one that passes other arguments than the source reads.
+    """
+    event, wanted = program["tracepoint"], tuple(program["arguments"])
+    if program["iterator"]:
+        return types.function_id(f"bpf_iter_{event}")
+    if wanted and (passed := types.arguments(event))[: len(wanted)] != wanted:
+        raise btf.BtfError(f"{event} of this kernel passes ({', '.join(passed)}), not ({', '.join(wanted)}, ...)")
+    return types.typedef_id(f"btf_trace_{event}") if typed else 0
+
+
+def answer(parent: socket.socket, job: dict[str, Any]) -> None:
+    """Do one job, send what came of it, and let go of it here."""
+    try:
+        built = build(job)
+    except Failure as error:
+        message = {"error": error.kind, "detail": error.detail, "refused": error.refused}
+        parent.send(json.dumps(message).encode())
+        return
+    socket.send_fds(parent, [json.dumps(built.message).encode()], built.descriptors)
+    for fd in built.descriptors[len(built.message["maps"]) :]:
+        os.close(fd)
+    built.module.cleanup()
+
+
+def main(descriptor: int, nice: int) -> None:
+    """Jobs in, answers out, until nobody asks any more."""
+    os.nice(nice)
     with socket.socket(fileno=descriptor) as parent:
-        job = json.loads(parent.recv(1 << 20))
-        try:
-            message, descriptors = build(job)
-        except Failure as error:
-            message = {"error": error.kind, "detail": error.detail, "refused": error.refused}
-            descriptors = []
-        socket.send_fds(parent, [json.dumps(message).encode()], descriptors)
+        while request := parent.recv(1 << 20):
+            answer(parent, json.loads(request))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))
     os._exit(0)  # BCC's exit handlers take longer than closing what the kernel closes anyway

@@ -1,4 +1,7 @@
-"""What this node can and cannot do for the probes, one finding a line; each failed one says what to do."""
+"""What this node can and cannot do for the probes, one finding a line; each failed one says what to do.
+
+Nothing is concluded from versions: every form of run-queue waits and every other probe is loaded for real and closed again.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,24 @@ from pathlib import Path
 
 from api.checks import Check
 from api.ports import Unavailable
-from probes import runqlat
+from probes import registry, runqlat
 from probes.btf import VMLINUX, Btf, BtfError
-from probes.loader import CHILD_PYTHON, REMEDIES
+from probes.capabilities import missing
+from probes.loader import CHILD_PYTHON, REMEDIES, Compiler, sharing
 
 _IMPORT_BCC = "import bcc; print(bcc.BPF and bcc.__version__)"
 _TIMEOUT_S = 30.0
 
 
-def checks(*, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX) -> tuple[Check, ...]:
-    """BTF, BCC, and every form of every probe, each tried for real and closed again. Takes a second or two."""
-    return (
-        _check_btf(btf),
-        _check_bcc(child_python),
-        *(_check_form(form, child_python, btf) for form in runqlat.FORMS),
-    )
+def checks(*, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX, proc: Path = Path("/proc")) -> tuple[Check, ...]:
+    """BTF, BCC, capabilities and every probe. Takes a few seconds."""
+    with Compiler(child_python) as compiler, sharing(compiler):
+        return (
+            _check_btf(btf),
+            _check_bcc(child_python),
+            *(_check_form(form, child_python, btf) for form in runqlat.FORMS),
+            *(_check_probe(row, child_python, btf, proc) for row in registry.ROWS),
+        )
 
 
 def _check_btf(path: Path) -> Check:
@@ -54,3 +60,18 @@ def _check_form(form: str, python: Path, btf: Path) -> Check:
         return Check(name=name, ok=False, detail=error.reason, remedy=error.remedy)
     source.close()
     return Check(name=name, ok=True, detail="loads and attaches")
+
+
+def _check_probe(row: registry.Row, python: Path, btf: Path, proc: Path) -> Check:
+    """The probe in the best form that runs. Where capabilities are missing, they are the remedy whatever else failed."""
+    name, needs = f"probe {row.name}", ", ".join(row.capabilities)
+    try:
+        probe = row.open(child_python=python, btf=btf)
+    except Unavailable as error:
+        lacking = ", ".join(missing(row.capabilities, proc))
+        remedy = (
+            f"give the capabilities {lacking} ({row.name} needs {needs}), or run as root" if lacking else error.remedy
+        )
+        return Check(name=name, ok=False, detail=error.reason, remedy=f"{remedy}; until then: {row.fallback}")
+    probe.close()
+    return Check(name=name, ok=True, detail=f"loads and attaches as {probe.form}; needs {needs}")

@@ -12,11 +12,12 @@ import os
 import socket
 import subprocess
 import tempfile
+import threading
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import msgspec
 
@@ -30,6 +31,8 @@ TIMEOUT_S = 60.0
 """The child needs half a second here; a small node that starts thirty pods at once is slower."""
 _COMPILER = Path(__file__).with_name("compiler.py")
 _MAX_DESCRIPTORS = 64
+_ITERATOR_BYTES = 1 << 16
+"""Most that one read of an iterator is asked for; the kernel gives half of that at once."""
 _CAPABILITIES = "run as root, or with the capabilities BPF and PERFMON (in a pod: securityContext.capabilities.add)"
 REMEDIES = {
     "permission": _CAPABILITIES,
@@ -47,9 +50,14 @@ class Program(msgspec.Struct, frozen=True):
 
     function: str
     tracepoint: str
+    """Or, of an iterator, the kind of objects it goes through: `task`."""
     name: str
     needs: str = ""
     """Macro of an optional field; where the kernel lacks it, the source does not have this function either."""
+    arguments: Sequence[str] = ()
+    """What the tracepoint must pass first, as `Btf.arguments` spells it: kernels differ, and a wrong one would be misread."""
+    iterator: bool = False
+    """Whether it runs not at an event but over all objects of a kind, whenever somebody reads `Loaded.records`."""
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +67,8 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     typed: bool
     """A BTF-typed tracepoint: fields are plain loads. Otherwise a raw tracepoint, whose fields are copied by a helper."""
     fields: Mapping[str, Sequence[tuple[str, str, int]]]
-    """Macro to alternatives of (struct, member, size in bytes); the first that this kernel has gives the offset."""
+    """Macro to alternatives of (struct, member, size in bytes); the first that this kernel has gives the offset. Size 0 is a
+    bitfield of one bit, whose mask is the macro with `_BIT` behind it."""
     programs: Sequence[Program]
     optional: Mapping[str, Sequence[tuple[str, str, int]]] = {}
     """Like `fields`, but a macro without a field is left undefined."""
@@ -75,6 +84,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     maps: Sequence[str]
     constants: Mapping[str, int]
     btf: Path = VMLINUX
+    remedy: str = ""
+    """What to do where the kernel takes no form; empty for the general advice."""
     scratch: str = ""
 
 
@@ -124,7 +135,16 @@ class Loaded:
         """Descriptor and description by name."""
         self.programs = dict(zip(answer.programs, descriptors[split::2], strict=True))
         """Program descriptor by its name in the kernel."""
+        self._links = dict(zip(answer.programs, descriptors[split + 1 :: 2], strict=True))
         self.descriptors = tuple(descriptors)
+
+    def records(self, iterator: str) -> bytes:
+        """Run an iterator, by its name in the kernel, over all there is now: what it wrote. Raises OSError."""
+        fd = bpf.open_iterator(self._links[iterator])
+        try:
+            return b"".join(iter(lambda: os.read(fd, _ITERATOR_BYTES), b""))
+        finally:
+            os.close(fd)
 
     def stats(self) -> dict[str, bpf.ProgramInfo]:
         """Runs and run time of each program; they grow only while `bpf.enable_stats` is held open by someone."""
@@ -145,28 +165,115 @@ class Loaded:
         self.close()
 
 
-def load(job: Job, *, child_python: Path = CHILD_PYTHON, timeout_s: float = TIMEOUT_S) -> Loaded:
-    """Run the child and take over what it loaded. Raises Unavailable with the reason and what to do about it."""
-    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with here, _scratch() as scratch, tempfile.TemporaryFile(dir=scratch) as errors:
-        with there:
-            child = _start(child_python, there, errors)
+class _Running(NamedTuple):
+    """A child that waits for jobs."""
+
+    child: subprocess.Popen[bytes]
+    channel: socket.socket
+    errors: IO[bytes]
+    scratch: str
+    owned: contextlib.ExitStack
+
+
+class _ChildLost(Exception):
+    """The child cannot be used any more."""
+
+    def __init__(self, unavailable: Unavailable) -> None:
+        super().__init__(unavailable.reason)
+        self.unavailable = unavailable
+
+
+class Compiler:
+    """One compiling child for several jobs: Python and BCC cost it 0.35 s of CPU before the first of them.
+
+    Started with the first job, and anew with the next one should it be lost. Jobs come from one thread, `end` from any.
+    """
+
+    def __init__(self, python: Path = CHILD_PYTHON, *, nice: int = 0) -> None:
+        self.python = python
+        self._nice = nice
+        self._running: _Running | None = None
+        self._ended = False
+        self._lock = threading.Lock()
+
+    def load(self, job: Job, timeout_s: float = TIMEOUT_S) -> Loaded:
+        """Have one job done and take over what was loaded. Raises Unavailable with the reason and what to do about it."""
+        with self._lock:
+            if self._ended:
+                raise Unavailable("loading of probes was ended", "start the agent again")
+            if self._running is None:
+                self._running = _begin(self.python, self._nice)
+            running = self._running
         try:
-            here.settimeout(timeout_s)
-            request = msgspec.json.encode(msgspec.structs.replace(job, scratch=scratch), enc_hook=str)
-            return _exchange(here, request, child, errors)
-        except TimeoutError:
-            raise Unavailable(
-                f"compiling {job.sources[-1].name} took more than {timeout_s:g} s",
-                "see whether the node is short of CPU",
-            ) from None
-        finally:
-            child.kill()
-            child.wait()
+            return _exchange(running, job, timeout_s)
+        except _ChildLost as lost:
+            self._release()
+            raise lost.unavailable from None
+
+    def end(self) -> None:
+        """End the child now, whatever it does, and load nothing more."""
+        with self._lock:
+            self._ended = True
+            if self._running is not None:
+                self._running.child.kill()
+
+    def __enter__(self) -> Compiler:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+        self._release()
+
+    def _release(self) -> None:
+        with self._lock:
+            running, self._running = self._running, None
+        if running is not None:
+            running.owned.close()
+
+
+_this_thread = threading.local()
 
 
 @contextlib.contextmanager
-def _scratch() -> Any:
+def sharing(compiler: Compiler) -> Iterator[None]:
+    """Within, every `load` of this thread that asks for the compiler's Python uses this one child."""
+    _this_thread.compiler = compiler
+    try:
+        yield
+    finally:
+        del _this_thread.compiler
+
+
+def load(job: Job, *, child_python: Path = CHILD_PYTHON, timeout_s: float = TIMEOUT_S) -> Loaded:
+    """Have a child of its own do the job, or the shared one. Raises Unavailable with the reason and what to do about it."""
+    shared: Compiler | None = getattr(_this_thread, "compiler", None)
+    if shared is not None and shared.python == child_python:
+        return shared.load(job, timeout_s)
+    with Compiler(child_python) as compiler:
+        return compiler.load(job, timeout_s)
+
+
+def _begin(python: Path, nice: int) -> _Running:
+    owned = contextlib.ExitStack()
+    try:
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        owned.enter_context(here)
+        with there:
+            scratch = owned.enter_context(_scratch())
+            errors = owned.enter_context(tempfile.TemporaryFile(dir=scratch))  # noqa: SIM115 - closed by `owned`
+            child = _start(python, there, errors, nice)
+    except BaseException:
+        owned.close()
+        raise
+    owned.callback(child.wait)
+    owned.callback(child.kill)
+    return _Running(child, here, errors, scratch, owned)
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[str]:
     try:
         directory = tempfile.TemporaryDirectory(prefix="dioptase-")
     except OSError as error:
@@ -178,10 +285,10 @@ def _scratch() -> Any:
         yield path
 
 
-def _start(python: Path, channel: socket.socket, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(python: Path, channel: socket.socket, errors: IO[bytes], nice: int) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
-            [python, "-s", "-E", _COMPILER, str(channel.fileno())],
+            [python, "-s", "-E", _COMPILER, str(channel.fileno()), str(nice)],
             pass_fds=[channel.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=errors,
@@ -194,17 +301,22 @@ def _start(python: Path, channel: socket.socket, errors: IO[bytes]) -> subproces
         ) from error
 
 
-def _exchange(channel: socket.socket, request: bytes, child: subprocess.Popen[bytes], errors: IO[bytes]) -> Loaded:
+def _exchange(running: _Running, job: Job, timeout_s: float) -> Loaded:
+    request = msgspec.json.encode(msgspec.structs.replace(job, scratch=running.scratch), enc_hook=str)
     try:
-        channel.send(request)
-        message, descriptors = _receive(channel)
+        running.channel.settimeout(timeout_s)
+        running.channel.send(request)
+        message, descriptors = _receive(running.channel)
     except (BrokenPipeError, ConnectionResetError):
         message, descriptors = b"", []
+    except TimeoutError:
+        reason = f"compiling {job.sources[-1].name} took more than {timeout_s:g} s"
+        raise _ChildLost(Unavailable(reason, "see whether the node is short of CPU")) from None
     if not message:
-        raise _died(child, errors)
+        raise _ChildLost(_died(running.child, running.errors))
     answer = msgspec.json.decode(message, type=_Answer)
     if answer.error:
-        raise _explain(answer)
+        raise _explain(answer, job.remedy)
     if len(descriptors) != len(answer.maps) + 2 * len(answer.programs):
         for fd in descriptors:
             os.close(fd)
@@ -241,13 +353,13 @@ def _died(child: subprocess.Popen[bytes], errors: IO[bytes]) -> Unavailable:
     )
 
 
-def _explain(answer: _Answer, lockdown: Path = Path("/sys/kernel/security/lockdown")) -> Unavailable:
+def _explain(answer: _Answer, advice: str, lockdown: Path = Path("/sys/kernel/security/lockdown")) -> Unavailable:
     kind, reason = answer.error, answer.detail
     if answer.refused:
         reason += ": " + "; ".join(str(refusal) for refusal in answer.refused)
         if all(refusal.errno == errno.EPERM for refusal in answer.refused):
             kind = "permission"
-    remedy = REMEDIES[kind]
+    remedy = advice if kind == "refused" and advice else REMEDIES[kind]
     if kind == "permission" and lockdown.exists() and "[confidentiality]" in lockdown.read_text():
         remedy = (
             "the kernel is locked down for confidentiality, which forbids BPF to read it; boot with lockdown=integrity"

@@ -60,9 +60,14 @@ def _member(struct_name: str, name: str, kind: Any, *more: Any) -> tuple[Any, ..
     raise ValueError(f"struct {struct_name}: member {name!r} is a bitfield or union, which cannot be read")
 
 
+def possible_cpu_ids(sys_root: Path = Path("/sys")) -> tuple[int, ...]:
+    """The CPUs whose values a per-CPU map keeps, in the order of the values."""
+    return parse_cpu_list((sys_root / "devices/system/cpu/possible").read_text())
+
+
 def possible_cpus(sys_root: Path = Path("/sys")) -> int:
     """How many values the kernel keeps for each element of a per-CPU map."""
-    return len(parse_cpu_list((sys_root / "devices/system/cpu/possible").read_text()))
+    return len(possible_cpu_ids(sys_root))
 
 
 class Map:
@@ -100,8 +105,8 @@ class Map:
         cell = value + bytes(self._cell.itemsize - len(value))
         bpf.update(self._fd, np.array(key, self.key).tobytes(), cell * self._copies)
 
-    def delete(self, key: int) -> None:
-        """Remove one element of a hash map; one that is gone already is no error."""
+    def delete(self, key: int | tuple[int, ...]) -> None:
+        """Remove one element of a hash map, a struct's members as a tuple; one that is gone already is no error."""
         bpf.delete(self._fd, np.array(key, self.key).tobytes())
 
     def _join(self, chunks: Iterable[tuple[Rows, Rows]]) -> tuple[Rows, Rows]:
@@ -153,9 +158,9 @@ class Map:
 
 
 def total(values: Rows) -> npt.NDArray[np.uint64]:
-    """Sum over the CPUs of values made of 64-bit counters only: one row of counters per element."""
+    """Sum over the CPUs, where the map has them apart, of values made of 64-bit counters only: one row per element."""
     counters = np.ascontiguousarray(values).view(np.uint64).reshape(*values.shape, values.dtype.itemsize // 8)
-    summed: npt.NDArray[np.uint64] = counters.sum(axis=1, dtype=np.uint64)
+    summed: npt.NDArray[np.uint64] = counters if values.ndim == 1 else counters.sum(axis=1, dtype=np.uint64)
     return summed
 
 

@@ -14,7 +14,7 @@ from agent.sense.node_files import NodeFiles
 from agent.sense.parsers import LONGEST_SAFE, number
 
 _HZ = os.sysconf("SC_CLK_TCK")
-_RUN_DELAY = 7
+_RUN_DELAY, _TIMESLICES = 7, 8
 """cpuN, then yields, 0, schedules, idles, wakeups, local wakeups, run time, wait time, slices (kernel/sched/stats.c)."""
 _RUNNING, _BLOCKED = parsers.keyed(b"procs_running"), parsers.keyed(b"procs_blocked")
 _KHZ_PER_MHZ = 1000
@@ -30,10 +30,11 @@ def times(files: NodeFiles) -> dict[str, Any]:
 
 def delays(files: NodeFiles) -> dict[str, Any]:
     """/proc/schedstat: how long tasks waited for each CPU. Only kernels with CONFIG_SCHEDSTATS have it."""
-    found = run_delays(files.look(files.proc / "schedstat", keep=True))
+    text = files.look(files.proc / "schedstat", keep=True)
+    found = run_delays(text)
     if not found:
         files.lack("there is no /proc/schedstat", "use a kernel with CONFIG_SCHEDSTATS for waits per CPU")
-    return {"run_delay_ns": found}
+    return {"run_delay_ns": found, "timeslices": timeslices(text)}
 
 
 class Frequencies:
@@ -65,14 +66,23 @@ def interrupts(files: NodeFiles) -> dict[str, Any]:
 
 def run_delays(text: bytes) -> dict[int, int]:
     """Nanoseconds by CPU, of /proc/schedstat."""
+    return _column(text, _RUN_DELAY)
+
+
+def timeslices(text: bytes) -> dict[int, int]:
+    """How often a task got the CPU, of /proc/schedstat."""
+    return _column(text, _TIMESLICES)
+
+
+def _column(text: bytes, index: int) -> dict[int, int]:
     found = {}
     for line in text.split(b"\n"):
         if line.startswith(b"cpu"):
             label, *words = line.split()
             cpu = number(label[3:])
-            delay = number(words[_RUN_DELAY]) if len(words) > _RUN_DELAY else None
-            if cpu is not None and delay is not None:
-                found[cpu] = delay
+            value = number(words[index]) if len(words) > index else None
+            if cpu is not None and value is not None:
+                found[cpu] = value
     return found
 
 

@@ -54,7 +54,7 @@ def zones(files: NodeFiles) -> dict[str, Any]:
     """/proc/zoneinfo's watermarks, and from /proc/buddyinfo the external fragmentation of each node's largest zone."""
     found = files.parse("zoneinfo", zone_lines) or ()
     free = files.parse("buddyinfo", free_blocks) or {}
-    return {"zones": found, "fragmentation": fragmentation(found, free)}
+    return {"zones": found, "fragmentation": fragmentation(found, free), "free_blocks": by_node(free)}
 
 
 def zone_lines(text: bytes) -> tuple[Zone, ...]:
@@ -91,6 +91,16 @@ def free_blocks(text: bytes) -> dict[tuple[int, str], tuple[int, ...]]:
         known = [count for count in counts if count is not None]
         if where is not None and 0 < len(known) == len(counts) <= _MOST_ORDERS:
             found[where] = tuple(known)
+    return found
+
+
+def by_node(free: Mapping[tuple[int, str], Sequence[int]]) -> dict[int, dict[int, int]]:
+    """Free blocks of all zones of a node together, by order."""
+    found: dict[int, dict[int, int]] = {}
+    for (node, _), counts in free.items():
+        total = found.setdefault(node, {})
+        for order, count in enumerate(counts):
+            total[order] = min(total.get(order, 0) + count, parsers.LARGEST)
     return found
 
 

@@ -99,7 +99,8 @@ class Reading:
         self._refused: list[str] = []
         self._read_at_ns: int | None = None
         self._first_ns = tuple(now_ns + int(phase * PERIOD_NS[cadence]) for cadence in _LATER)
-        self._due_ns = [now_ns, now_ns] if at_once else list(self._first_ns)
+        # The first time, rare files are read along with the slow ones: a new cgroup's limits are known within seconds.
+        self._due_ns = [now_ns if at_once else self._first_ns[0]] * len(_LATER)
 
     def refresh(self, plan: Plan, group: Group, reads: int, now_ns: int, wall_time_ns: int) -> CgroupSample:
         """Read what is due and return the sample: the same object where nothing is different."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,12 +23,16 @@ from agent.sense.topology import online_text, read_topology
 from api.cpus import Topology
 from api.facts import Wait
 from api.pods import Pod
-from api.ports import PodSource, Unavailable, WaitSource
+from api.ports import PodSource, Probe, Seen, Unavailable, WaitSource
+from api.rates import members
 from api.samples import CgroupSample, Indicator, NodeSample, Snapshot, SourceStatus
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-NO_WAITS: tuple[Mapping[int, Wait], Unavailable | None] = ({}, None)
+NO_WAITS: Mapping[int, Wait] = {}
+NOT_A_PROBES = frozenset({"path", "id", "wait"})
+CGROUP_FIELDS = frozenset(CgroupSample.__struct_fields__) - NOT_A_PROBES
+NODE_FIELDS = frozenset(NodeSample.__struct_fields__)
 MOST_NAMED = 3
 MOST_LOGGED = 100
 """So many different failures are logged, each once; in the snapshots every one of them is shown every time."""
@@ -36,7 +41,7 @@ MOST_LOGGED = 100
 class Sensor:
     """Reads every source once per `snapshot`. The readers are their owner's to close."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument per source
         self,
         *,
         cgroups: CgroupReader,
@@ -45,12 +50,16 @@ class Sensor:
         pods: PodSource,
         waits: WaitSource,
         indicators: Indicators,
+        probes: Sequence[Probe] = (),
     ) -> None:
         self._cgroups, self._node, self._sys = cgroups, node, sys
         self._pods, self._waits, self._indicators = pods, waits, indicators
+        self._probes = probes
         self._live: dict[int, str] = {}
         self._ids: dict[str, int] = {}
         self._known_pods: tuple[Pod, ...] = ()
+        self._judged_pods: tuple[Pod, ...] | None = None
+        self._strange: list[str] = []
         self._known_topology = Topology(cpus=())
         self._online = ""
         self._statuses: list[SourceStatus] = []
@@ -72,15 +81,22 @@ class Sensor:
             self._live = {sample.id: path for path, sample in cgroups.items()}
             self._ids = {path: sample.id for path, sample in cgroups.items()}
         complete = bool(cgroups) and not self._cgroups.skipped
-        waits, problem = self._guard("waits", lambda: self._all_waits(complete), NO_WAITS, self._waits.form)
-        if problem is not None:
-            status = self._statuses.pop()
-            self._statuses.append(
-                msgspec.structs.replace(status, ok=False, error=problem.reason, remedy=problem.remedy)
-            )
-        cgroups = {path: _with_wait(sample, waits.get(sample.id)) for path, sample in cgroups.items()}
+        waits = self._observe("waits", lambda: self._all_waits(complete), NO_WAITS, self._waits)
+        seen = self._read_probes(complete)
+        node = msgspec.structs.replace(node, **seen.node) if seen.node else node
+        cgroups = {
+            path: _joined(sample, waits.get(sample.id), seen.cgroups.get(sample.id, {}))
+            for path, sample in cgroups.items()
+        }
         indicators: Mapping[str, Indicator] = self._guard("indicators", self._indicators.latest, {})
-        self._statuses.extend((*self._silent_pods(), *_homeless(self._known_pods, cgroups)))
+        self._statuses.extend(
+            (
+                *self._silent_pods(),
+                *_homeless(self._known_pods, cgroups),
+                *_uncontrolled(self._known_pods, cgroups),
+                *self._unrelated(),
+            )
+        )
         return Snapshot(
             seq=seq,
             taken_at_ns=taken_at_ns,
@@ -94,13 +110,13 @@ class Sensor:
             sources=tuple(self._statuses),
         )
 
-    def read_waits(self) -> Mapping[int, Wait]:
-        """Waits of online pods alone, by cgroup id: cheap enough for ten times a second.
+    def read_waits(self, wanted: Collection[int]) -> Mapping[int, Wait]:
+        """Waits of these cgroups of the last snapshot alone, by id: cheap enough for ten times a second.
 
-        The pods and cgroups are those of the last snapshot. Empty where the next one will say why.
+        Empty where the next snapshot will say why.
         """
         try:
-            return self._waits.read(self._live, self._pods_ids(online=True), complete=False)
+            return self._waits.read(self._live, wanted, complete=False)
         except Unavailable:
             return {}
         except Exception as failure:
@@ -108,15 +124,25 @@ class Sensor:
                 log.exception("source waits failed between two rounds")
             return {}
 
-    def _all_waits(self, complete: bool) -> tuple[Mapping[int, Wait], Unavailable | None]:
+    def _read_probes(self, complete: bool) -> Seen:
+        """What all probes have seen, as one: of two that give the same field the later one counts."""
+        cgroups: dict[int, dict[str, object]] = {}
+        node: dict[str, object] = {}
+        for probe in self._probes:
+            seen = self._observe(probe.name, partial(_read, probe, self._live, complete), Seen(), probe)
+            node.update(seen.node)
+            for number, values in seen.cgroups.items():
+                cgroups.setdefault(number, {}).update(values)
+        return Seen(cgroups, node)
+
+    def _all_waits(self, complete: bool) -> Mapping[int, Wait]:
         # A probe has the waits of every cgroup at hand; schedstat pays for every thread, so only pods are worth it.
         wanted = self._pods_ids() if self._waits.form == SchedstatWaits.form else None
-        return self._waits.read(self._live, wanted, complete=complete), self._waits.problem()
+        return self._waits.read(self._live, wanted, complete=complete)
 
-    def _pods_ids(self, *, online: bool = False) -> frozenset[int]:
-        pods = (pod for pod in self._known_pods if pod.qos.online or not online)
-        paths = (container.cgroup for pod in pods for container in pod.containers)
-        return frozenset(self._ids[path] for path in paths if path in self._ids)
+    def _pods_ids(self) -> frozenset[int]:
+        containers = (container.cgroup for pod in self._known_pods for container in pod.containers)
+        return frozenset(self._ids[path] for paths in members(self._ids, containers).values() for path in paths)
 
     def _topology(self) -> Topology:
         """Read anew only when CPUs came or went: on a large node it is a thousand files."""
@@ -125,6 +151,15 @@ class Sensor:
             self._online = online
             return read_topology(self._sys)
         return self._known_topology
+
+    def _unrelated(self) -> tuple[SourceStatus, ...]:
+        if self._judged_pods is not self._known_pods:
+            self._judged_pods, self._strange = self._known_pods, _strangers(self._known_pods)
+        if not self._strange:
+            return ()
+        more = f" and {len(self._strange) - 1} more" if len(self._strange) > 1 else ""
+        error = f"batch work gives way to siblings alone, and these are none: {self._strange[0]}{more}"
+        return (SourceStatus(name="pod-siblings", ok=False, error=error, remedy="put them below one parent"),)
 
     def _silent_pods(self) -> tuple[SourceStatus, ...]:
         errors = self._indicators.errors()
@@ -135,6 +170,17 @@ class Sensor:
             error += f"; and {len(errors) - MOST_NAMED} more"
         remedy = "mend the annotations or the endpoint of these pods"
         return (SourceStatus(name="indicator-pods", ok=False, error=error, remedy=remedy),)
+
+    def _observe(self, name: str, read: Callable[[], T], default: T, source: WaitSource | Probe) -> T:
+        """Guarded; and what the source could not count although it works is shown as its error."""
+        nothing: tuple[T, Unavailable | None] = (default, None)
+        value, problem = self._guard(name, lambda: (read(), source.problem()), nothing, source.form)
+        if problem is not None:
+            status = self._statuses.pop()
+            self._statuses.append(
+                msgspec.structs.replace(status, ok=False, error=problem.reason, remedy=problem.remedy)
+            )
+        return value
 
     def _guard(self, name: str, read: Callable[[], T], default: T, detail: str = "") -> T:
         started = time.perf_counter_ns()
@@ -182,8 +228,48 @@ def _homeless(pods: tuple[Pod, ...], cgroups: Mapping[str, CgroupSample]) -> tup
     return (SourceStatus(name="pod-cgroups", ok=False, error=f"there is no cgroup {shown}", remedy=remedy),)
 
 
-def _with_wait(sample: CgroupSample, wait: Wait | None) -> CgroupSample:
+def _uncontrolled(pods: tuple[Pod, ...], cgroups: Mapping[str, CgroupSample]) -> tuple[SourceStatus, ...]:
+    """One line on listed containers that the cpu controller does not know: nothing can be measured or changed of them."""
+    found = [
+        container.cgroup
+        for pod in pods
+        for container in pod.containers
+        if (sample := cgroups.get(container.cgroup)) is not None
+        and sample.cpu_usage_ns is not None
+        and sample.periods is None
+    ]
+    if not found:
+        return ()
+    shown = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+    above = found[0].rpartition("/")[0]
+    remedy = (
+        f"enable it in the groups above, the last of them: echo +cpu > /sys/fs/cgroup{above}/cgroup.subtree_control"
+    )
+    return (SourceStatus(name="pod-controllers", ok=False, error=f"no cpu controller in {shown}", remedy=remedy),)
+
+
+def _strangers(pods: tuple[Pod, ...]) -> list[str]:
+    """Batch cgroups whose priority says nothing to an online one: it holds among the children of one parent."""
+    online, batch = (
+        [container.cgroup for pod in pods if pod.qos.online is kind for container in pod.containers]
+        for kind in (True, False)
+    )
+    return [f"{b} beside {o}" for b in batch for o in online if not o.startswith(b.rpartition("/")[0] + "/")]
+
+
+def _read(probe: Probe, live: Mapping[int, str], complete: bool) -> Seen:
+    """What a probe has seen. Raises ValueError where it names a field that no sample has: then none of it is believed."""
+    seen = probe.read(live, complete=complete)
+    named = {name for values in seen.cgroups.values() for name in values}
+    if strange := sorted((named - CGROUP_FIELDS) | (seen.node.keys() - NODE_FIELDS)):
+        raise ValueError(f"it gives {', '.join(strange)}, which no sample has")
+    return seen
+
+
+def _joined(sample: CgroupSample, wait: Wait | None, seen: Mapping[str, object]) -> CgroupSample:
+    """The sample with its wait and with what probes have seen of it."""
     # Where a version 2 cgroup has no cpu controller (then its cpu.stat has no periods), a probe counts its tasks as its
     # ancestor's: that it shows none is no zero.
     elsewhere = wait is not None and not wait.count and wait.slots is not None and sample.periods is None
-    return sample if wait is None or elsewhere else msgspec.structs.replace(sample, wait=wait)
+    changes = seen if wait is None or elsewhere else {**seen, "wait": wait}
+    return msgspec.structs.replace(sample, **changes) if changes else sample

@@ -14,7 +14,7 @@ from agent.settings import ConfigError, load, parse
 
 def test_an_empty_file_is_the_defaults() -> None:
     assert parse(b"", "f") == Config()
-    assert load(None) == Config()
+    assert load(None, ()) == Config()
 
 
 def test_fields_are_camel_case() -> None:
@@ -55,9 +55,21 @@ def test_what_cannot_hold_is_refused_with_file_and_field(text: str, message: str
     assert message in str(caught.value)
 
 
+def test_probes_are_chosen_by_names_that_exist(tmp_path: Path) -> None:
+    file = tmp_path / "f.yaml"
+    file.write_text("probes: [sockets]")
+    assert load(file, ("blockio", "sockets")).probes == ("sockets",)
+    file.write_text("probes: []")
+    assert load(file, ("blockio", "sockets")).probes == ()
+    file.write_text("probes: [sockets, soket]")
+    with pytest.raises(ConfigError) as caught:
+        load(file, ("blockio", "sockets"))
+    assert str(caught.value) == f"{file}: probes: there is no probe `soket`; choose from blockio, sockets"
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        load(tmp_path / "none.yaml")
+        load(tmp_path / "none.yaml", ())
 
 
 def test_a_slow_agent_is_taken_where_its_settings_agree() -> None:

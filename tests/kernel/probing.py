@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
-from api.ports import Unavailable
+from api.ports import Probe, Unavailable
 from probes import bpf
 from probes.loader import REMEDIES
 from probes.runqlat import RunqLat, open_waits
-from tests.kernel.support import require_root
+from tests.kernel.support import JOIN, TestCgroup, require_root
 
 PINNED = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
 """A program that takes all that it is given of one CPU."""
 LAST_CPU = max(os.sched_getaffinity(0))
+_MACHINE = ("permission", "no_bpf", "btf", "bcc")
+"""Kinds of refusal that no form of a probe can help."""
+P = TypeVar("P", bound=Probe)
 
 
 @contextmanager
@@ -29,6 +35,34 @@ def probe(*forms: str) -> Iterator[RunqLat]:
         source = open_waits(forms=forms)
     except Unavailable as error:
         if error.remedy != REMEDIES["refused"]:
+            pytest.skip(f"probes cannot run here: {error.reason}; {error.remedy}")
+        raise
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def started_in(group: TestCgroup, code: str, *argv: str, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """A Python program inside a cgroup, from its first instruction on; what it prints can be read."""
+    procs = ":".join(str(directory / "cgroup.procs") for directory in group.dirs)
+    process = subprocess.Popen(
+        [sys.executable, "-c", JOIN, procs, *prefix, sys.executable, "-c", code, *argv], stdout=subprocess.PIPE
+    )
+    group.processes.append(process)
+    return process
+
+
+@contextmanager
+def opened(opener: Callable[..., P], *forms: str, lacking: str = "") -> Iterator[P]:
+    """A probe of the registry, as `probe` is for run-queue waits; `lacking` is how the loader names what an older kernel
+    does not have."""
+    require_root()
+    try:
+        source = opener(forms=forms) if forms else opener()
+    except Unavailable as error:
+        machine = error.remedy in {REMEDIES[kind] for kind in _MACHINE} or error.remedy.startswith("boot ")
+        if machine or (lacking and lacking in error.reason):
             pytest.skip(f"probes cannot run here: {error.reason}; {error.remedy}")
         raise
     try:

@@ -132,7 +132,7 @@ def test_a_capture_is_small(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["v1-hybrid", "v2"])
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+@settings(suppress_health_check=list(HealthCheck), max_examples=50)
 @given(data=st.data())
 def test_a_damaged_text_costs_what_it_says_and_nothing_raises(unpack: Unpack, name: str, data: st.DataObject) -> None:
     captured = unpack(name)

@@ -293,8 +293,22 @@ def test_slow_files_of_a_new_cgroup_are_read_at_once_where_it_is_managed(tmp_pat
     samples = reader.read(S, 5)
     assert values(samples["/pod/web"]) == V1
     assert (samples["/other"].files_read_at_ns, samples["/other"].memory_stat) == (None, {})
-    assert values(reader.read(6 * S, 6)["/other"]).keys() >= V1.keys() - {"limits"}
-    assert values(reader.read(16 * S, 7)["/other"]) == V1
+    assert values(reader.read(6 * S, 6)["/other"]) == V1
+    reader.close()
+
+
+def test_limits_of_a_new_cgroup_are_known_as_soon_as_its_other_slow_files(tmp_path: Path) -> None:
+    reader = CgroupReader(trees.v1(tmp_path, (".",)))
+    reader.read(0, 0)
+    names = tuple(f"new{number}" for number in range(20))
+    trees.v1(tmp_path, names)
+    unread = {f"/{name}" for name in names}
+    for second in range(1, 7):
+        for path, sample in reader.read(second * S, second).items():
+            assert (sample.files_read_at_ns is None) == (sample.limits.quota_us is None), path
+            if sample.files_read_at_ns is not None:
+                unread.discard(path)
+    assert not unread, "within a period of slow files"
     reader.close()
 
 

@@ -37,6 +37,7 @@ def test_what_is_read_every_tick(tmp_path: Path) -> None:
     assert stalls == [(7000, 0.75), (8000, 0.75), (9000, 0.75)]
     assert (sample.procs_running, sample.procs_blocked) == (2, 1)
     assert sample.run_delay_ns == {0: 1500, 1: 2500}
+    assert sample.timeslices == {0: 7, 1: 7}
     assert sample.cpu_khz == {0: 2_596_120, 1: 3_100_500}
     assert sample.meminfo["MemFree"] == 100 * 1024
     assert sample.meminfo["HugePages_Total"] == 3
@@ -70,6 +71,7 @@ def test_memory_by_node_and_zone(tmp_path: Path) -> None:
         0: dict.fromkeys(range(4), -1000),
         1: {0: -1000, 1: -1000, 2: 1000 - 154000 // 562, 3: 1000 - 77500 // 562},
     }
+    assert sample.free_blocks == {0: {0: 0, 1: 0, 2: 1, 3: 1}, 1: {0: 512, 1: 50, 2: 0, 3: 0}}
     assert sample.sysctl == {
         "vm.watermark_scale_factor": 10,
         "net.ipv4.tcp_mem.min": 287901,

@@ -1,0 +1,141 @@
+"""TCP and UDP traffic per cgroup: bytes, packets and TCP retransmits, of every call on every socket, unsampled.
+
+What the numbers mean: bytes are what send and receive calls returned, so the payload as programs see it, headers not
+included, once however often it is retransmitted. A call counts for the cgroup whose CPU weight its task has (as run-queue
+waits do), on cgroup versions 1 and 2 alike: the cgroup of the socket's maker does not matter. TCP packets are segments as the
+socket counts them, acknowledgements and retransmits included; they are added at each call, retransmit and close, and
+belong to the cgroup that called last. A UDP packet is one call that sent or received, and one datagram unless the program
+uses UDP_SEGMENT or UDP_GRO, which take several in one call. Traffic between tasks of one node counts on both sides.
+
+What it cannot see: what does not pass through a socket call: sendfile on Linux 6.3 and 6.4, receiving by splice or
+TCP_ZEROCOPY_RECEIVE, kernel services such as NFS other than as the root's, and packets that a node merely forwards. Segments
+of a connection count from the first look at it: those that were open before the probe have lost nothing but their past.
+A cgroup that has not used a socket since the probe was opened is absent. Lost is, by the table of sockets alone
+(16,384), what a socket that was dropped from it sent and received since its last call; segments, not bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from api.facts import Net
+from api.histograms import SLOTS
+from api.ports import Seen, Unavailable
+from probes.btf import VMLINUX
+from probes.groups import GroupTable, Overflow, places_for
+from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load
+from probes.maps import possible_cpus
+
+FORMS = ("tp_btf", "raw_tp")
+"""In order of preference."""
+FLOWS = 1 << 14
+"""TCP sockets whose counters are remembered: 1.5 MiB."""
+COUNTERS = 9
+"""Of struct traffic."""
+_FIELDS = {
+    "TASK_GROUP": [("task_struct", "sched_task_group", 8)],
+    "CSS_SERIAL": [("task_group", "css.serial_nr", 8)],
+    "CSS_CGROUP": [("task_group", "css.cgroup", 8)],
+    "CGROUP_KN": [("cgroup", "kn", 8)],
+    "KN_ID": [("kernfs_node", "id", 8)],
+    "SK_FAMILY": [("sock", "__sk_common.skc_family", 2)],
+    "SK_PROTOCOL": [("sock", "sk_protocol", 2)],
+    "SEGS_IN": [("tcp_sock", "segs_in", 4)],
+    "SEGS_OUT": [("tcp_sock", "segs_out", 4)],
+    "TOTAL_RETRANS": [("tcp_sock", "total_retrans", 4)],
+}
+_PROGRAMS = [
+    Program("on_send", "sock_send_length", "dtse_sock_send"),
+    Program("on_receive", "sock_recv_length", "dtse_sock_recv"),
+    Program("on_retransmit", "tcp_retransmit_skb", "dtse_sock_again"),
+    Program("on_state", "inet_sock_set_state", "dtse_sock_state"),
+]
+_FORMS = {
+    "tp_btf": Form(name="tp_btf", typed=True, fields=_FIELDS, programs=_PROGRAMS, constants={"TYPED": 1}),
+    "raw_tp": Form(name="raw_tp", typed=False, fields=_FIELDS, programs=_PROGRAMS),
+}
+
+
+class Sockets:
+    """The running probe: a Probe (`api.ports`)."""
+
+    name = "sockets"
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self.form = loaded.form
+        self._table: GroupTable | None = GroupTable(loaded, "sockets")
+        self._overflow = Overflow()
+
+    def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
+        """Traffic by cgroup id since the probe was opened. Raises Unavailable once closed."""
+        if self._table is None:
+            raise Unavailable("the probe sockets is closed", "open it again")
+        try:
+            ids, rows = self._table.read(live, complete=complete)
+            self._overflow.grew(self._table.lost().full, live)
+        except OSError as error:
+            raise Unavailable(
+                f"the maps of sockets cannot be read: {error.strerror}", "start the agent again"
+            ) from error
+        return Seen({number: {"net": net} for number, net in decode(ids, rows.tolist()).items()})
+
+    def problem(self) -> Unavailable | None:
+        """Whether cgroups found no place in the table since the start, as of the latest read."""
+        if not self._overflow.total:
+            return None
+        return Unavailable(
+            f"{self._overflow.total} socket calls of cgroups that found no place in the table were not counted",
+            "remove cgroups that nobody uses",
+        )
+
+    def loaded(self) -> Loaded:
+        """What runs in the kernel, for statistics and tests."""
+        return self._loaded
+
+    def close(self) -> None:
+        """Detach from the kernel. Idempotent."""
+        self._table = None
+        self._loaded.close()
+
+
+def decode(ids: Sequence[int], rows: Sequence[Sequence[int]]) -> dict[int, Net]:
+    """Pure: rows of `struct traffic` to traffic by cgroup id."""
+    return {
+        number: Net(
+            tcp_sent_bytes=row[0],
+            tcp_received_bytes=row[1],
+            tcp_sent_packets=row[2],
+            tcp_received_packets=row[3],
+            udp_sent_bytes=row[4],
+            udp_received_bytes=row[5],
+            udp_sent_packets=row[6],
+            udp_received_packets=row[7],
+            tcp_retransmits=row[8],
+        )
+        for number, row in zip(ids, rows, strict=True)
+    }
+
+
+def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:
+    """What the child is asked to do."""
+    here = Path(__file__).parent
+    return Job(
+        sources=[here / "common.bpf.h", here / "sockets.bpf.c"],
+        forms=[_FORMS[name] for name in forms],
+        maps=["sockets", "groups", "owners", "lost"],
+        constants={"SLOTS": SLOTS, "SEATS": 1, "PLACES": places_for(cpus, 8 * COUNTERS), "FLOWS": FLOWS},
+        btf=btf,
+        remedy="boot Linux 6.3 or later, which says what each call on a socket has moved",
+    )
+
+
+def open_sockets(*, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX) -> Sockets:
+    """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
+    loaded = load(job(forms, possible_cpus(), btf), child_python=child_python)
+    try:
+        return Sockets(loaded)
+    except BaseException:
+        loaded.close()
+        raise

@@ -1,0 +1,95 @@
+"""Time of the kernel's deferred interrupt work (softirqs) per CPU and kind: network packets, timers, block I/O, RCU.
+
+What the numbers mean: monotonic time between the entry and the exit of each softirq, on its CPU, counted at its exit; a
+hard interrupt that comes in between is inside. Work that the kernel hands to ksoftirqd is counted too. With PREEMPT_RT, where
+softirqs can be preempted, so is the time of what preempted them. /proc/stat's `softirq` is the sum over kinds, measured
+by tick or by clock as the kernel was built; it says nothing about kinds, and /proc/softirqs counts runs, not time.
+
+What it costs: two events per softirq; docs/adding-a-probe.md says how many nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from api.ports import Seen, Unavailable
+from probes.btf import VMLINUX
+from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load
+from probes.maps import Map, possible_cpu_ids
+
+FORMS = ("tp_btf", "raw_tp")
+"""In order of preference."""
+VECTORS = ("HI", "TIMER", "NET_TX", "NET_RX", "BLOCK", "IRQ_POLL", "TASKLET", "SCHED", "HRTIMER", "RCU")
+"""As include/linux/interrupt.h numbers them and /proc/softirqs spells them."""
+_PROGRAMS = [
+    Program("on_entry", "softirq_entry", "dtse_sirq_in"),
+    Program("on_exit", "softirq_exit", "dtse_sirq_out"),
+]
+_FORMS = {
+    "tp_btf": Form(name="tp_btf", typed=True, fields={}, programs=_PROGRAMS, constants={"TYPED": 1}),
+    "raw_tp": Form(name="raw_tp", typed=False, fields={}, programs=_PROGRAMS),
+}
+
+
+class SoftIrq:
+    """The running probe: a Probe (`api.ports`) of the node alone."""
+
+    name = "softirq"
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self.form = loaded.form
+        self._cpus = possible_cpu_ids()
+        self._counters: Map | None = Map(*loaded.maps["softirq"], len(self._cpus))
+
+    def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:  # noqa: ARG002 - the port's signature
+        """Nanoseconds by CPU and kind since the probe was opened. Raises Unavailable once closed."""
+        if self._counters is None:
+            raise Unavailable("the probe softirq is closed", "open it again")
+        try:
+            (per_cpu,) = self._counters.rows([0])["ns"].tolist()
+        except OSError as error:
+            raise Unavailable(
+                f"the map of softirq cannot be read: {error.strerror}", "start the agent again"
+            ) from error
+        return Seen(node={"softirq_ns": decode(self._cpus, per_cpu)})
+
+    def problem(self) -> Unavailable | None:
+        """Nothing can be lost: each kind has its counter."""
+        return None
+
+    def loaded(self) -> Loaded:
+        """What runs in the kernel, for statistics and tests."""
+        return self._loaded
+
+    def close(self) -> None:
+        """Detach from the kernel. Idempotent."""
+        self._counters = None
+        self._loaded.close()
+
+
+def decode(cpus: Sequence[int], rows: Sequence[Sequence[int]]) -> dict[int, dict[str, int]]:
+    """Pure: a row per CPU with a value per kind, to kinds by CPU. CPUs that never ran any softirq are left out."""
+    return {cpu: dict(zip(VECTORS, row, strict=True)) for cpu, row in zip(cpus, rows, strict=True) if any(row)}
+
+
+def job(forms: Sequence[str], btf: Path = VMLINUX) -> Job:
+    """What the child is asked to do."""
+    return Job(
+        sources=[Path(__file__).with_name("softirq.bpf.c")],
+        forms=[_FORMS[name] for name in forms],
+        maps=["softirq"],
+        constants={"VECTORS": len(VECTORS)},
+        btf=btf,
+    )
+
+
+def open_softirq(*, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX) -> SoftIrq:
+    """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
+    loaded = load(job(forms, btf), child_python=child_python)
+    try:
+        return SoftIrq(loaded)
+    except BaseException:
+        loaded.close()
+        raise

@@ -1,0 +1,226 @@
+"""Every probe of the registry on a real kernel: each form, the least capabilities, a crippled node, and as a command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from api.ports import Unavailable
+from api.samples import CgroupSample, NodeSample
+from probes import doctor, migrations, registry
+from probes.background import Background
+from probes.capabilities import missing
+from tests.kernel.probing import eventually, opened
+from tests.kernel.support import require_root
+
+pytestmark = pytest.mark.kernel
+
+ROOT = Path(__file__).resolve().parents[2]
+TRY = """
+import json, sys
+from api.ports import Unavailable
+from probes.registry import BY_NAME
+try:
+    probe = BY_NAME[sys.argv[1]].open()
+    seen = probe.read({1: "/"})
+    print(json.dumps([probe.form, sorted(seen.node)]))
+    probe.close()
+except Unavailable as error:
+    print(json.dumps([error.reason, error.remedy]))
+"""
+DOCTOR = """
+import sys
+from pathlib import Path
+import msgspec
+from probes import doctor
+found = doctor.checks(**{name: Path(value) for name, _, value in (word.partition("=") for word in sys.argv[1:])})
+print(msgspec.json.encode(found).decode())
+"""
+ROWS = pytest.mark.parametrize("row", registry.ROWS, ids=lambda row: row.name)
+ONE_NODE = "migrations attaches nothing where there is one NUMA node; test_migrations.py makes two of one"
+
+
+def having(names: tuple[str, ...], *command: str) -> str:
+    """What a program prints that has only these capabilities."""
+    require_root()
+    kept = ",".join(["-all", *(f"+{name.lower()}" for name in names)])
+    argv = ["setpriv", f"--bounding-set={kept}", f"--inh-caps={kept}", sys.executable, "-c", *command]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True, env=os.environ).stdout
+
+
+@ROWS
+def test_what_it_gives_are_fields_of_samples(row: registry.Row) -> None:
+    with opened(row.open) as probe:
+        assert probe.name == row.name
+        seen = probe.read({1: "/"})
+        assert seen.node.keys() <= set(NodeSample.__struct_fields__)
+        assert {name for values in seen.cgroups.values() for name in values} <= set(CgroupSample.__struct_fields__)
+        assert probe.problem() is None
+    with pytest.raises(Unavailable, match=f"the probe {row.name} is closed"):
+        probe.read({1: "/"})
+    probe.close()
+
+
+@ROWS
+def test_the_stated_capabilities_are_enough(row: registry.Row) -> None:
+    with opened(row.open) as probe:
+        form = probe.form
+    assert json.loads(having(row.capabilities, TRY, row.name))[0] == form
+
+
+@ROWS
+def test_each_stated_capability_is_needed(row: registry.Row) -> None:
+    """Without any one of them it does not run as well, and says which capabilities it wants."""
+    with opened(row.open) as probe:
+        form = probe.form
+    if form == migrations.ONE_NODE:
+        pytest.skip(ONE_NODE)
+    for left_out in row.capabilities:
+        others = tuple(name for name in row.capabilities if name != left_out)
+        assert json.loads(having(others, TRY, row.name))[0] != form, f"{left_out} is stated for nothing"
+
+
+def test_doctor_names_every_probe_and_its_capabilities() -> None:
+    for row in registry.ROWS:
+        with opened(row.open):
+            pass
+    found = {check.name: check for check in doctor.checks()}
+    for row in registry.ROWS:
+        check = found[f"probe {row.name}"]
+        assert check.ok, check.detail
+        assert check.detail.endswith(f"needs {', '.join(row.capabilities)}")
+
+
+def crippled(names: tuple[str, ...], *arguments: str) -> dict[str, dict[str, str]]:
+    return {check["name"]: check for check in json.loads(having(names, DOCTOR, *arguments))}
+
+
+@ROWS
+def test_doctor_without_capabilities_names_those_of_each_probe(row: registry.Row) -> None:
+    with opened(row.open) as probe:
+        if probe.form == migrations.ONE_NODE:
+            pytest.skip(ONE_NODE)
+    check = crippled(())[f"probe {row.name}"]
+    assert not check["ok"]
+    assert "Operation not permitted" in check["detail"]
+    assert f"give the capabilities {', '.join(row.capabilities)}" in check["remedy"]
+    assert row.fallback in check["remedy"]
+
+
+def test_doctor_names_only_the_missing_capability() -> None:
+    check = crippled(("BPF",))["probe softirq"]
+    assert not check["ok"]
+    assert "give the capabilities PERFMON (softirq needs BPF, PERFMON)" in check["remedy"]
+
+
+def attached() -> list[registry.Row]:
+    """All but the one that has nothing to count on this machine."""
+    one_node = len(set(migrations.numa_nodes_of_cpus().values())) < 2
+    return [row for row in registry.ROWS if not (row.name == "migrations" and one_node)]
+
+
+def test_doctor_without_kernel_types_says_what_to_boot(tmp_path: Path) -> None:
+    with opened(registry.ROWS[0].open):
+        pass
+    checks = crippled(("BPF", "PERFMON", "SYS_PTRACE"), f"btf={tmp_path}/none")
+    assert not checks["kernel types (BTF)"]["ok"]
+    for row in attached():
+        check = checks[f"probe {row.name}"]
+        assert "none: No such file" in check["detail"]
+        assert "CONFIG_DEBUG_INFO_BTF" in check["remedy"]
+
+
+def test_doctor_without_bcc_says_what_to_install() -> None:
+    checks = crippled(("BPF", "PERFMON"), f"child_python={sys.executable}")
+    assert not checks["compiler (python3-bpfcc)"]["ok"]
+    for row in attached():
+        check = checks[f"probe {row.name}"]
+        assert "cannot import BCC" in check["detail"]
+        assert "apt-get install python3-bpfcc" in check["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("effective", "lacking"),
+    [
+        ("000001ffffffffff", ()),
+        ("000000c000000000", ("SYS_PTRACE",)),
+        ("0000004000000000", ("BPF", "SYS_PTRACE")),
+        ("0000000000280000", ()),
+        ("0000000000000000", ("BPF", "PERFMON", "SYS_PTRACE")),
+        ("garbage", ()),
+    ],
+)
+def test_capabilities_are_read_bit_by_bit(tmp_path: Path, effective: str, lacking: tuple[str, ...]) -> None:
+    """The fourth is SYS_ADMIN, which includes the first two, with SYS_PTRACE."""
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/status").write_text(f"Name:\tx\nCapEff:\t{effective}\nCapBnd:\t0\n")
+    assert missing(("BPF", "PERFMON", "SYS_PTRACE"), tmp_path) == lacking
+
+
+def children() -> set[int]:
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        found.update(int(pid) for pid in (task / "children").read_text().split())
+    return found
+
+
+def test_all_of_them_load_in_the_background_and_the_child_ends_with_the_last() -> None:
+    for row in registry.ROWS:
+        with opened(row.open):
+            pass
+    before = children()
+    background = Background(registry.openers(registry.NAMES))
+    try:
+        assert [probe.form for probe in background.probes] == ["loading"] * len(registry.ROWS)
+        background.start()
+        assert eventually(lambda: not any(probe.form == "loading" for probe in background.probes), within_s=60)
+        assert all(probe.form for probe in background.probes), [p for p in background.probes if not p.form]
+        assert eventually(lambda: children() <= before), "the compiling child has ended"
+        for probe in background.probes:
+            probe.read({1: "/"})
+    finally:
+        background.close()
+
+
+COMMAND = [sys.executable, "-c", "from cli.main import main; main()", "probe"]
+
+
+def run(*words: str) -> str:
+    return subprocess.run([*COMMAND, *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+@ROWS
+def test_each_is_a_command_that_prints_json_or_a_table(row: registry.Row) -> None:
+    with opened(row.open) as probe:
+        form = probe.form
+    intervals = [
+        json.loads(line) for line in run(row.name, "--json", "--interval", "0.3", "--duration", "0.8").splitlines()
+    ]
+    assert len(intervals) == 3
+    for interval in intervals:
+        assert (interval["probe"], interval["form"], interval["problem"]) == (row.name, form, "")
+        assert all(group["values"].keys() <= set(CgroupSample.__struct_fields__) for group in interval["cgroups"])
+        assert interval["node"].keys() <= set(NodeSample.__struct_fields__)
+    assert run(row.name, "--duration", "0.3").startswith(f"{row.name}, form {form}, 0.")
+
+
+def test_without_a_name_all_are_tried_and_listed() -> None:
+    for row in registry.ROWS:
+        with opened(row.open):
+            pass
+    lines = {line.split()[0]: line for line in run().splitlines()}
+    assert list(lines) == ["runqlat", *registry.NAMES]
+    for row in registry.ROWS:
+        assert row.about in lines[row.name]
+        assert lines[row.name].split()[1] != "no"
+
+
+def test_an_unknown_name_is_refused_with_what_there_is() -> None:
+    asked = subprocess.run([*COMMAND, "none"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert asked.returncode == 2
+    assert "No such command 'none'" in asked.stderr
