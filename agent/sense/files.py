@@ -17,12 +17,14 @@ FIRST_READ_BYTES = 1024
 """Holds every file of a cgroup but the lists of tasks. A text that ends earlier is complete: seq_file hands out large
 texts in pieces of a page less a record, never less."""
 LONG_READ_BYTES = 8192
-"""Holds memory.stat, and memory.numa_stat of a few nodes: what the kernel makes in one piece is read in one piece."""
+"""Holds memory.stat, and memory.numa_stat of a few nodes. A text of several records that are long themselves, such as
+/proc/zoneinfo, comes in pieces of any length: where texts may be long, each is read until nothing more comes."""
 LONGEST_TEXT_BYTES = 4 << 20
 """A kernel file that is longer is cut: 4 MiB are half a million thread ids."""
 RESERVED = 512
 """Descriptors left for others in this process: sockets, probes, the actuator's directories, the journal."""
-_GONE = (errno.ENODEV, errno.ENOENT, errno.ESRCH)
+GONE = (errno.ENODEV, errno.ENOENT, errno.ESRCH)
+"""What the kernel answers where there is no such file, cgroup or process, or no longer."""
 _PIECE_BYTES = 1 << 16
 
 
@@ -81,10 +83,10 @@ class KeptFile:
     """One file, named relative to a directory's descriptor. Closes itself when the last reference goes.
 
     With `keep` false it is opened for each read, which a few files need (`fields.SNAPSHOTS`); with `spare` it leaves the
-    last descriptors to files that are read more often. `long` is for texts that are longer than most.
+    last descriptors to files that are read more often. `long` is for texts that may be longer than most.
     """
 
-    __slots__ = ("_budget", "_dir_fd", "_fd", "_first_bytes", "_keep", "_name", "_spare")
+    __slots__ = ("_budget", "_dir_fd", "_fd", "_keep", "_long", "_name", "_spare")
 
     def __init__(
         self,
@@ -97,8 +99,7 @@ class KeptFile:
         long: bool = False,
     ) -> None:
         self._budget, self._name, self._dir_fd, self._keep, self._spare = budget, name, dir_fd, keep, spare
-        self._first_bytes = LONG_READ_BYTES if long else FIRST_READ_BYTES
-        self._fd = -1
+        self._long, self._fd = long, -1
 
     @property
     def name(self) -> str:
@@ -109,13 +110,13 @@ class KeptFile:
         """The whole text, from its start. Raises Vanished when there is no such file any more, or another OSError."""
         if self._fd >= 0:
             try:
-                text = os.pread(self._fd, self._first_bytes, 0)
+                text = os.pread(self._fd, LONG_READ_BYTES if self._long else FIRST_READ_BYTES, 0)
             except OSError as error:
                 self.close()
-                if error.errno not in _GONE:
+                if error.errno not in GONE:
                     raise
             else:
-                return text if len(text) < self._first_bytes else _rest(self._fd, text)
+                return _rest(self._fd, text) if self._long or len(text) == FIRST_READ_BYTES else text
         return self._read_anew()
 
     def close(self) -> None:
@@ -133,14 +134,14 @@ class KeptFile:
             fd = os.open(self._name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=self._dir_fd)
             self._budget.opened += 1
             try:
-                text = os.pread(fd, self._first_bytes, 0)
-                if len(text) == self._first_bytes:
+                text = os.pread(fd, LONG_READ_BYTES if self._long else FIRST_READ_BYTES, 0)
+                if self._long or len(text) == FIRST_READ_BYTES:
                     text = _rest(fd, text)
             except OSError:
                 os.close(fd)
                 raise
         except OSError as error:
-            if error.errno in _GONE:
+            if error.errno in GONE:
                 raise Vanished(f"{self.name}: {error.strerror}") from None
             raise
         if self._keep and self._budget.take(spare=self._spare):
@@ -153,10 +154,7 @@ class KeptFile:
 def _rest(fd: int, text: bytes) -> bytes:
     pieces = [text]
     length = len(text)
-    while length < LONGEST_TEXT_BYTES:
-        piece = os.pread(fd, _PIECE_BYTES, length)
-        if not piece:
-            break
-        pieces.append(piece)
-        length += len(piece)
+    while pieces[-1] and length < LONGEST_TEXT_BYTES:
+        pieces.append(os.pread(fd, _PIECE_BYTES, length))
+        length += len(pieces[-1])
     return b"".join(pieces)
