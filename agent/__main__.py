@@ -26,7 +26,7 @@ from agent.sense.cgroups import CgroupReader
 from agent.sense.documents import check
 from agent.sense.indicators import Indicators
 from agent.sense.node import NodeReader
-from agent.sense.pods import StaticPods
+from agent.sense.pods import NoPods, StaticPods
 from agent.sense.psi import STALL_US, WINDOW_US
 from agent.sense.schedstat import SchedstatWaits
 from agent.sense.sensor import Sensor
@@ -52,7 +52,8 @@ PROC, SYS = Path("/proc"), Path("/sys")
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line says."""
 
-    pods: Path
+    pods: Path | None
+    """None watches every cgroup and manages none."""
     act: Act
     host: str
     port: int
@@ -72,7 +73,8 @@ def main(options: Options) -> int:
     Raises ConfigError, PodsError and Unavailable before anything was changed.
     """
     _one_heap()
-    return asyncio.run(_run(options, load(options.config, registry.NAMES), StaticPods(options.pods)))
+    pods: PodSource = StaticPods(options.pods) if options.pods is not None else NoPods()
+    return asyncio.run(_run(options, load(options.config, registry.NAMES), pods))
 
 
 def _one_heap() -> None:

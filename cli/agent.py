@@ -20,9 +20,13 @@ from exporters.recorder import DEFAULT_MAX_MIB, MIN_MIB
 
 
 @click.command()
-@click.option("--pods", type=click.Path(path_type=Path), required=True, help="The pods of this node (YAML).")
 @click.option(
-    "--act", type=click.Choice([act.value for act in Act]), default=Act.DRY_RUN.value, show_default=True,
+    "--pods",
+    type=click.Path(path_type=Path),
+    help="The pods of this node (YAML); without it every cgroup is watched and nothing is decided.",
+)
+@click.option(
+    "--act", type=click.Choice([act.value for act in Act]), show_default="dry-run with --pods, off without",
     help="off: watch. dry-run: decide and write nothing. on: write.",
 )  # fmt: skip
 @click.option("--listen", default=DEFAULT_LISTEN, show_default=True, help="Where page, API and metrics are served.")
@@ -45,12 +49,12 @@ from exporters.recorder import DEFAULT_MAX_MIB, MIN_MIB
     help="Serve Malachite's documents there too; Katalyst's agent asks 127.0.0.1:9002.",
 )  # fmt: skip
 @click.option("--duration", "duration_s", type=Seconds(min=0, min_open=True), help="End after so many seconds.")
-def agent(act: str, listen: str, malachite: str | None, **others: Any) -> None:
+def agent(act: str | None, pods: Path | None, listen: str, malachite: str | None, **others: Any) -> None:
     """Run the node agent until a signal ends it; then every changed value is put back."""
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
     host, port = parse_listen(listen)
     also = None if malachite is None else parse_listen(malachite)
-    options = Options(act=Act(act), host=host, port=port, malachite=also, **others)
+    options = Options(act=_act(act, pods), pods=pods, host=host, port=port, malachite=also, **others)
     try:
         status = main(options)
     except (ConfigError, PodsError) as error:
@@ -59,3 +63,12 @@ def agent(act: str, listen: str, malachite: str | None, **others: Any) -> None:
         click.echo(f"dioptase agent: {error.reason}\n  remedy: {error.remedy}", err=True)
         sys.exit(1)
     sys.exit(status)
+
+
+def _act(asked: str | None, pods: Path | None) -> Act:
+    """What the agent may do: without a list of pods there is nobody to decide for."""
+    if pods is None and asked not in (None, Act.OFF.value):
+        raise click.UsageError(f"--act {asked} needs --pods: without a list of pods there is nobody to decide for")
+    if asked is None:
+        return Act.OFF if pods is None else Act.DRY_RUN
+    return Act(asked)

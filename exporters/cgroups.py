@@ -118,6 +118,11 @@ def culprits(path: str, blame: Blame) -> Mapping[str, int]:
     return dict(nlargest(MOST_CULPRITS, others.items(), key=lambda item: item[1]))
 
 
+def device_names(snapshot: Snapshot) -> Mapping[str, str]:
+    """Names of disks by the `MAJOR:MINOR` that cgroups know them by."""
+    return {disk.number: printable(name) for name, disk in snapshot.node.disks.items()}
+
+
 def _waits(shown: list[Shown], previous: Snapshot | None, trace: tuple[tuple[str, str], ...], at_ns: int) -> Family:
     distributions = tuple(
         fine(owner, sample.wait, _worst(sample, previous, trace, at_ns) if owner[1] else None)
@@ -177,7 +182,7 @@ def _reclaim(sample: CgroupSample) -> Iterable[tuple[Labels, Durations]]:
 
 
 def _devices(snapshot: Snapshot, shown: list[Shown]) -> Iterator[Family]:
-    names = {disk.number: printable(name) for name, disk in snapshot.node.disks.items()}
+    names = device_names(snapshot)
     moved: list[Point] = []
     done: list[Point] = []
     requested: list[Point] = []

@@ -1,4 +1,4 @@
-"""The facts for which OpenTelemetry has names of its own, under those names: `system.*` and `container.*`. Pure.
+"""The facts for which OpenTelemetry has names of its own, under those names: `system.*`, `container.*`, `k8s.*`. Pure.
 
 They are sent beside our own rows, so that dashboards made for the conventions find their numbers. Names and attributes are
 those of semantic conventions 1.44 (development status, as all of the system and container ones are); a test holds the
@@ -16,9 +16,9 @@ from api.catalogue import NS_PER_S
 from api.pods import Container, Pod
 from api.samples import CgroupSample, NodeSample, Snapshot
 from api.text import printable
-from exporters.cgroups import MOST_DEVICES, first, working_set
+from exporters.cgroups import MOST_DEVICES, device_names, first, working_set
 from exporters.nodes import HZ_PER_KHZ, MOST_INTERFACES
-from exporters.points import Number
+from exporters.points import Number, seconds
 
 Attributes = dict[str, str | int]
 Points = Iterable[tuple[Attributes, Number | None]]
@@ -44,7 +44,10 @@ class Owned(NamedTuple):
     """A container of a listed pod."""
 
     attributes: Attributes
+    container: Container
     sample: CgroupSample
+    devices: Mapping[str, str]
+    """Names of disks by `MAJOR:MINOR`."""
 
 
 NODE: tuple[tuple[str, str, str, str, Callable[[NodeSample], Points]], ...] = (
@@ -82,20 +85,27 @@ NODE: tuple[tuple[str, str, str, str, Callable[[NodeSample], Points]], ...] = (
         ({"network.transport": "tcp", "network.connection.state": state}, count)
         for state, count in n.tcp_states.items())),
 )  # fmt: skip
-CONTAINER: tuple[tuple[str, str, str, str, Callable[[CgroupSample], Points]], ...] = (
-    ("container.cpu.time", "s", "counter", "CPU time used, by mode.", lambda c: (
-        ({"cpu.mode": mode}, None if ns is None else ns / NS_PER_S)
-        for mode, ns in (("user", c.cpu_user_ns), ("system", c.cpu_system_ns)))),
-    ("container.memory.usage", "By", "updown", "Memory charged, page cache included.", lambda c: [({}, c.memory_bytes)]),
-    ("container.memory.rss", "By", "updown", "Anonymous memory.", lambda c: [
-        ({}, first(c.memory_stat, ("anon", "total_rss", "rss")))]),
-    ("container.memory.working_set", "By", "updown", "Memory without inactive page cache.", lambda c: [
-        ({}, working_set(c))]),
-    ("container.paging.faults", "{fault}", "counter", "Page faults.", lambda c: _faults(
-        c.memory_stat, ("total_pgfault", "pgfault"), ("total_pgmajfault", "pgmajfault"))),
-    ("container.disk.io", "By", "counter", "Bytes transferred.", lambda c: (
-        ({"system.device": device, "disk.io.direction": direction}, getattr(io, f"{direction}_bytes"))
-        for device, io in islice(c.io.items(), MOST_DEVICES) for direction in ("read", "write"))),
+CONTAINER: tuple[tuple[str, str, str, str, Callable[[Owned], Points]], ...] = (
+    ("container.cpu.time", "s", "counter", "CPU time used, by mode where the kernel tells.", lambda o: _cpu(o.sample)),
+    ("container.memory.usage", "By", "updown", "Memory charged, page cache included.", lambda o: [
+        ({}, o.sample.memory_bytes)]),
+    ("container.memory.rss", "By", "updown", "Anonymous memory.", lambda o: [
+        ({}, first(o.sample.memory_stat, ("anon", "total_rss", "rss")))]),
+    ("container.memory.working_set", "By", "updown", "Memory without inactive page cache.", lambda o: [
+        ({}, working_set(o.sample))]),
+    ("container.paging.faults", "{fault}", "counter", "Page faults.", lambda o: _faults(
+        o.sample.memory_stat, ("total_pgfault", "pgfault"), ("total_pgmajfault", "pgmajfault"))),
+    ("container.disk.io", "By", "counter", "Bytes transferred.", lambda o: (
+        ({"system.device": o.devices.get(number, number), "disk.io.direction": direction}, getattr(io, f"{direction}_bytes"))
+        for number, io in islice(o.sample.io.items(), MOST_DEVICES) for direction in ("read", "write"))),
+    ("k8s.container.cpu.request.desired", "{cpu}", "updown", "CPU that the pod asks for.", lambda o: [
+        ({}, o.container.cpu_request_cores)]),
+    ("k8s.container.cpu.limit.desired", "{cpu}", "updown", "CPU that the pod may use at most.", lambda o: [
+        ({}, o.container.cpu_limit_cores)]),
+    ("k8s.container.memory.request.desired", "By", "updown", "Memory that the pod asks for.", lambda o: [
+        ({}, o.container.memory_request_bytes)]),
+    ("k8s.container.memory.limit.desired", "By", "updown", "Memory that the pod may use at most.", lambda o: [
+        ({}, o.container.memory_limit_bytes)]),
 )  # fmt: skip
 
 
@@ -109,20 +119,19 @@ def instruments(snapshot: Snapshot, most: int) -> Iterator[Instrument]:
         if shown:
             yield Instrument(name, unit, kind, description, shown)
     owned = tuple(islice(_owned(snapshot), most))
-    for name, unit, kind, description, of_cgroup in CONTAINER:
-        shown = tuple(
-            (owner | own, value) for owner, sample in owned for own, value in of_cgroup(sample) if value is not None
-        )
+    for name, unit, kind, description, of_container in CONTAINER:
+        shown = tuple((o.attributes | own, value) for o in owned for own, value in of_container(o) if value is not None)
         if shown:
             yield Instrument(name, unit, kind, description, shown)
 
 
 def _owned(snapshot: Snapshot) -> Iterator[Owned]:
+    devices = device_names(snapshot)
     for pod in snapshot.pods:
         for container in pod.containers:
             sample = snapshot.cgroups.get(container.cgroup)
             if sample is not None:
-                yield Owned(_identity(pod, container), sample)
+                yield Owned(_identity(pod, container), container, sample, devices)
 
 
 def _identity(pod: Pod, container: Container) -> Attributes:
@@ -135,6 +144,15 @@ def _identity(pod: Pod, container: Container) -> Attributes:
         known["k8s.pod.uid"] = printable(pod.uid)
     found = _CONTAINER_ID.search(container.cgroup)
     return known | ({"container.id": found[1]} if found else {})
+
+
+def _cpu(sample: CgroupSample) -> Points:
+    if sample.cpu_user_ns is None or sample.cpu_system_ns is None:
+        return [({}, seconds(sample.cpu_usage_ns))]
+    return (
+        ({"cpu.mode": mode}, ns / NS_PER_S)
+        for mode, ns in (("user", sample.cpu_user_ns), ("system", sample.cpu_system_ns))
+    )
 
 
 def _memory(meminfo: Mapping[str, int]) -> Points:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -83,7 +82,7 @@ def _signal(environ: Mapping[str, str], name: str, every: tuple[str, int]) -> Si
         return None
     protocol = _one_of(environ, name, "PROTOCOL", (GRPC, HTTP))
     if protocol == HTTP:
-        if urlsplit(endpoint).scheme not in ("http", "https"):
+        if not endpoint.startswith(("http://", "https://")):
             variable = f"{PREFIX}{name}_ENDPOINT" if own else f"{PREFIX}ENDPOINT"
             raise Unavailable(f"{variable} is {endpoint!r}", "write it as in http://collector:4318")
         if not own:

@@ -16,6 +16,7 @@ one: readers report that and go on. The writer never continues a file that an ea
 
 from __future__ import annotations
 
+import logging
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -25,6 +26,8 @@ from typing import Any
 import msgspec
 
 from api.decisions import Round
+
+log = logging.getLogger(__name__)
 
 FORMAT, VERSION = "dioptase-recording", 1
 SUFFIX = ".dioptase"
@@ -39,6 +42,10 @@ _SPELLED_MARK = "\0"
 ROUND_REST = frozenset({"snapshot", "previous"})
 SNAPSHOT_REST = frozenset({"node", "cgroups"})
 Damage = Callable[[Path, str], None]
+
+
+def _logged(path: Path, what: str) -> None:
+    log.warning("%s: %s", path, what)
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,10 +174,11 @@ def is_segment(path: Path) -> bool:
     return path.suffix == SUFFIX and path.stem.isascii() and path.stem.isdigit() and len(path.stem) == 8
 
 
-def read(path: Path, damage: Damage) -> Iterator[Round]:
+def read(path: Path, damage: Damage = _logged) -> Iterator[Round]:
     """Every round of a recording, oldest first, each with the one before it where that was recorded too.
 
-    `damage` is told of every place that could not be read: file and reason. Raises NotARecording, OSError.
+    `damage` is told of every place that could not be read, file and reason; else it is logged. Raises NotARecording and
+    OSError.
     """
     before: Round | None = None
     found = segments(path)

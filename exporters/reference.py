@@ -28,7 +28,7 @@ Made from `api/catalogue.py` by `python -m exporters.reference docs/metrics.md`;
 
 Prometheus reads `/metrics`, in its own text or in OpenMetrics, whichever it asks for. The same rows go to an OpenTelemetry
 collector by OTLP when `OTEL_EXPORTER_OTLP_ENDPOINT` is set, and beside them those for which OpenTelemetry has names of its
-own (`system.*`, `container.*`). All show the snapshot that the advisor judged.
+own (`system.*`, `container.*`, `k8s.*`). All show the snapshot that the advisor judged.
 
 - A fact that the kernel, the cgroup hierarchy or the agent's privileges do not give has no sample: never 0, never -1.
 - `CGROUP` stands for the labels {", ".join(f"`{label}`" for label in CGROUP_LABELS)}; all but the first are empty where no

@@ -53,7 +53,7 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file as a whole."""
 
     tls_server_config: TlsServerConfig | None = None
-    basic_auth_users: Mapping[str, str] = {}
+    basic_auth_users: Mapping[str, str] | None = None
 
 
 class Web(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ class WebConfig:
             document = self._document()
             tls = document.tls_server_config
             self._files = (self._path, *(() if tls is None else tuple(self._named(tls))))
-            users = dict(self._users(document.basic_auth_users))
+            users = dict(self._users(document.basic_auth_users or {}))
             return Web(None if tls is None else self._context(tls), users)
         except OSError as error:
             name = getattr(error, "filename", None) or self._path

@@ -1,4 +1,4 @@
-"""A real Prometheus for one test module, and every query that the dashboard and the rules ask."""
+"""A real Prometheus for one test module, and every query that the dashboards and the rules ask."""
 
 from __future__ import annotations
 
@@ -44,12 +44,17 @@ def rules() -> list[Rule]:
     return [rule for group in file.groups for rule in group.rules]
 
 
+def committed() -> list[Path]:
+    """Every dashboard as it is imported."""
+    return sorted(DASHBOARDS.glob("*.json"))
+
+
 def panel_queries() -> Iterator[tuple[str, str]]:
-    """Title and expression of every target of every panel."""
-    board = json.loads((DASHBOARDS / "overview.json").read_text())
-    for panel in board["panels"]:
-        for target in panel.get("targets", []):
-            yield f"{panel['title']} ({target['refId']})", target["expr"]
+    """Board, title and expression of every target of every panel."""
+    for path in committed():
+        for panel in json.loads(path.read_text())["panels"]:
+            for target in panel.get("targets", []):
+                yield f"{path.stem}: {panel['title']} ({target['refId']})", target["expr"]
 
 
 def every_query() -> list[tuple[str, str]]:
@@ -61,7 +66,7 @@ def every_query() -> list[tuple[str, str]]:
 
 
 def filled(expr: str) -> str:
-    for variable in ("$node", "$namespace", "$pod"):
+    for variable in ("$node", "$namespace", "$pod", "$cgroup"):
         expr = expr.replace(f'"{variable}"', '".+"')
     expr = expr.replace("[$__rate_interval]", "[15s]")
     assert "$" not in expr, f"a variable that this test does not know: {expr}"

@@ -32,7 +32,7 @@ def value(name: str, **attributes: str | int) -> float:
 def documented() -> dict[str, tuple[str, str]]:
     """Instrument and unit of every metric that is not deprecated, from the docstrings of the conventions' package."""
     known = {}
-    for stem in ("system", "container"):
+    for stem in ("system", "container", "k8s"):
         tree = ast.parse((PACKAGE / "metrics" / f"{stem}_metrics.py").read_text())
         for node, after in zip(tree.body, tree.body[1:], strict=False):
             if (
@@ -84,7 +84,22 @@ def test_the_numbers_are_those_of_the_snapshot() -> None:
     assert value("container.memory.working_set", **web) == 44 * MIB
     assert value("container.memory.rss", **web) == 32 * MIB
     assert value("container.paging.faults", system__paging__fault__type="major", **web) == 6
-    assert value("container.disk.io", system__device="253:0", disk__io__direction="read", **web) == 2 * MIB
+    assert value("container.disk.io", system__device="vda", disk__io__direction="read", **web) == 2 * MIB
+
+
+def test_what_a_pod_asks_for_is_named_as_kubernetes_does() -> None:
+    web = {"k8s__pod__name": "web"}
+    assert value("k8s.container.cpu.request.desired", **web) == 2.0
+    assert value("k8s.container.memory.request.desired", **web) == 256 * MIB
+    assert "k8s.container.cpu.limit.desired" not in shown(), "no pod has one"
+
+
+def test_cpu_time_without_modes_is_sent_as_one() -> None:
+    finished = rich_round(2)
+    web = msgspec.structs.replace(finished.snapshot.cgroups["/web"], cpu_user_ns=None)
+    snapshot = msgspec.structs.replace(finished.snapshot, cgroups={"/web": web})
+    ((attributes, number),) = next(i.points for i in instruments(snapshot, 9) if i.name == "container.cpu.time")
+    assert ("cpu.mode" in attributes, number) == (False, 3.0)
 
 
 def test_states_of_memory_add_up_to_the_whole() -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from api.catalogue import CATALOGUE
 from api.ports import Unavailable
@@ -179,6 +181,11 @@ def wait_for(condition: Any) -> None:
 
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+VARIABLES = (
+    ENDPOINT, "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TIMEOUT",
+    "OTEL_EXPORTER_OTLP_COMPRESSION", "OTEL_EXPORTER_OTLP_CERTIFICATE", "OTEL_RESOURCE_ATTRIBUTES", "OTEL_SERVICE_NAME",
+    "OTEL_SDK_DISABLED", "OTEL_METRIC_EXPORT_INTERVAL", "OTEL_TRACES_EXPORTER", "POD_NAME",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -226,6 +233,19 @@ def test_a_setting_that_cannot_hold_is_refused_by_name(name: str, value: str) ->
     with pytest.raises(Unavailable, match=name) as refused:
         read({ENDPOINT: "http://localhost:1", name: value})
     assert refused.value.remedy
+
+
+@given(st.dictionaries(st.sampled_from(VARIABLES), st.text(st.characters(exclude_characters="\0"), max_size=20)))
+@settings(deadline=None, max_examples=300)
+def test_no_environment_breaks_the_reading(environ: dict[str, str]) -> None:
+    reason, settings = "OTEL_", None
+    try:
+        settings = read(environ)
+    except Unavailable as refused:
+        reason = refused.reason
+    assert "OTEL_" in reason
+    for value in (settings.resource if settings else {}).values():
+        value.encode()
 
 
 def test_an_http_endpoint_without_a_scheme_is_refused() -> None:

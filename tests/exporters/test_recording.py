@@ -148,6 +148,12 @@ def test_any_damage_is_survived_and_said(
     assert bool(problems) == (damaged != whole)
 
 
+def test_damage_is_logged_unless_asked_for(tmp_path: Path, whole: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "00000001.dioptase").write_bytes(whole[:-1])
+    assert len(list(read(tmp_path))) == 3
+    assert "00000001.dioptase: the last record is cut short; " in caplog.text
+
+
 def test_damage_in_the_middle_costs_that_round_alone(tmp_path: Path, whole: bytes) -> None:
     second = whole.index(recording.MARK, whole.index(recording.MARK) + 1)
     damaged = bytearray(whole)

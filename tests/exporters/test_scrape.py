@@ -101,6 +101,7 @@ def scraped(
     with prometheus(prometheus_binary, server[0], directory, "--enable-feature=exemplar-storage") as running:
         until(lambda: running.query("count_over_time(dioptase_build_info[1m]) >= 3"))
         yield running
+        assert (directory / "log").read_text() == "", "Prometheus has nothing to complain about"
 
 
 def test_the_scrape_succeeds_and_every_name_is_there(scraped: Prometheus) -> None:

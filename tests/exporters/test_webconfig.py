@@ -6,6 +6,7 @@ import asyncio
 import base64
 import logging
 import ssl
+import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ from pathlib import Path
 import aiohttp
 import bcrypt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agent.report.journal import DecisionJournal
 from agent.sense.documents import check
@@ -21,13 +24,14 @@ from cli.client import Client
 from exporters import http, passwords
 from exporters.http import Server
 from exporters.passwords import Busy, Passwords
-from exporters.webconfig import WebConfig
+from exporters.webconfig import Web, WebConfig
 from tests.exporters.certificates import Authority
 from tests.fakes import busy_round
 
 SECRET = "correct horse"
 HASHED = bcrypt.hashpw(SECRET.encode(), bcrypt.gensalt(4)).decode()
 SLOW = bcrypt.hashpw(SECRET.encode(), bcrypt.gensalt(10)).decode()
+YAML = "tls_server_config:\n {}[]-&*!'\"basic_auth_users$2b"
 USERS = f"basic_auth_users:\n  prometheus: {HASHED}\n"
 
 
@@ -211,11 +215,49 @@ def test_a_file_that_cannot_hold_is_refused_by_field(web, text: str, said: str) 
     assert refused.value.remedy
 
 
+@pytest.mark.prometheus
+def test_what_is_taken_here_prometheus_takes_too(web, promtool: str, tmp_path: Path) -> None:
+    mutual = "client_auth_type: RequireAndVerifyClientCert, client_ca_file: ca.crt, min_version: TLS13"
+    secured = web(TLS.replace("}", f", {mutual}}}") + USERS).load()
+    assert secured.tls is not None
+    assert secured.tls.verify_mode is ssl.CERT_REQUIRED
+    checked = subprocess.run(
+        [promtool, "check", "web-config", str(tmp_path / "web.yml")], capture_output=True, check=False
+    )
+    assert checked.returncode == 0, checked.stderr
+
+
 def test_an_empty_file_asks_for_nothing_and_a_missing_one_is_refused(web, tmp_path: Path) -> None:
-    nothing = web("").load()
-    assert (nothing.tls, nothing.users) == (None, {})
+    for text in ("", "basic_auth_users:\ntls_server_config:\n"):
+        nothing = web(text).load()
+        assert (nothing.tls, nothing.users) == (None, {})
     with pytest.raises(Unavailable, match=r"none\.yml: cannot be used: No such file or directory"):
         WebConfig(tmp_path / "none.yml", check).load()
+
+
+@given(st.one_of(st.binary(max_size=200), st.text(alphabet=YAML, max_size=80).map(str.encode)))
+@settings(deadline=None, max_examples=300)
+def test_garbage_is_refused_with_a_remedy_and_nothing_else(
+    tmp_path_factory: pytest.TempPathFactory, text: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "garbage.yml"
+    path.write_bytes(text)
+    loaded, reason = Web(), str(path)
+    try:
+        loaded = WebConfig(path, check).load()
+    except Unavailable as refused:
+        reason = refused.reason
+    assert loaded == Web()
+    assert reason.startswith(str(path))
+
+
+@given(st.text(st.characters(), max_size=60))
+@settings(deadline=None, max_examples=300)
+def test_no_text_of_a_header_breaks_the_check(header: str) -> None:
+    async def asked() -> bool:
+        return await Passwords({"prometheus": HASHED}).admits(header)
+
+    assert asyncio.run(asked()) is False
 
 
 async def until(condition) -> None:

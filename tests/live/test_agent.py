@@ -342,3 +342,27 @@ def test_two_hundred_cgroups_fit_into_64_mib(
     finally:
         for group in many:
             group.close()
+
+
+def test_without_pods_it_watches_everything_and_decides_nothing(
+    groups: tuple[TestCgroup, TestCgroup], tmp_path: Path
+) -> None:
+    before = knobs(groups[0]), knobs(groups[1])
+    groups[0].burn(3)
+    with Agent("--state-dir", str(tmp_path / "state")) as agent:
+        eventually("who runs is shown", lambda: groups[0].path in {c["cgroup"] for c in agent.view()["others"]})
+        view = agent.view()
+        assert (view["act"], view["containers"], view["changes"]) == ("off", [], [])
+        assert [source["name"] for source in view["sources"] if not source["ok"]] == []
+        busy = next(c for c in view["others"] if c["cgroup"] == groups[0].path)
+        assert busy["cpu_cores"] > 0.2
+        assert busy["wait"]["count"] > 0
+        assert view["other_cgroups"] >= 3
+        assert agent.end() == 0
+    assert (knobs(groups[0]), knobs(groups[1])) == before
+
+
+@pytest.mark.parametrize("act", ["dry-run", "on"])
+def test_deciding_without_pods_is_refused(act: str) -> None:
+    run = subprocess.run([DIOPTASE, "agent", "--act", act], capture_output=True, text=True, check=False, timeout=30)
+    assert (run.returncode, f"--act {act} needs --pods" in run.stderr) == (2, True)

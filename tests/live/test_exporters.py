@@ -33,8 +33,9 @@ basic_auth_users: {{me: "{hashed}"}}
     header = {"Authorization": "Basic " + base64.b64encode(b"me:secret").decode()}
     collector = HttpCollector()
     options = (
-        "--pods", str(pods_file(tmp_path / "pods.yaml", "/nowhere-web", "/nowhere-batch")), "--state-dir", str(tmp_path / "state"),
-        "--act", "off", "--web-config", str(web), "--record", str(tmp_path / "recording"),
+        "--pods", str(pods_file(tmp_path / "pods.yaml", "/nowhere-web", "/nowhere-batch")),
+        "--state-dir", str(tmp_path / "state"), "--act", "off",
+        "--web-config", str(web), "--record", str(tmp_path / "recording"),
     )  # fmt: skip
     env = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.port}", "OTEL_BSP_SCHEDULE_DELAY": "200",
