@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 SOURCE = Path(__file__).parent / "client"
+PORT = 9002
+"""The only one that the client asks."""
 MODULE = "github.com/kubewharf/katalyst-core"
 BUILD_S = 1800
 """A cold build took 190 s on two busy cores, 150 s of CPU, and 490 MiB of module cache."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,16 +16,16 @@ from pathlib import Path
 import pytest
 
 from agent.hierarchy import Hierarchy
-from tests.kernel.support import TestCgroup, require_writable_cgroups
+from tests.kernel.support import TestCgroup
 from tests.live.running import Agent, eventually, pods_file
 from tests.malachite import stock
 from tests.malachite.reads import NS_PER_US, Files, cpus_of, disk, interface, meminfo, netstat, vmstat
+from tests.malachite.stock import PORT
 
 pytestmark = [pytest.mark.live, pytest.mark.kernel]
 
-PORT = 9002
 MIB = 1 << 20
-QUOTA_US, PERIOD_US, SHARES = 30_000, 100_000, 512
+QUOTA_US, PERIOD_US, SHARES = 10_000, 100_000, 4096
 LIMIT = 256 * MIB
 BLOCK, MESSAGE = 65536, 4096
 """What the pod writes and reads, and what it sends itself, again and again."""
@@ -48,6 +47,7 @@ while True:
     talk.sendall(b"y" * int(sys.argv[3]))
     os.pwrite(file, block, 0); os.preadv(file, [block], 0)
 """
+OFF = 0.6
 READS_BACK_S = 7.0
 """All files of a cgroup are read within five seconds, and a round is a second."""
 
@@ -74,27 +74,6 @@ class Checks:
     def verdict(self, at_least: int) -> None:
         assert not self.wrong, "\n".join([f"{len(self.wrong)} of {self.done} are wrong:", *self.wrong])
         assert self.done >= at_least, f"only {self.done} values were compared"
-
-
-@pytest.fixture(scope="module")
-def program() -> Path:
-    return stock.build()
-
-
-@pytest.fixture(scope="module")
-def hierarchy() -> Hierarchy:
-    found = require_writable_cgroups()
-    if found.mode == "v2":
-        pytest.skip("the reads of this test are of version 1 files")
-    if (found.primary / "kubepods").exists():
-        pytest.skip("a kubelet has its pods in /kubepods here, and the client asks for no others")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", PORT))
-        except OSError:
-            pytest.skip(f"port {PORT}, the only one that the client asks, is taken")
-    return found
 
 
 class Node:
@@ -180,17 +159,20 @@ class Sample:
 
 
 def test_rates_of_a_container_at_work(at_work: tuple[stock.Stored, Sample, Sample]) -> None:
-    """Steady work: a rate over any five seconds is that over all ten, within what whole seconds can be off (one in five)."""
+    """A rate over five of ten seconds is about that over all ten: stamps are whole seconds, and a busy machine is not steady.
+
+    What this must tell apart is five times too little or too much: `old_*` a second before the new ones, or cumulative ones.
+    """
     stored, before, after = at_work
     checks = Checks()
     assert after.rate(before, "writes") > 1, "the pod writes to a disk"
     usage = after.rate(before, "usage") / 1e9
-    checks.near("cpu.usage", stored.container(UID, "cpu.usage.container"), usage, 0.15)
-    checks.near("cpu.usage.ratio", stored.container(UID, "cpu.usage.ratio.container"), usage / 0.3, 0.15)
+    checks.near("cpu.usage", stored.container(UID, "cpu.usage.container"), usage, OFF / 2)
+    checks.near(
+        "cpu.usage.ratio", stored.container(UID, "cpu.usage.ratio.container"), usage * PERIOD_US / QUOTA_US, OFF / 2
+    )
     for field, name in (
         ("periods", "cpu.nr.period.container.rate"),
-        ("throttled", "cpu.nr.throttled.container.rate"),
-        ("throttled_us", "cpu.throttled.time.container.rate"),
         ("reads", "blkio.read.iops.container"),
         ("writes", "blkio.write.iops.container"),
         ("read_bytes", "blkio.read.bps.container"),
@@ -198,19 +180,23 @@ def test_rates_of_a_container_at_work(at_work: tuple[stock.Stored, Sample, Sampl
         ("sent", "net.tcp.send.bps.container"),
         ("sent", "net.tcp.recv.bps.container"),
     ):
-        checks.near(name, stored.container(UID, name), after.rate(before, field), 0.4, slack=1.0)
+        checks.near(name, stored.container(UID, name), after.rate(before, field), OFF, slack=1.0)
+    # How much is throttled depends on who else is on the machine in that very second.
+    for field, name in (("throttled", "cpu.nr.throttled"), ("throttled_us", "cpu.throttled.time")):
+        most = getattr(after, field) - getattr(before, field)
+        checks.between(name, stored.container(UID, f"{name}.container.rate"), most / 100, most / 4)
     for path in (BEST_EFFORT, f"{BEST_EFFORT}/pod{UID}"):
-        checks.near(f"{path} cpu.usage", stored.cgroup(path, "cpu.usage.cgroup"), usage, 0.15)
+        checks.near(f"{path} cpu.usage", stored.cgroup(path, "cpu.usage.cgroup"), usage, OFF / 2)
         five_s = 5 * after.rate(before, "written_bytes")
-        checks.near(f"{path} blkio", stored.cgroup(path, "blkio.write.bps.cgroup"), five_s, 0.4)
+        checks.near(f"{path} blkio", stored.cgroup(path, "blkio.write.bps.cgroup"), five_s, OFF)
         five_s = 5 * after.rate(before, "sent")
-        checks.near(f"{path} net", stored.cgroup(path, "net.tcp.send.byte.cgroup"), five_s, 0.4)
+        checks.near(f"{path} net", stored.cgroup(path, "net.tcp.send.byte.cgroup"), five_s, OFF)
     numa = [
         stored.container_numa(UID, int(n), "cpu.usage.numa.container")
         for n in stored.keys("podContainerNumaMetricMap", UID, "c")
         if "cpu.usage.numa.container" in stored.keys("podContainerNumaMetricMap", UID, "c", n)
     ]
-    checks.near("cpu.usage.numa", sum(numa), usage, 0.4)
+    checks.near("cpu.usage.numa", sum(numa), usage, OFF)
     checks.verdict(at_least=18)
 
 

@@ -1,0 +1,33 @@
+"""What it takes to run the stock client here."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from agent.hierarchy import Hierarchy
+from tests.kernel.support import require_writable_cgroups
+from tests.malachite import stock
+
+
+@pytest.fixture(scope="session")
+def program() -> Path:
+    return stock.build()
+
+
+@pytest.fixture(scope="session")
+def hierarchy() -> Hierarchy:
+    found = require_writable_cgroups()
+    if found.mode == "v2":
+        pytest.skip("the reads of this test are of version 1 files")
+    if (found.primary / "kubepods").exists():
+        pytest.skip("a kubelet has its pods in /kubepods here, and the client asks for no others")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", stock.PORT))
+        except OSError:
+            pytest.skip(f"port {stock.PORT}, the only one that the client asks, is taken")
+    return found
