@@ -1,7 +1,7 @@
 """The last rounds as a person saw them, kept small: each is the JSON of its View, compressed.
 
-A View of a few containers takes 1 kB here, one of 200 managed containers that wait for one another about 13 kB. Five minutes are kept, or as many
-rounds as fit into a MiB: the agent's memory is worth more than a large node's fifth minute.
+A View of a few containers takes 1 kB here, one of 200 managed containers that all wait for one another about 13 kB. Five
+minutes are kept, or as many rounds as fit into a MiB: the agent's memory is worth more than a large node's fifth minute.
 """
 
 from __future__ import annotations
