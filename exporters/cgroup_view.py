@@ -140,6 +140,14 @@ def unmanaged(
     return msgspec.structs.replace(seen, cpu_cores=own_cores)
 
 
+def past_of(c: ContainerView) -> ContainerView:
+    """The same without what only the present is shown of."""
+    return msgspec.structs.replace(
+        c, traffic=None, reclaim=None, threads_by_state=None, load=None, throttle_p99_us=None,
+        memory_pressure_ratio=None, io_pressure_ratio=None,
+    )  # fmt: skip
+
+
 def _cgroup(
     now: CgroupSample, before: CgroupSample | None, rate: CgroupRates | None, *,
     who: tuple[str, str, str], latency: LatencyView | None,

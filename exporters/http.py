@@ -132,9 +132,10 @@ class Server:
 
     def publish(self, finished: Round) -> None:
         try:
-            shown = to_json(view.build(finished))
+            seen = view.build(finished)
+            shown = to_json(seen)
             self._exposition.publish(finished)
-            self._history.add(finished.snapshot.seq, shown)
+            self._history.add(finished.snapshot.seq, to_json(view.past(seen)))
             self._view_json = shown
             self._published_at_ns = time.monotonic_ns()
         except Exception:

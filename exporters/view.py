@@ -15,7 +15,7 @@ from api.decisions import Outcome, Round, Status
 from api.histograms import BOUNDS_NS
 from api.rates import Rates, rates
 from api.samples import Snapshot, SourceStatus
-from exporters.cgroup_view import NS_PER_US, ContainerView, ReclaimView, managed, reclaim_view, unmanaged
+from exporters.cgroup_view import NS_PER_US, ContainerView, ReclaimView, managed, past_of, reclaim_view, unmanaged
 from exporters.node_view import NodeView, node_view
 
 BOUNDS_US: tuple[int, ...] = tuple(bound // NS_PER_US for bound in BOUNDS_NS)
@@ -119,6 +119,14 @@ def build(finished: Round) -> View:
         changes=tuple(change_view(o) for o in finished.outcomes if o.status is not Status.UNCHANGED),
         sources=snapshot.sources,
         banner=finished.banner,
+    )
+
+
+def past(view: View) -> View:
+    """What five minutes of rounds are kept of: the pictures over time need no more, and memory is dear."""
+    node = msgspec.structs.replace(view.node, zones=(), oom_victims=())
+    return msgspec.structs.replace(
+        view, node=node, containers=tuple(map(past_of, view.containers)), others=tuple(map(past_of, view.others))
     )
 
 

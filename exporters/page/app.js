@@ -185,6 +185,14 @@ function drawCgroups() {
   workloads.update(all, view.other_cgroups - view.others.length, fits);
 }
 
+/** How many cgroups the filter finds: said when it is used, not every second. */
+function sayFound() {
+  if (!model.view) return;
+  const all = [...model.view.containers, ...model.view.others];
+  const found = all.filter(filter()).length;
+  say(byId("found"), found === all.length ? "" : `${found} of ${all.length}`);
+}
+
 /** The rows of the chosen time. */
 function recent() {
   const span = Number(document.querySelector("#span input:checked").value);
@@ -207,7 +215,8 @@ async function round() {
 }
 
 byId("span").addEventListener("change", () => { drawWaits(); drawCgroups(); });
-for (const id of ["filter", "whose", "order"]) byId(id).addEventListener("input", drawCgroups);
+byId("order").addEventListener("input", drawCgroups);
+for (const id of ["filter", "whose"]) byId(id).addEventListener("input", () => { drawCgroups(); sayFound(); });
 byId("metric").addEventListener("input", (event) => { heat.metric = event.target.value; drawCgroups(); });
 document.addEventListener("visibilitychange", () => { if (!document.hidden) draw(); });
 round();

@@ -156,14 +156,15 @@ export class HeatMap {
     const usual = usualGap(this.#rows);
     for (const [i, row] of this.#rows.entries()) {
       const before = i ? row.time - this.#rows[i - 1].time : usual;
-      const left = x(row.time - (before > MOST_GAP * usual ? usual : before)), right = x(row.time);
+      // On whole pixels, or a seam shows between two columns.
+      const [left, right] = [row.time - (before > MOST_GAP * usual ? usual : before), row.time].map((time) => Math.round(x(time) * ratio) / ratio);
       if (right < 0) continue;
       for (const [k, line] of this.#lines.entries()) {
         const c = row.cgroups.get(line.cgroup);
         const value = c ? read(c) : null;
         if (value === null) continue;
         context.fillStyle = colors[step(bounds, value)];
-        context.fillRect(left, k * ROW_PX + 1, right - left + 0.5, ROW_PX - 2);
+        context.fillRect(left, k * ROW_PX + 1, right - left, ROW_PX - 2);
       }
     }
   }

@@ -32,7 +32,7 @@ function waits(containers) {
   };
 }
 
-/** What five minutes of a cgroup are kept of: the pictures over time need no more. */
+/** What five minutes of a cgroup are kept of here; the agent keeps a little more. */
 function slim({ cgroup, qos, wait, wait_cores, throttled_ratio, throttled_ms, cpu_pressure_ratio, blame }) {
   const { p99_us, mean_us, count } = wait ?? {};
   return { cgroup, qos, wait: wait && { p99_us, mean_us, count }, wait_cores, throttled_ratio, throttled_ms, cpu_pressure_ratio, blame };

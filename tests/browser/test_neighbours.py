@@ -179,6 +179,8 @@ def test_the_filter_governs_all_pictures_and_the_table(browser: Browser, agent: 
     assert [line[0] for line in rows(page, "#blame")[1:]] == ["shop/web"]
     assert [line[0] for line in rows(page, "#workloads")[1:]] == ["shop/web"]
     assert [line[0] for line in rows(page, "#threads")[1:]] == ["shop/web"]
+    assert page.text("#found") == "1 of 8"
+    assert page.eval("document.querySelector('#found').getAttribute('role')") == "status"
     choose(page, "#filter", "")
     choose(page, "#whose", "others")
     assert set(heat_rows(page)) == {BUILD, *(f"/kubepods/burstable/pod{k:03}" for k in range(5))}

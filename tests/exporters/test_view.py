@@ -12,7 +12,8 @@ from api.facts import UNLIMITED, Limits
 from api.samples import CgroupSample
 from api.text import to_json
 from exporters.cgroup_view import MOST_CULPRITS, BlameView, ContainerView
-from exporters.view import MOST_OTHERS, View, build
+from exporters.history import LEVEL
+from exporters.view import MOST_OTHERS, View, build, past
 from tests.cli import neighbours
 from tests.cli.neighbours import BATCH, BUILD, WEB, rounds
 
@@ -175,8 +176,28 @@ def test_a_view_of_200_managed_containers_stays_small() -> None:
         )
         for k in range(200)
     )  # fmt: skip
-    shown = to_json(build(msgspec.structs.replace(many, snapshot=msgspec.structs.replace(many.snapshot, pods=pods))))
-    assert len(zlib.compress(shown, 1)) < 40_000
+    view = build(msgspec.structs.replace(many, snapshot=msgspec.structs.replace(many.snapshot, pods=pods)))
+    assert len(view.containers) == 200
+    assert len(zlib.compress(to_json(past(view)), LEVEL)) < 16_000, "a minute fits into a MiB"
+
+
+def test_what_is_kept_of_the_past_is_what_pictures_over_time_show() -> None:
+    now = build(rounds(5)[-1])
+    then = past(now)
+    for kept, seen in zip((*then.containers, *then.others), (*now.containers, *now.others), strict=True):
+        assert (kept.wait, kept.blame, kept.refaults, kept.wait_cores) == (
+            seen.wait,
+            seen.blame,
+            seen.refaults,
+            seen.wait_cores,
+        )
+        assert kept.traffic is None
+    assert (then.node.pressure, then.node.kswapd, then.node.reclaim) == (
+        now.node.pressure,
+        now.node.kswapd,
+        now.node.reclaim,
+    )
+    assert then.node.zones == ()
 
 
 def test_the_first_round_has_no_rates() -> None:
