@@ -24,6 +24,7 @@ from probes.maps import possible_cpus
 from probes.runqlat import RunqLat, job, open_waits
 from tests.kernel.probing import LAST_CPU, PINNED, Schedstat, eventually, probe
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+from tests.kernel.test_runqlat import Hog
 
 pytestmark = pytest.mark.kernel
 
@@ -335,7 +336,28 @@ def test_neighbours_that_swap_the_cpu_all_the_time_do_not_hide(source: RunqLat) 
         assert blame.by_cgroup[player.path] == pytest.approx(seen.ran(player), rel=0.08)
 
 
-def test_tasks_that_are_moved_while_they_wait_leave_that_part_behind(source: RunqLat) -> None:
+def test_a_task_that_is_moved_while_it_waits_leaves_that_part_to_the_cpu_that_it_waited_on(source: RunqLat) -> None:
+    """A real-time task holds the CPU for 40 ms; after 10 of them the waiting one is sent to another CPU."""
+    others, times = os.sched_getaffinity(0) - {LAST_CPU}, 10
+    if not others:
+        pytest.skip("needs two CPUs")
+    with several("moved") as (group,):
+        workload = Hog(group, fifo=False, hold_s=0.040, times=times)
+        assert workload.ready
+        before = shoot(source, [group])
+        for _ in workload.holdings():
+            time.sleep(0.010)
+            os.sched_setaffinity(workload.sleeper.pid, others)
+            time.sleep(0.045)
+            os.sched_setaffinity(workload.sleeper.pid, {LAST_CPU})
+        workload.finish()
+        seen = Watched(before, shoot(source, [group]))
+    blame = seen.blame(group)
+    assert 9 * MS * (times - 1) <= blame.higher_class_ns <= 45 * MS * times
+    assert parts(blame) == pytest.approx(seen.waited(group), abs=MS)
+
+
+def test_on_all_cpus_little_is_left_without_a_name(source: RunqLat) -> None:
     """Six burners of three cgroups on all CPUs, so that the scheduler moves them: what it cannot tell stays small."""
     with several(*"abc") as groups:
         for group in groups:
