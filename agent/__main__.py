@@ -16,17 +16,19 @@ from pathlib import Path
 import msgspec
 
 from agent.config import Config
-from agent.hierarchy import Hierarchy, detect
+from agent.hierarchy import V1_CONTROLLERS, Hierarchy, detect
 from agent.loop import Loop
 from agent.qrm.actuator import Actuator
+from agent.qrm.cpu import managed
 from agent.qrm.knobs import KnobFiles
 from agent.qrm.originals import Locked, Originals, boot_id, open_originals
 from agent.report.journal import DecisionJournal
 from agent.report.log import RoundLog
 from agent.sense.cgroups import CgroupReader
+from agent.sense.documents import check
 from agent.sense.indicators import Indicators
 from agent.sense.node import NodeReader
-from agent.sense.pods import StaticPods
+from agent.sense.pods import NoPods, StaticPods
 from agent.sense.psi import STALL_US, WINDOW_US
 from agent.sense.schedstat import SchedstatWaits
 from agent.sense.sensor import Sensor
@@ -37,6 +39,8 @@ from api.ports import PodSource, Sink, Unavailable, WaitSource
 from exporters import otel
 from exporters.families import About
 from exporters.http import STALE_S, Server
+from exporters.recorder import DEFAULT_MAX_MIB, Recorder
+from exporters.webconfig import WebConfig
 from probes import registry
 from probes.background import Background
 from probes.blame import Blames, beside
@@ -52,13 +56,19 @@ PROC, SYS = Path("/proc"), Path("/sys")
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line says."""
 
-    pods: Path
+    pods: Path | None
+    """None watches every cgroup and manages none."""
     act: Act
     host: str
     port: int
     state_dir: Path
     config: Path | None = None
     duration_s: float | None = None
+    malachite: tuple[str, int] | None = None
+    """Where Malachite's documents are served."""
+    web_config: Path | None = None
+    record: Path | None = None
+    record_max_mib: int = DEFAULT_MAX_MIB
 
 
 def main(options: Options) -> int:
@@ -67,7 +77,10 @@ def main(options: Options) -> int:
     Raises ConfigError, PodsError and Unavailable before anything was changed.
     """
     _one_heap()
-    return asyncio.run(_run(options, load(options.config, registry.NAMES), StaticPods(options.pods)))
+    # Until the loop takes signals over, an end while the probe compiles must clean up as well.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    pods: PodSource = StaticPods(options.pods) if options.pods is not None else NoPods()
+    return asyncio.run(_run(options, load(options.config, registry.NAMES), pods))
 
 
 def _one_heap() -> None:
@@ -85,7 +98,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         originals, state_missing = _open_originals(options)
         if originals is not None:
             stack.callback(originals.close)
-        act, act_missing = _effective(options.act, files, originals)
+        act, act_missing = _effective(options.act, files, originals, pods)
         chosen = registry.NAMES if config.probes is None else config.probes
         waits, waits_missing = _open_waits(hierarchy, blame=BLAME in chosen)
         stack.callback(waits.close)
@@ -93,10 +106,11 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         stack.callback(probes.close)
         journal = DecisionJournal(None if originals is None else options.state_dir / "decisions.jsonl")
         stack.callback(journal.close)
+        recorder = _open_recorder(options, stack)
         indicators = Indicators()
         cgroups = CgroupReader(hierarchy, limit=config.max_cgroups)
         stack.callback(cgroups.close)
-        node = NodeReader(PROC)
+        node = NodeReader(PROC, SYS)
         stack.callback(node.close)
         sensor = Sensor(
             cgroups=cgroups,
@@ -105,9 +119,11 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             pods=pods,
             waits=waits,
             indicators=indicators,
-            probes=probes.probes,
+            probes=probes.probes if recorder is None else (*probes.probes, recorder),
         )
-        sinks = await _open_exporters(options, config, journal, stack)
+        sinks = await _open_exporters(options, config, (journal, recorder), stack)
+        if options.malachite is not None:
+            sinks.append(await _open_malachite(*options.malachite, hierarchy, stack))
         loop = Loop(
             config=config,
             sensor=sensor,
@@ -122,7 +138,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         try:
             await _until_told(loop, options)
         finally:
-            left = _put_back(originals, files) if act is Act.ON else 0
+            left = _put_back(originals, files, loop, journal) if act is Act.ON else 0
     return 1 if left else 0
 
 
@@ -141,11 +157,13 @@ def _open_originals(options: Options) -> tuple[Originals | None, tuple[str, ...]
     return originals, (*originals.messages, *(found if left else ()))
 
 
-def _effective(asked: Act, files: KnobFiles, originals: Originals | None) -> tuple[Act, tuple[str, ...]]:
+def _effective(
+    asked: Act, files: KnobFiles, originals: Originals | None, pods: PodSource
+) -> tuple[Act, tuple[str, ...]]:
     """What can really be done: without write access or a journal of originals, decisions run dry."""
     if asked is not Act.ON:
         return asked, ()
-    obstacle = files.obstacle()
+    obstacle = files.obstacle(managed(pods.read()))
     if obstacle is not None:
         return Act.DRY_RUN, (f"Decisions run dry: {obstacle.reason}: {obstacle.remedy}.",)
     if originals is None:
@@ -162,9 +180,19 @@ def _open_waits(hierarchy: Hierarchy, *, blame: bool) -> tuple[WaitSource, tuple
         return SchedstatWaits(PROC, hierarchy), (f"{coarse}: {error.reason}: {error.remedy}.",)
 
 
+def _open_recorder(options: Options, stack: AsyncExitStack) -> Recorder | None:
+    if options.record is None:
+        return None
+    recorder = Recorder(options.record, options.record_max_mib, version("dioptase"))
+    stack.callback(recorder.close)
+    return recorder
+
+
 async def _open_exporters(
-    options: Options, config: Config, journal: DecisionJournal, stack: AsyncExitStack
+    options: Options, config: Config, kept: tuple[DecisionJournal, Recorder | None], stack: AsyncExitStack
 ) -> list[Sink]:
+    journal, recorder = kept
+
     def about() -> About:
         return About(
             interval_s=config.interval_s,
@@ -172,19 +200,45 @@ async def _open_exporters(
             journal_writable=journal.writable,
             otel_failures=None if spans is None else spans.failures,
             otel_dropped_spans=None if spans is None else spans.dropped_spans,
+            traced=spans is not None and spans.traced,
+            recording=None if recorder is None else recorder.state,
+            max_cgroups=config.exporters.max_cgroups,
         )
 
     spans = otel.start(os.environ, about)
     if spans is not None:
         stack.callback(spans.close)
     stale_s = max(STALE_S, 3 * config.interval_s)
-    server = Server(journal=journal, version=version("dioptase"), stale_s=stale_s, about=about)
+    secured = None if options.web_config is None else WebConfig(options.web_config, check)
+    server = Server(
+        journal=journal,
+        version=version("dioptase"),
+        stale_s=stale_s,
+        about=about,
+        web_config=secured,
+    )
     port = await server.start(options.host, options.port)
     stack.push_async_callback(server.stop)
     host = f"[{options.host}]" if ":" in options.host else options.host
-    log.info("page, API and metrics on http://%s:%d", host, port)
-    sinks: list[Sink] = [journal, server, RoundLog()]
-    return sinks if spans is None else [*sinks, spans]
+    log.info("page, API and metrics on http%s://%s:%d", "s" if server.encrypted else "", host, port)
+    sinks: list[Sink | None] = [journal, server, RoundLog(), spans, recorder]
+    return [sink for sink in sinks if sink is not None]
+
+
+async def _open_malachite(host: str, port: int, hierarchy: Hierarchy, stack: AsyncExitStack) -> Sink:
+    """Malachite's documents, which most agents never need: their types are 2 MiB."""
+    from exporters.malachite.cgroups import Layout  # noqa: PLC0415
+    from exporters.malachite.server import Malachite  # noqa: PLC0415
+
+    version, mounts = "V1", {name: str(mount) for name, mount in hierarchy.v1.items()}
+    if hierarchy.mode == "v2":
+        version, mounts = "V2", dict.fromkeys((*V1_CONTROLLERS, "net_cls"), str(hierarchy.v2))
+    root = hierarchy.primary if version == "V2" else hierarchy.primary.parent
+    server = Malachite(Layout(version, str(root), mounts))
+    bound = await server.start(host, port)
+    stack.push_async_callback(server.stop)
+    log.info("Malachite's documents on http://%s:%d", f"[{host}]" if ":" in host else host, bound)
+    return server
 
 
 def _triggers(hierarchy: Hierarchy, stack: AsyncExitStack) -> TriggerSet | None:
@@ -207,11 +261,13 @@ async def _until_told(loop: Loop, options: Options) -> None:
     await loop.run()
 
 
-def _put_back(originals: Originals | None, files: KnobFiles) -> int:
-    """Restore every original; how many could not be."""
+def _put_back(originals: Originals | None, files: KnobFiles, loop: Loop, journal: DecisionJournal) -> int:
+    """Restore every original and have that in the journal; how many could not be."""
     if originals is None:
         return 0
     outcomes = originals.restore(files)
+    if loop.latest is not None:
+        journal.publish(msgspec.structs.replace(loop.latest, trigger="end", advice=None, outcomes=outcomes))
     done = sum(outcome.status in (Status.APPLIED, Status.UNCHANGED) for outcome in outcomes)
     log.info("%d changed values were put back", done)
     for outcome in outcomes:

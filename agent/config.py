@@ -74,6 +74,13 @@ class AdvisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return max(min(wanted, cpus), numa_nodes)
 
 
+class ExportersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """What is shown to Prometheus and OpenTelemetry."""
+
+    max_cgroups: Annotated[int, Meta(ge=1, le=100_000)] = 512
+    """Cgroups that have series, about 200 each; those of pods first, then those nearest to the root."""
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """Everything that a file may set; the command line sets the rest."""
 
@@ -82,7 +89,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     watch_interval_s: Annotated[float, Meta(ge=0.02, le=60)] = 0.1
     """How often the waits of online pods are looked at between rounds, to take CPU back at once."""
     max_cgroups: Annotated[int, Meta(ge=16, le=100_000)] = 4096
-    """More cgroups than this are not read; how many were left out is shown."""
+    """More cgroups than this are not read, those of pods excepted; how many were left out is shown."""
     probes: tuple[str, ...] | None = None
     """Probes beside run-queue waits, by name; all of them unless set, none for []."""
     advisor: AdvisorConfig = AdvisorConfig()
+    exporters: ExportersConfig = ExportersConfig()

@@ -53,7 +53,7 @@ def detect(proc: Path = Path("/proc")) -> Hierarchy:
         fields, tail = left.split(" "), right.split(" ")
         if not separator or len(fields) < 5 or len(tail) < 3:
             continue
-        mount_point = Path(_unescape(fields[4]))
+        mount_point = Path(unescape(fields[4]))
         if tail[0] == "cgroup2" and v2 is None:
             v2 = mount_point
         elif tail[0] == "cgroup":
@@ -68,7 +68,7 @@ def detect(proc: Path = Path("/proc")) -> Hierarchy:
     return Hierarchy(v1=v1, v2=v2)
 
 
-def _unescape(path: str) -> str:
+def unescape(path: str) -> str:
     """mountinfo writes blanks and backslashes as three octal digits (fs/proc_namespace.c, mangle)."""
     for code, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         path = path.replace(code, char)

@@ -11,6 +11,8 @@ SLOTS = 27
 """2^25 us is 34 s; longer waits fall into the last, open slot. probes/*.bpf.c are compiled with this number."""
 BOUNDS_NS: tuple[int, ...] = tuple(1000 << k for k in range(SLOTS - 1))
 """Inclusive upper bound of every slot but the last, which has none (+Inf)."""
+COARSE_SLOTS: tuple[int, ...] = tuple(range(4, SLOTS - 1, 2))
+"""Every second slot from 16 us on: bounds fine enough for what takes milliseconds, at a third of the series."""
 
 
 def slot_of(wait_ns: int) -> int:

@@ -67,11 +67,12 @@ class CgroupSample(msgspec.Struct, frozen=True, kw_only=True):
     io: Mapping[str, IoStat] = {}
     """By device, `MAJOR:MINOR`."""
     files_read_at_ns: int | None = None
-    """CLOCK_REALTIME when memory_stat, numa_stat, memory_events, io and limits were read; they may be older than the rest."""
+    """CLOCK_REALTIME when memory_stat, numa_stat, memory_events, io, swap_bytes and kernel*_bytes were read, which may be
+    older than the rest, by some 5 s; limits may be 15 s old."""
     # From probes
     blame: Blame | None = None
     throttles: Durations | None = None
-    """Single throttles by the cgroup's own quota."""
+    """Single throttles by the cgroup's own quota or one above it, each on one CPU."""
     threads_by_state: ThreadStates | None = None
     load: Load | None = None
     reclaim: Reclaim | None = None
@@ -100,6 +101,8 @@ class NodeSample(msgspec.Struct, frozen=True, kw_only=True):
     procs_blocked: int | None = None
     run_delay_ns: Mapping[int, int] = {}
     """By CPU: time that tasks waited for it (/proc/schedstat), cumulative."""
+    timeslices: Mapping[int, int] = {}
+    """By CPU: how often a task got it (/proc/schedstat), cumulative; run_delay_ns is the sum of their waits."""
     cpu_khz: Mapping[int, int] = {}
     meminfo: Mapping[str, int] = {}
     """/proc/meminfo in the kernel's names: bytes, but HugePages_* in pages."""
@@ -114,6 +117,8 @@ class NodeSample(msgspec.Struct, frozen=True, kw_only=True):
     zones: tuple[Zone, ...] = ()
     fragmentation: Mapping[int, Mapping[int, int]] = {}
     """By NUMA node and order: external fragmentation index x 1000, as extfrag_index shows it."""
+    free_blocks: Mapping[int, Mapping[int, int]] = {}
+    """By NUMA node and order: free blocks of 2^order pages in all of its zones (/proc/buddyinfo)."""
     disks: Mapping[str, Disk] = {}
     interfaces: Mapping[str, Interface] = {}
     filesystems: Mapping[str, Filesystem] = {}
@@ -124,7 +129,8 @@ class NodeSample(msgspec.Struct, frozen=True, kw_only=True):
     """RAPL energy counters by domain (`package-0`, `package-0/dram`), cumulative microjoules."""
     l3: tuple[L3Monitor, ...] = ()
     files_read_at_ns: int | None = None
-    """CLOCK_REALTIME when those of the above that are not read every tick were read."""
+    """CLOCK_REALTIME when those of the above that are not read every tick were read: vmstat, sysctl, netstat, tcp_states,
+    numa, zones, fragmentation, disks, interfaces, filesystems and interrupts."""
     # From probes
     kswapd: Mapping[int, Kswapd] = {}
     """By NUMA node."""

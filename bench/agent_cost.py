@@ -57,6 +57,8 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     peak_mib: float
     """Largest that the agent itself ever was, its start included."""
     children: int
+    sources_ms: dict[str, float]
+    """Wall time of each source within a round, mean: those that are not read in every round count with their share."""
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +74,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 @contextmanager
 def sleepers(hierarchy: Hierarchy, count: int) -> Iterator[list[str]]:
     """`count` cgroups in every controller, each with a process that sleeps; their paths."""
-    mounts = dict.fromkeys(hierarchy.v1[name] for name in CONTROLLERS if name in hierarchy.v1)
+    controllers = (*CONTROLLERS, "blkio")
+    mounts = dict.fromkeys(hierarchy.v1[name] for name in controllers if name in hierarchy.v1)
     if hierarchy.v2 is not None:
         mounts[hierarchy.v2] = None
     names = [f"{PARENT}/{index:03}" for index in range(count)]
@@ -155,10 +158,22 @@ def measure(hierarchy: Hierarchy, count: int, act: str, seconds: float) -> tuple
                 rss_mib=sum(memory_kib_of(pid) for pid in _family(agent)) / 1024,
                 peak_mib=memory_kib_of(agent.pid, "VmHWM") / 1024,
                 children=len(_family(agent)) - 1,
+                sources_ms=_sources_ms(views),
             )
             return row, next((f"{s.detail or s.error}" for s in views[-1].sources if s.name == "waits"), "unknown")
         finally:
             agent.stop()
+
+
+def _sources_ms(views: Sequence[View]) -> dict[str, float]:
+    """Mean over the rounds since the settling, the costliest first."""
+    spent: dict[str, int] = {}
+    later = [view for view in views if view.interval_ms is not None]
+    for view in later:
+        for source in view.sources:
+            spent[source.name] = spent.get(source.name, 0) + source.duration_ns
+    by_cost = sorted(spent.items(), key=lambda pair: -pair[1])
+    return {name: duration_ns / NS_PER_MS / len(later) for name, duration_ns in by_cost if duration_ns}
 
 
 def _family(agent: AgentChild) -> list[int]:
@@ -193,6 +208,18 @@ def markdown(results: Results) -> str:
         f"| {row.rss_mib:.1f} | {row.peak_mib:.1f} | {row.children} |"
         for row in results.rows
     ]
+    names = list(dict.fromkeys(name for row in reversed(results.rows) for name in row.sources_ms))
+    out += [
+        "",
+        "Where a round goes: wall milliseconds of each source, mean. What is left of the round is judging, acting, exporting.",
+        "",
+        "| cgroups | " + " | ".join(names) + " |",
+        "|---|" + "---|" * len(names),
+    ]
+    out += [
+        f"| {row.cgroups} | " + " | ".join(f"{row.sources_ms.get(name, 0):.2f}" for name in names) + " |"
+        for row in results.rows
+    ]
     return "\n".join([*out, ""])
 
 
@@ -214,7 +241,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             row, waits = measure(hierarchy, count, args.act, args.seconds)
             rows.append(row)
             print(
-                f"{count} cgroups: {row.cpu_ms:.1f} ms/s, {row.round_ms:.1f} ms a round, {row.rss_mib:.1f} MiB",
+                f"{count} cgroups: {row.cpu_ms:.1f} ms/s, {row.round_ms:.1f} ms a round, {row.rss_mib:.1f} MiB; "
+                + ", ".join(f"{name} {ms:.2f}" for name, ms in row.sources_ms.items()),
                 flush=True,
             )
     except (Unavailable, AgentEnded, OSError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,12 +16,17 @@ from agent.settings import ConfigError
 from api.decisions import Act
 from api.ports import Unavailable
 from cli.options import DEFAULT_LISTEN, Seconds, parse_listen
+from exporters.recorder import DEFAULT_MAX_MIB, MIN_MIB
 
 
 @click.command()
-@click.option("--pods", type=click.Path(path_type=Path), required=True, help="The pods of this node (YAML).")
 @click.option(
-    "--act", type=click.Choice([act.value for act in Act]), default=Act.DRY_RUN.value, show_default=True,
+    "--pods",
+    type=click.Path(path_type=Path),
+    help="The pods of this node (YAML); without it every cgroup is watched and nothing is decided.",
+)
+@click.option(
+    "--act", type=click.Choice([act.value for act in Act]), show_default="dry-run with --pods, off without",
     help="off: watch. dry-run: decide and write nothing. on: write.",
 )  # fmt: skip
 @click.option("--listen", default=DEFAULT_LISTEN, show_default=True, help="Where page, API and metrics are served.")
@@ -29,14 +35,26 @@ from cli.options import DEFAULT_LISTEN, Seconds, parse_listen
     help="Where originals of changed values and the decision journal are kept.",
 )  # fmt: skip
 @click.option("--config", type=click.Path(path_type=Path), help="Settings (YAML), see docs/operations.md.")
-@click.option("--duration", type=Seconds(min=0, min_open=True), help="End after so many seconds.")
-def agent(pods: Path, act: str, listen: str, state_dir: Path, config: Path | None, duration: float | None) -> None:
+@click.option(
+    "--web-config", type=click.Path(path_type=Path),
+    help="TLS and passwords of the server (YAML), as Prometheus' exporters have it.",
+)  # fmt: skip
+@click.option("--record", type=click.Path(path_type=Path), help="Record every round into this directory.")
+@click.option(
+    "--record-max-mib", type=click.IntRange(min=MIN_MIB), default=DEFAULT_MAX_MIB, show_default=True,
+    help="The oldest rounds go when the recording is larger.",
+)  # fmt: skip
+@click.option(
+    "--malachite", metavar="HOST:PORT",
+    help="Serve Malachite's documents there too; Katalyst's agent asks 127.0.0.1:9002.",
+)  # fmt: skip
+@click.option("--duration", "duration_s", type=Seconds(min=0, min_open=True), help="End after so many seconds.")
+def agent(act: str | None, pods: Path | None, listen: str, malachite: str | None, **others: Any) -> None:
     """Run the node agent until a signal ends it; then every changed value is put back."""
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
     host, port = parse_listen(listen)
-    options = Options(
-        pods=pods, act=Act(act), host=host, port=port, state_dir=state_dir, config=config, duration_s=duration
-    )
+    also = None if malachite is None else parse_listen(malachite)
+    options = Options(act=_act(act, pods), pods=pods, host=host, port=port, malachite=also, **others)
     try:
         status = main(options)
     except (ConfigError, PodsError) as error:
@@ -45,3 +63,12 @@ def agent(pods: Path, act: str, listen: str, state_dir: Path, config: Path | Non
         click.echo(f"dioptase agent: {error.reason}\n  remedy: {error.remedy}", err=True)
         sys.exit(1)
     sys.exit(status)
+
+
+def _act(asked: str | None, pods: Path | None) -> Act:
+    """What the agent may do: without a list of pods there is nobody to decide for."""
+    if pods is None and asked not in (None, Act.OFF.value):
+        raise click.UsageError(f"--act {asked} needs --pods: without a list of pods there is nobody to decide for")
+    if asked is None:
+        return Act.OFF if pods is None else Act.DRY_RUN
+    return Act(asked)

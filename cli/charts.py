@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import log10
 
 from rich.text import Text
 
 from api.histograms import quantile_ns
 from cli import words
-from exporters.view import ContainerView, View
+from exporters.cgroup_view import ContainerView, WaitView
+from exporters.view import View
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 DECADES = 4
@@ -56,29 +57,42 @@ def gather(
     history: Sequence[View], wanted: Callable[[ContainerView], bool]
 ) -> tuple[list[int] | None, int, float | None]:
     """Waits of all wanted containers together: slots (None where only sums are known), count, and mean in us."""
+    return together(c.wait for view in history for c in view.containers if wanted(c))
+
+
+def together(found: Iterable[WaitView | None]) -> tuple[list[int] | None, int, float | None]:
+    """Slots, count and mean in us of several waits; those that are not known are left out."""
     slots: list[int] | None = None
     count, total_us = 0, 0.0
-    for view in history:
-        for container in view.containers:
-            wait = container.wait
-            if wait is None or not wanted(container):
-                continue
-            count += wait.count
-            total_us += (wait.mean_us or 0.0) * wait.count
-            if wait.slots is not None:
-                slots = [a + b for a, b in zip(slots or [0] * len(wait.slots), wait.slots, strict=True)]
+    for wait in found:
+        if wait is None:
+            continue
+        count += wait.count
+        total_us += (wait.mean_us or 0.0) * wait.count
+        if wait.slots is not None:
+            slots = [a + b for a, b in zip(slots or [0] * len(wait.slots), wait.slots, strict=True)]
     return slots, count, total_us / count if count else None
 
 
 def waits(view: View, history: Sequence[View], width: int, height: int) -> list[Text]:
-    """Both kinds of workload's waits side by side: a title, bars of that height, and the axis."""
+    """Both kinds of workload's waits side by side: a title, bars of that height, and the axis.
+
+    Where no pods are listed: those of all cgroups, and those of the cgroup that waited longest in each round.
+    """
     recent = [seen for seen in history if view.wall_time_ms - seen.wall_time_ms < SPAN_MS] or [view]
     half = (width - 2) // 2
-    sides = [
-        histogram("online", "cyan", gather(recent, online), half, height),
-        histogram("batch", "yellow", gather(recent, reclaimed), half, height),
-    ]
+    if view.containers:
+        named = [("online", "cyan", gather(recent, online)), ("batch", "yellow", gather(recent, reclaimed))]
+    else:
+        every = together(seen.node.wait for seen in recent)
+        named = [("all", "cyan", every), ("slowest", "magenta", together(map(_slowest, recent)))]
+    sides = [histogram(name, style, found, half, height) for name, style, found in named]
     return [Text.assemble(left, " " * (width - 2 * half), right) for left, right in zip(*sides, strict=True)]
+
+
+def _slowest(view: View) -> WaitView | None:
+    known = [c.wait for c in view.others if c.wait is not None and c.wait.p99_us is not None]
+    return max(known, key=lambda wait: wait.p99_us or 0.0, default=None)
 
 
 def histogram(

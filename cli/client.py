@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import time
 from collections.abc import Callable
 from typing import TypeVar
 from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit, urlunsplit
 from urllib.request import ProxyHandler, build_opener
 
 import click
@@ -36,9 +37,10 @@ class Client:
     """Requests to one agent. Every failure is Unavailable, with what to do about it."""
 
     def __init__(self, url: str, timeout_s: float = 2.0) -> None:
-        self.url = url.rstrip("/")
+        self.url, authorization = _without_user(url.rstrip("/"))
         self._timeout_s = timeout_s
         self._opener = build_opener(ProxyHandler({}))  # the agent is near; a proxy would only be in the way
+        self._opener.addheaders = [("Authorization", authorization)] if authorization else []
 
     def view(self) -> View:
         return self._get("/api/v1/view", View)
@@ -70,6 +72,16 @@ class Client:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             remedy = f"look at {self.url}{path}: an agent of this version must listen there"
             raise Unavailable(f"{self.url}{path} is not what an agent says: {error}", remedy) from error
+
+
+def _without_user(url: str) -> tuple[str, str]:
+    """The URL as it may be shown, and the Authorization header for the USER:PASSWORD that it may have had."""
+    parts = urlsplit(url)
+    user, at, address = parts.netloc.rpartition("@")
+    if not at:
+        return url, ""
+    encoded = base64.b64encode(unquote_to_bytes(user)).decode()
+    return urlunsplit(parts._replace(netloc=address)), f"Basic {encoded}"
 
 
 def _refused(url: str, error: HTTPError) -> Unavailable:

@@ -13,6 +13,8 @@ from rich.text import Text
 from api.decisions import JournalEntry, Status
 from cli import words
 from cli.charts import bar, waits
+from cli.keys import Choice
+from cli.screens import HELP, OVERVIEW, SCREENS, body
 from cli.table import containers
 from exporters.view import View
 
@@ -33,6 +35,9 @@ STATUS_STYLES = {
     Status.REFUSED: "bold red",
     Status.MISMATCH: "bold red",
 }
+WATCHING = "No pods are listed: every cgroup is watched, and nothing is decided."
+WIDE = 100
+"""From this width on there is room for whole titles."""
 TALL = 32
 """From this height on there is room for taller charts and longer sentences."""
 
@@ -41,13 +46,18 @@ def render(
     view: View | None,
     history: Sequence[View],
     entries: Sequence[JournalEntry],
-    width: int,
-    height: int,
-    *,
+    size: tuple[int, int],
+    choice: Choice,
     notice: str = "",
 ) -> RenderableType:
-    """Exactly as wide and at most as high as asked. `notice` says that the numbers are old, or why there are none."""
-    return Group(*lines(view, history, entries, width, height, notice=notice))
+    """What the keys have chosen, exactly as wide and at most as high as asked; the last line names the keys."""
+    width, height = size
+    if choice.help or choice.screen != OVERVIEW.key:
+        made = _screen(view, history, size, choice, notice)
+    else:
+        made = lines(view, history, entries, width, height - 1, notice=notice)
+    padding = [Text()] * (height - 1 - len(made))
+    return Group(*made[: height - 1], *padding, keys(choice, max(width, 20)))
 
 
 def lines(
@@ -59,7 +69,7 @@ def lines(
     *,
     notice: str = "",
 ) -> list[Text]:
-    """The frame's lines, from the top."""
+    """The overview's lines, from the top. `notice` says that the numbers are old, or why there are none."""
     width = max(width, 20)
     warning = wrapped(notice, width, 3, "bold red") if notice else []
     if view is None:
@@ -69,7 +79,9 @@ def lines(
         top += wrapped(f"! {words.clean(sentence)}", width, 2 if height >= TALL else 1, "yellow")
     bottom = [sources(view, width)]
     left = height - len(top) - len(bottom)
-    rows = [rule("workloads", width), *containers(view, history, width, max(left // 2 - 6, 4))]
+    decided = bool(view.containers or entries)
+    most = left // 2 - 6 if decided else left - 9
+    rows = [rule("workloads", width), *containers(view, history, width, max(most, 4))]
     charts: list[Text] = []
     if left - len(rows) >= 8:
         charts = [
@@ -77,10 +89,38 @@ def lines(
             *waits(view, history, width, 4 if height < TALL else 6),
         ]
     left -= len(rows) + len(charts)
-    told = [rule("decisions, newest first", width), *decisions(entries, width, left - 1)] if left >= 2 else []
+    told: list[Text] = []
+    if left >= 2 and decided:
+        told = [rule("decisions, newest first", width), *decisions(entries, width, left - 1)]
     frame = [*top, *rows, *charts, *told]
     padding = [Text()] * max(height - len(frame) - len(bottom), 0)
     return [*frame, *padding, *bottom][:height]
+
+
+def _screen(
+    view: View | None, history: Sequence[View], size: tuple[int, int], choice: Choice, notice: str
+) -> list[Text]:
+    width, height = max(size[0], 20), size[1]
+    top = wrapped(notice, width, 3, "bold red") if notice else []
+    if view is not None:
+        top.append(header(view, width))
+    if choice.help:
+        return [*top, rule("keys", width), *(fit(Text(line), width) for line in HELP)]
+    if view is None:
+        return top
+    screen = SCREENS[choice.screen]
+    shown = body(view, history, screen, choice.sort, (width, height - len(top) - 2))
+    return [*top, rule(screen.title, width), *(fit(line, width) for line in shown)]
+
+
+def keys(choice: Choice, width: int) -> Text:
+    """The screens by their keys, the chosen one marked."""
+    line = Text()
+    for screen in SCREENS.values():
+        chosen = screen.key == choice.screen and not choice.help
+        line.append(f" {screen.key} {screen.title if width >= WIDE else screen.short} ", "reverse" if chosen else "dim")
+    line.append(" s sort  ? help  q quit", "dim")
+    return fit(line, width)
 
 
 def header(view: View, width: int) -> Text:
@@ -96,7 +136,14 @@ def header(view: View, width: int) -> Text:
 def verdict(view: View, width: int, most: int) -> list[Text]:
     """What the latest round advised, and why."""
     text, style = ACTIONS.get(view.action, (words.clean(view.action) or "no advice", ""))
-    reason = view.reason or ("The agent was told to decide nothing (--act off)." if view.act == "off" else "")
+    silent = (
+        WATCHING
+        if not view.containers
+        else "The agent was told to decide nothing (--act off)."
+        if view.act == "off"
+        else ""
+    )
+    reason = view.reason or silent
     made = wrapped(f"{text}  {words.clean(reason)}", width, most)
     made[0].stylize(f"bold {style}".strip(), 0, len(text))
     return made
@@ -118,14 +165,34 @@ def bars(view: View, width: int) -> list[Text]:
     ]
     if view.steal_cores:
         parts.append(f"steal {words.cores(view.steal_cores)}")
+    first = fit(Text.assemble("node ", node, " ", " · ".join(parts)), width)
+    if not view.containers:
+        return [first, _stalled(view, size, width)]
     loan = [f"{words.cores(lent)} of {cpus} lent", f"{words.cores(view.reclaimed_cores)} used"]
     loan.append(f"need {words.cores(view.requirement_cores)}")
     if view.headroom_cores is not None:
         loan.append(f"headroom {words.cores(view.headroom_cores)}")
     return [
-        fit(Text.assemble("node ", node, " ", " · ".join(parts)), width),
+        first,
         fit(Text.assemble("lent ", debt, " ", " · ".join(loan)), width),
     ]
+
+
+def _stalled(view: View, size: int, width: int) -> Text:
+    """Where nothing is lent: how much of the time somebody waited, and for what."""
+    pressure = view.node.pressure
+    cpu = pressure.get("cpu")
+    waited = bar(size, 1.0, ((cpu.some, "▒", "magenta"),) if cpu else ())
+    parts = [
+        f"stalled on {name} {words.percent(pressure[name].some)}"
+        for name in ("cpu", "memory", "io")
+        if name in pressure
+    ]
+    wait = view.node.wait
+    if wait is not None and view.interval_ms:
+        tasks = (wait.mean_us or 0.0) * wait.count / 1000 / view.interval_ms
+        parts.append(f"{words.cores(tasks)} tasks wait")
+    return fit(Text.assemble("wait ", waited, " ", words.join(parts) or words.NONE), width)
 
 
 def decisions(entries: Sequence[JournalEntry], width: int, most: int) -> list[Text]:

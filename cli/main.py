@@ -15,6 +15,7 @@ COMMANDS = {
     "doctor": "say what this node can and cannot do, with remedies",
     "reset": "put back every cgroup value that an agent changed",
     "probe": "run one probe alone",
+    "capture": "write an archive of what the agent reads on this machine, for a report of a problem",
 }
 
 

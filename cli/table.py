@@ -10,7 +10,9 @@ from rich.text import Text
 
 from cli import words
 from cli.charts import reclaimed, sparkline
-from exporters.view import ContainerView, View
+from cli.names import fitted, name_of
+from exporters.cgroup_view import ContainerView
+from exporters.view import View
 
 SPARK_LOW_US, SPARK_HIGH_US = 100.0, 1_000_000.0
 _SHORT = str.maketrans({" ": None})
@@ -64,9 +66,9 @@ NAME = 13
 
 
 def containers(view: View, history: Sequence[View], width: int, most: int) -> list[Text]:
-    """Heading and one line a container; busiest first where not all fit."""
-    if not view.containers:
-        text = Text("No pods are listed: give the agent a file of pods, dioptase agent --pods pods.yaml", style="dim")
+    """Heading and one line a container, then the other cgroups that run or wait most; busiest first where not all fit."""
+    if not view.containers and not view.others:
+        text = Text("Nothing runs: no pods are listed, and no cgroup used or waited for a CPU.", style="dim")
         text.truncate(width, overflow="ellipsis")
         return [text]
     columns, trend = _choose(width)
@@ -76,21 +78,23 @@ def containers(view: View, history: Sequence[View], width: int, most: int) -> li
     shown = list(view.containers)
     if len(shown) > most:
         shown = sorted(shown, key=lambda c: c.cpu_cores or 0.0, reverse=True)[: most - 1]
-    heads = [set_cell_size("pod", name), *(c.title.rjust(c.width) for c in columns)]
+    left_out = len(view.containers) - len(shown)
+    shown += view.others[: max(most - len(shown) - 1, 0)]
+    heads = [set_cell_size("pod" if view.containers else "cgroup", name), *(c.title.rjust(c.width) for c in columns)]
     made = [
         Text(
             " ".join([*heads, *([("wait p99" if trend >= 8 else "waits").ljust(trend)] if trend else [])]), style="dim"
         )
     ]
     for container in shown:
-        line = Text.assemble((_name(container, name), "yellow" if reclaimed(container) else "cyan"))
+        line = Text.assemble((fitted(name_of(container), name), style_of(container)))
         for column in columns:
-            line.append(" " + _right(column.cell(container), column.width))
+            line.append(" " + right(column.cell(container), column.width))
         if trend:
             line.append(" " + _trend(container, history, trend), "magenta")
         made.append(line)
-    if len(shown) < len(view.containers):
-        made.append(Text(f"and {len(view.containers) - len(shown)} more with less CPU", style="dim"))
+    if left_out:
+        made.append(Text(f"and {left_out} more with less CPU", style="dim"))
     return made
 
 
@@ -109,14 +113,13 @@ def _choose(width: int) -> tuple[list[Column], int]:
     return [c for c in COLUMNS if c in kept], TREND if None in kept else 0
 
 
-def _name(container: ContainerView, width: int) -> str:
-    text = words.clean(container.pod)
-    if not container.pod.endswith(f"/{container.container}"):
-        text += f" {words.clean(container.container)}"
-    return set_cell_size(text[: width * 2], width - 1) + "…" if cell_len(text) > width else set_cell_size(text, width)
+def style_of(container: ContainerView) -> str:
+    """Colour of a name: batch, online, or nobody's."""
+    return "yellow" if reclaimed(container) else "cyan" if container.pod else ""
 
 
-def _right(text: str, width: int) -> str:
+def right(text: str, width: int) -> str:
+    """Exactly so wide, cut with an ellipsis."""
     return text.rjust(width) if cell_len(text) <= width else text[: width - 1] + "…"
 
 
@@ -124,7 +127,7 @@ def _trend(container: ContainerView, history: Sequence[View], width: int) -> str
     """p99 waits of the latest rounds, the newest last."""
     values: list[float | None] = []
     for view in history[-width:]:
-        same = next((c for c in view.containers if c.cgroup == container.cgroup and c.pod == container.pod), None)
+        same = next((c for c in (*view.containers, *view.others) if c.cgroup == container.cgroup), None)
         wait = None if same is None else same.wait
         values.append(None if wait is None else wait.p99_us if wait.p99_us is not None else wait.mean_us)
     return sparkline(values, SPARK_LOW_US, SPARK_HIGH_US).rjust(width)

@@ -7,6 +7,7 @@ every decision on a line of its own; `--once` prints one frame and ends. An agen
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import sys
@@ -25,6 +26,7 @@ from api.decisions import JournalEntry
 from cli import words
 from cli.client import Client, Watch, url_option
 from cli.frame import fit, lines, render
+from cli.keys import Choice, pressed
 from cli.words import decision_line
 from exporters.view import View
 
@@ -33,6 +35,9 @@ __all__ = ["decision_line", "render", "run_top", "top"]
 EVERY_S = 1.0
 STEP_S = 0.2
 """How often keys, `stop` and `each` are looked at between two frames."""
+QUIT = "q"
+ESCAPE = re.compile(r"\x1b(?:\[[0-9;]*[A-Za-z~]|O[A-Za-z])")
+"""What the arrow and function keys send: letters that nobody typed."""
 
 
 def run_top(
@@ -57,8 +62,8 @@ def run_top(
         return late or bool(stop and stop.is_set()) or bool(each and each())
 
     if shown.is_terminal:
-        with _keys() as quit_pressed, Live(console=shown, screen=True, auto_refresh=False) as live:
-            _loop(lambda: _draw(live, shown, watch), lambda: over() or quit_pressed())
+        with _typed() as typed, Live(console=shown, screen=True, auto_refresh=False) as live:
+            _interact(live, shown, watch, typed, over)
     else:
         _loop(lambda: _print_round(shown, watch), over)
 
@@ -73,10 +78,30 @@ def _loop(show: Callable[[], None], over: Callable[[], bool]) -> None:
         time.sleep(STEP_S)
 
 
-def _draw(live: Live, console: Console, watch: Watch) -> None:
-    watch.poll()
-    width, height = console.size
-    live.update(render(watch.view, watch.history, watch.entries, width, height, notice=notice(watch)), refresh=True)
+def _interact(live: Live, console: Console, watch: Watch, typed: Callable[[], str], over: Callable[[], bool]) -> None:
+    """Ask once a second, draw then and at once after every key."""
+    chosen = Choice()
+    left = False
+
+    def show(*, ask: bool) -> None:
+        if ask:
+            watch.poll()
+        size = (console.width, console.height)
+        frame = render(watch.view, watch.history, watch.entries, size, chosen, notice(watch))
+        live.update(frame, refresh=True)
+
+    def ended() -> bool:
+        nonlocal chosen, left
+        before = chosen
+        for key in typed():
+            after = pressed(chosen, key)
+            left = left or after is None
+            chosen = after or chosen
+        if chosen != before and not left:
+            show(ask=False)
+        return left or over()
+
+    _loop(lambda: show(ask=True), ended)
 
 
 def notice(watch: Watch) -> str:
@@ -126,29 +151,29 @@ def round_line(view: View) -> str:
 
 
 @contextmanager
-def _keys() -> Iterator[Callable[[], bool]]:
-    """Whether q was pressed, without waiting for Enter; the terminal is put back at the end."""
+def _typed() -> Iterator[Callable[[], str]]:
+    """What was typed since the last look, without waiting for Enter; the terminal is put back at the end."""
     if not sys.stdin.isatty():
-        yield lambda: False
+        yield lambda: ""
         return
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     tty.setcbreak(fd)
     try:
-        yield lambda: _quit_pressed(fd)
+        yield lambda: _read_keys(fd)
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
-def _quit_pressed(fd: int) -> bool:
+def _read_keys(fd: int) -> str:
     ready, _, _ = select.select([fd], [], [], 0)
     if not ready:
-        return False
+        return ""
     try:
         keys = os.read(fd, 64)
     except OSError:
-        return True  # the terminal is gone
-    return not keys or b"q" in keys.lower()
+        return QUIT  # the terminal is gone
+    return ESCAPE.sub("", keys.decode("ascii", "replace")) if keys else QUIT
 
 
 def once(url: str, console: Console) -> bool:
@@ -171,7 +196,8 @@ def once(url: str, console: Console) -> bool:
 def top(url: str, one_frame: bool) -> None:
     """Watch a running agent: lent and used CPU, waits, throttling, and each change of a cgroup with its reason.
 
-    q or Ctrl-C ends it. Without a terminal: a line a round and a line a decision.
+    Keys switch between the overview, who waits on whom, memory, and threads; ? lists them, q or Ctrl-C ends it.
+    Without a terminal: a line a round and a line a decision.
     """
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")

@@ -1,28 +1,36 @@
-"""One round as metrics: the only place that says which fact becomes which row of the catalogue.
+"""One round as metrics: what the exporters know, and every row of the catalogue that it fills.
 
 Pure. Prometheus and OpenTelemetry both render what comes out of here, so a person sees in either exactly what the advisor
-saw. The kernel's nanoseconds and microseconds become seconds here and nowhere else. A fact that is None has no sample;
-a row without samples is left out.
+saw. The kernel's nanoseconds and microseconds become seconds here (with nodes.py, cgroups.py, points.py) and nowhere else.
+A fact that is None has no sample; a row without samples is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import accumulate
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from api.catalogue import BY_NAME, NS_PER_S, US_PER_S, WAIT_BOUNDS_S, Metric
+from api.catalogue import BY_NAME, NS_PER_S
 from api.decisions import Act, Round
-from api.facts import CpuTimes, Pressure, Wait
-from api.samples import CgroupSample, NodeSample, Snapshot
+from api.samples import Snapshot
 from api.text import printable
+from exporters.cgroups import cgroup_families, dropped
+from exporters.nodes import MOST_INTERFACES, node_families
+from exporters.points import Distribution, Exemplar, Family, Labels, Point, points
+from exporters.traces import exemplar_labels
 
-Number = int | float
-Owner = tuple[str, str, str, str]
-NOBODY: Owner = ("", "", "", "")
-"""Namespace, pod, container and QoS level of a cgroup that no listed pod owns."""
+MAX_CGROUPS = 512
+"""With series of their own, about 200 each; exporters.maxCgroups in the settings."""
+
+
+class RecordingState(msgspec.Struct, frozen=True, kw_only=True):
+    """How the recording fares."""
+
+    writable: bool
+    size_bytes: int
+    rounds: int
+    lost_rounds: int
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +43,17 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     otel_failures: int | None = None
     """None where nothing is sent to OpenTelemetry, as for the spans."""
     otel_dropped_spans: int | None = None
+    traced: bool = False
+    """Whether rounds are sent as spans, so that exemplars may name them."""
+    recording: RecordingState | None = None
+    max_cgroups: int = MAX_CGROUPS
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """How often something happened, and the latest round in which it did."""
+
+    count: int
+    latest: Exemplar
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,150 +62,79 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     about: About = About()
     latest: Round | None = None
-    decisions: Mapping[tuple[str, str, str], int] = {}
-    """How often each (knob, rule, outcome) came out."""
-    rounds: Mapping[tuple[str, str], int] = {}
-    """How many rounds there were of each (trigger, action); the action is empty where nothing was advised."""
+    decisions: Mapping[Labels, Tally] = {}
+    """By knob, rule and outcome."""
+    rounds: Mapping[Labels, Tally] = {}
+    """By trigger and action; the action is empty where nothing was advised."""
+    dropped: Mapping[str, int] = {}
+    """What a limit kept from being shown, added up over rounds."""
 
     def after(self, finished: Round, about: About | None = None) -> Observed:
         """The same with one more round; the old value stays as it is for whoever is rendering it."""
+        known = self.about if about is None else about
+        snapshot = finished.snapshot
+        exemplar = Exemplar(exemplar_labels(snapshot, traced=known.traced), 1, snapshot.wall_time_ns)
         decisions = dict(self.decisions)
         for outcome in finished.outcomes:
             decision = outcome.decision
-            key = (decision.knob.value, decision.verdict.rule, outcome.status.value)
-            decisions[key] = decisions.get(key, 0) + 1
+            _count(decisions, (decision.knob.value, decision.verdict.rule, outcome.status.value), exemplar)
         rounds = dict(self.rounds)
-        turn = (finished.trigger, finished.advice.action if finished.advice else "")
-        rounds[turn] = rounds.get(turn, 0) + 1
+        _count(rounds, (finished.trigger, finished.advice.action if finished.advice else ""), exemplar)
+        now = _dropped(snapshot, known.max_cgroups)
         return Observed(
             version=self.version,
-            about=self.about if about is None else about,
+            about=known,
             latest=finished,
             decisions=decisions,
             rounds=rounds,
+            dropped={what: self.dropped.get(what, 0) + count for what, count in now.items()},
         )
 
 
-class Point(NamedTuple):
-    """One number of a counter or gauge; `labels` are values in the order of the catalogue row's names."""
-
-    labels: tuple[str, ...]
-    value: Number
-
-
-class Distribution(NamedTuple):
-    """One histogram: cumulative counts, one per inclusive upper bound and a last one for everything."""
-
-    labels: tuple[str, ...]
-    bounds_s: tuple[float, ...]
-    cumulative: tuple[int, ...]
-    sum_s: float
-
-
-class Family(NamedTuple):
-    """One row of the catalogue with all it has to show; points or distributions, by the row's kind."""
-
-    metric: Metric
-    points: tuple[Point, ...] = ()
-    distributions: tuple[Distribution, ...] = ()
-
-
-CGROUP_FACTS: tuple[tuple[str, Callable[[CgroupSample], Number | None]], ...] = (
-    ("dioptase_cgroup_cpu_usage_seconds_total", lambda c: _seconds(c.cpu_usage_ns)),
-    ("dioptase_cgroup_cpu_periods_total", lambda c: c.periods),
-    ("dioptase_cgroup_cpu_throttled_periods_total", lambda c: c.throttled_periods),
-    ("dioptase_cgroup_cpu_throttled_seconds_total", lambda c: _seconds(c.throttled_ns)),
-    ("dioptase_cgroup_threads", lambda c: c.threads),
-    ("dioptase_cgroup_memory_usage_bytes", lambda c: c.memory_bytes),
-)
-
-
 def families(observed: Observed) -> Iterator[Family]:
-    """Every row of the catalogue that has something to show, in the catalogue's order within each part."""
+    """Every row of the catalogue that has something to show, by scope."""
     for family in _all(observed):
         if family.points or family.distributions:
             yield family
 
 
 def _all(observed: Observed) -> Iterator[Family]:
-    finished = observed.latest
+    finished, about = observed.latest, observed.about
     if finished is not None:
-        yield from _node(finished.snapshot)
-        yield from _cgroups(finished.snapshot)
-        yield _indicators(finished.snapshot)
+        snapshot = finished.snapshot
+        trace = exemplar_labels(snapshot, traced=about.traced)
+        yield from node_families(snapshot)
+        yield from cgroup_families(snapshot, finished.previous, trace, about.max_cgroups)
+        yield _indicators(snapshot)
         yield from _advice(finished)
-    yield _points("dioptase_decisions_total", ((key, count) for key, count in sorted(observed.decisions.items())))
-    yield _points("dioptase_rounds_total", ((key, count) for key, count in sorted(observed.rounds.items())))
+    yield _tallies("dioptase_decisions_total", observed.decisions)
+    yield _tallies("dioptase_rounds_total", observed.rounds)
     if finished is not None:
         yield from _agent(finished)
-    yield from _about(observed.about)
-    yield _points("dioptase_build_info", [((observed.version,), 1)])
+    yield from _about(about)
+    yield points("dioptase_exporter_dropped_total", (((what,), count) for what, count in observed.dropped.items()))
+    yield points("dioptase_build_info", [((observed.version,), 1)])
 
 
-def _points(name: str, samples: Iterable[tuple[tuple[str, ...], Number | None]]) -> Family:
-    points = (Point(tuple(map(printable, labels)), value) for labels, value in samples if value is not None)
-    return Family(BY_NAME[name], points=tuple(points))
+def _count(tallies: dict[Labels, Tally], key: Labels, exemplar: Exemplar) -> None:
+    before = tallies.get(key)
+    tallies[key] = Tally(before.count + 1 if before else 1, exemplar)
 
 
-def _node(snapshot: Snapshot) -> Iterator[Family]:
-    node = snapshot.node
-    yield _points("dioptase_node_cpu_seconds_total", _modes(node.cpu) if node.cpu else ())
-    yield _points("dioptase_node_cpus", [((), len(snapshot.topology.cpus))])
-    yield _points("dioptase_node_load1", [((), node.load[0] if node.load else None)])
-    yield _points("dioptase_node_memory_total_bytes", [((), node.memory_total_bytes)])
-    yield _points("dioptase_node_memory_available_bytes", [((), node.memory_available_bytes)])
-    yield _points("dioptase_node_pressure_seconds_total", _stalls((), node))
+def _tallies(name: str, tallies: Mapping[Labels, Tally]) -> Family:
+    shown = (Point((), tuple(map(printable, key)), tally.count, tally.latest) for key, tally in sorted(tallies.items()))
+    return Family(BY_NAME[name], points=tuple(shown))
 
 
-def _modes(times: CpuTimes) -> Iterator[tuple[tuple[str], Number]]:
-    for field in times.__struct_fields__:
-        yield (field.removesuffix("_ns"),), getattr(times, field) / NS_PER_S
-
-
-def _stalls(
-    owner: tuple[str, ...], sample: NodeSample | CgroupSample
-) -> Iterator[tuple[tuple[str, ...], float | None]]:
-    pressures: tuple[tuple[str, Pressure | None], ...] = (
-        ("cpu", sample.cpu_pressure),
-        ("memory", sample.memory_pressure),
-        ("io", sample.io_pressure),
-    )
-    for resource, pressure in pressures:
-        if pressure is not None:
-            yield (*owner, resource, "some"), pressure.some_us / US_PER_S
-            yield (*owner, resource, "full"), None if pressure.full_us is None else pressure.full_us / US_PER_S
-
-
-def _cgroups(snapshot: Snapshot) -> Iterator[Family]:
-    owners: dict[str, Owner] = {
-        container.cgroup: (pod.namespace, pod.name, container.name, pod.qos.value)
-        for pod in snapshot.pods
-        for container in pod.containers
-    }
-    labelled = [
-        (tuple(map(printable, (path, *owners.get(path, NOBODY)))), sample) for path, sample in snapshot.cgroups.items()
-    ]
-    for name, fact in CGROUP_FACTS:
-        points = (Point(labels, value) for labels, sample in labelled if (value := fact(sample)) is not None)
-        yield Family(BY_NAME[name], points=tuple(points))
-    stalls = (stall for labels, sample in labelled for stall in _stalls(labels, sample))
-    yield _points("dioptase_cgroup_pressure_seconds_total", stalls)
-    waits = (_waits(labels, sample.wait) for labels, sample in labelled if sample.wait is not None)
-    yield Family(BY_NAME["dioptase_cgroup_runq_wait_seconds"], distributions=tuple(waits))
-
-
-def _waits(labels: tuple[str, ...], wait: Wait) -> Distribution:
-    """Slots and count are read one after the other while tasks switch, so the slots alone say how many there were."""
-    if wait.slots is None:
-        return Distribution(labels, (), (wait.count,), wait.sum_ns / NS_PER_S)
-    return Distribution(labels, WAIT_BOUNDS_S, tuple(accumulate(wait.slots)), wait.sum_ns / NS_PER_S)
+def _dropped(snapshot: Snapshot, max_cgroups: int) -> Mapping[str, int]:
+    return {**dropped(snapshot, max_cgroups), "interface": max(0, len(snapshot.node.interfaces) - MOST_INTERFACES)}
 
 
 def _indicators(snapshot: Snapshot) -> Family:
     return Family(
         BY_NAME["dioptase_indicator_latency_seconds"],
         distributions=tuple(
-            Distribution(_split(key), indicator.bounds_s, indicator.buckets, indicator.sum_s)
+            Distribution((), _split(key), indicator.bounds_s, indicator.buckets, indicator.sum_s)
             for key, indicator in snapshot.indicators.items()
         ),
     )
@@ -201,30 +149,31 @@ def _advice(finished: Round) -> Iterator[Family]:
     advice = finished.advice
     if advice is None:
         return
-    yield _points("dioptase_pool_cpus", (((pool.name,), len(pool.cpus)) for pool in advice.pools))
-    yield _points("dioptase_share_requirement_cores", [((), advice.requirement_cores)])
-    yield _points("dioptase_reclaim_headroom_cores", [((), advice.headroom_cores)])
-    yield _points("dioptase_reclaim_lent_cores", [((), advice.lent_cores)])
+    yield points("dioptase_pool_cpus", (((pool.name,), len(pool.cpus)) for pool in advice.pools))
+    yield points("dioptase_share_requirement_cores", [((), advice.requirement_cores)])
+    yield points("dioptase_reclaim_headroom_cores", [((), advice.headroom_cores)])
+    yield points("dioptase_reclaim_lent_cores", [((), advice.lent_cores)])
 
 
 def _agent(finished: Round) -> Iterator[Family]:
     snapshot = finished.snapshot
-    yield _points("dioptase_round_duration_seconds", [((), finished.duration_ns / NS_PER_S)])
-    yield _points("dioptase_snapshot_timestamp_seconds", [((), snapshot.wall_time_ns / NS_PER_S)])
-    yield _points("dioptase_act_mode", (((mode.value,), int(mode is finished.act)) for mode in Act))
-    yield _points("dioptase_source_up", (((s.name, s.detail), int(s.ok)) for s in snapshot.sources))
-    yield _points("dioptase_source_duration_seconds", (((s.name,), s.duration_ns / NS_PER_S) for s in snapshot.sources))
-    yield _points("dioptase_limitations", [((), len(finished.banner))])
+    yield points("dioptase_round_duration_seconds", [((), finished.duration_ns / NS_PER_S)])
+    yield points("dioptase_snapshot_timestamp_seconds", [((), snapshot.wall_time_ns / NS_PER_S)])
+    yield points("dioptase_act_mode", (((mode.value,), int(mode is finished.act)) for mode in Act))
+    yield points("dioptase_source_up", (((s.name, s.detail), int(s.ok)) for s in snapshot.sources))
+    yield points("dioptase_source_duration_seconds", (((s.name,), s.duration_ns / NS_PER_S) for s in snapshot.sources))
+    yield points("dioptase_limitations", [((), len(finished.banner))])
 
 
 def _about(about: About) -> Iterator[Family]:
-    writable = about.journal_writable
-    yield _points("dioptase_round_interval_seconds", [((), about.interval_s)])
-    yield _points("dioptase_latency_target_seconds", [((), about.target_wait_s)])
-    yield _points("dioptase_journal_writable", [((), None if writable is None else int(writable))])
-    yield _points("dioptase_otel_failures_total", [((), about.otel_failures)])
-    yield _points("dioptase_otel_dropped_spans_total", [((), about.otel_dropped_spans)])
-
-
-def _seconds(nanoseconds: int | None) -> float | None:
-    return None if nanoseconds is None else nanoseconds / NS_PER_S
+    writable, recording = about.journal_writable, about.recording
+    yield points("dioptase_round_interval_seconds", [((), about.interval_s)])
+    yield points("dioptase_latency_target_seconds", [((), about.target_wait_s)])
+    yield points("dioptase_journal_writable", [((), None if writable is None else int(writable))])
+    yield points("dioptase_otel_failures_total", [((), about.otel_failures)])
+    yield points("dioptase_otel_dropped_spans_total", [((), about.otel_dropped_spans)])
+    if recording is not None:
+        yield points("dioptase_recording_writable", [((), int(recording.writable))])
+        yield points("dioptase_recording_size_bytes", [((), recording.size_bytes)])
+        yield points("dioptase_recording_rounds_total", [((), recording.rounds)])
+        yield points("dioptase_recording_lost_rounds_total", [((), recording.lost_rounds)])

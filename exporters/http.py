@@ -1,15 +1,15 @@
 """What the agent shows over HTTP: the page, Prometheus' `/metrics`, `/healthz` and the JSON that `dioptase top` reads.
 
-Read only and for anyone who can reach the port, so it binds loopback unless told otherwise, and there it answers only
-to names of loopback: a web page elsewhere that makes a name of its own point to 127.0.0.1 is refused. Rounds come in by
-`publish`, which never raises; whatever takes more than a moment runs in a thread, so that no reader can delay a tick.
+Read only. It binds loopback unless told otherwise, and there it answers only to names of loopback: a web page elsewhere
+that makes a name of its own point to 127.0.0.1 is refused. TLS and passwords come by a web configuration file, which is
+followed while it changes; without one, whoever reaches the port is served. Rounds come in by `publish`, which never
+raises; whatever takes more than a moment runs in a thread, so that no reader can delay a tick.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gzip
-import ipaddress
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,6 @@ from pathlib import Path
 
 import msgspec
 from aiohttp import web
-from aiohttp.http import HttpProcessingError
 
 from api.decisions import Round
 from api.ports import Journal, Unavailable
@@ -25,7 +24,11 @@ from api.text import to_json
 from exporters import view
 from exporters.families import About
 from exporters.history import History
+from exporters.listener import Listener
+from exporters.passwords import Busy, Passwords
 from exporters.prometheus import Exposition
+from exporters.serving import cannot_listen, is_loopback, names_loopback, own_faults
+from exporters.webconfig import Stamp, Web, WebConfig
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +39,8 @@ STAGES = ("advisor", "actuator")
 """What makes the agent an agent: where one of them failed in the latest round, nothing was changed (agent/loop.py)."""
 MAX_ENTRIES = 2000
 NS_PER_S = 1_000_000_000
+FOLLOW_S = 1.0
+"""How often the web configuration and its certificates are looked at."""
 COMPRESS_FROM = 1024
 """Bytes; below this gzip saves nothing worth its headers."""
 TYPES = {
@@ -56,6 +61,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+EXTRA_HEADERS = {401: {"WWW-Authenticate": 'Basic realm="dioptase", charset="UTF-8"'}, 405: {"Allow": "GET, HEAD"}}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -102,6 +108,7 @@ class Server:
         page: Path = PAGE,
         stale_s: float = STALE_S,
         about: Callable[[], About] = About,
+        web_config: WebConfig | None = None,
     ) -> None:
         self._journal = journal
         self._page = page
@@ -111,7 +118,17 @@ class Server:
         self._view_json: bytes | None = None
         self._published_at_ns: int | None = None
         self._loopback = True
+        self._encrypted = False
+        self._web_config = web_config
+        self._passwords: Passwords | None = None
         self._runner: web.AppRunner | None = None
+        self._listener: Listener | None = None
+        self._following: asyncio.Task[None] | None = None
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether the port speaks TLS, as it was when it was opened or last renewed."""
+        return self._encrypted
 
     def publish(self, finished: Round) -> None:
         try:
@@ -126,6 +143,10 @@ class Server:
 
     async def start(self, host: str, port: int) -> int:
         """Listen and return the port, which the kernel chooses where it is 0. Raises Unavailable with a remedy."""
+        config = self._web_config
+        secured = Web() if config is None else await asyncio.to_thread(config.load)
+        self._encrypted = secured.tls is not None
+        self._passwords = Passwords(secured.users) if secured.users else None
         app = web.Application(middlewares=[self._guard])
         app.router.add_get("/", self._index)
         app.router.add_get("/static/{name}", self._static)
@@ -135,34 +156,67 @@ class Server:
         app.router.add_get("/api/v1/history", self._views)
         app.router.add_get("/api/v1/decisions", self._decisions)
         app.router.add_get("/api/v1/snapshot", self._snapshot)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, logger=_own_faults())
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, logger=own_faults())
         await runner.setup()
+        assert runner.server is not None
+        listener = Listener(runner.server)
         try:
-            await web.TCPSite(runner, host, port).start()
+            bound = await listener.open(host, port, secured.tls)
         except (OSError, OverflowError, UnicodeError) as error:  # UnicodeError: a name that IDNA cannot spell
             await runner.cleanup()
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise Unavailable(
-                f"cannot listen on {host}:{port}: {reason}",
-                "choose another address with --listen HOST:PORT, or stop the program that has this one",
-            ) from error
-        self._runner = runner
-        bound = [address[:2] for address in runner.addresses]
-        self._loopback = all(_is_loopback(name) for name, _ in bound)
+            raise cannot_listen(host, port, error, "--listen") from error
+        self._runner, self._listener = runner, listener
+        if config is not None:
+            self._following = asyncio.create_task(self._follow(config, config.stamp(), listener))
+        self._loopback = all(is_loopback(name) for name, _ in bound)
         return int(bound[0][1])
 
     async def stop(self) -> None:
         """Close the port and every connection. Idempotent."""
+        if self._following is not None:
+            self._following.cancel()
+        if self._listener is not None:
+            self._listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
 
+    async def _follow(self, config: WebConfig, seen: Stamp, listener: Listener) -> None:
+        """Put what the files say into force when they change; what cannot hold leaves everything as it was."""
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            stamp = config.stamp()
+            if stamp == seen:
+                continue
+            seen = stamp
+            try:
+                secured = await asyncio.to_thread(config.load)
+                self._passwords = Passwords(secured.users) if secured.users else None
+                await listener.renew(secured.tls)
+                self._encrypted = secured.tls is not None
+            except Unavailable as error:
+                log.error("the web configuration stays as it was: %s: %s", error.reason, error.remedy)
+            except OSError:
+                log.exception("the web configuration could not be put into force")
+            else:
+                log.info("the web configuration was read anew")
+
+    async def _authenticate(self, request: web.Request) -> None:
+        passwords = self._passwords
+        try:
+            if passwords is None or await passwords.admits(request.headers.get("Authorization", "")):
+                return
+        except Busy:
+            raise Refused(429, "too many passwords wait to be checked", "ask again in a few seconds") from None
+        raise Refused(401, "this agent asks for a user and a password", "use one of basic_auth_users of its web config")
+
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
+            await self._authenticate(request)
             if request.method not in ("GET", "HEAD"):
                 raise Refused(405, f"{request.method} is not served", "use GET: nothing here can be changed")
-            if self._loopback and not _names_loopback(request.headers.get("Host", "")):
+            if self._loopback and not names_loopback(request.headers.get("Host", "")):
                 raise Refused(
                     403,
                     f"Host {request.headers['Host']!r} is not a name of this machine's loopback",
@@ -252,18 +306,6 @@ class Server:
         return _body(request, await asyncio.to_thread(to_json, latest.snapshot), "application/json")
 
 
-def _own_faults() -> logging.Logger:
-    """The server's log without a traceback for every request that is no HTTP: anyone can send those, at any rate."""
-
-    def is_own(record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
-
-    logger = log.getChild("server")
-    if not logger.filters:
-        logger.addFilter(is_own)
-    return logger
-
-
 def _too_early() -> Refused:
     return Refused(503, "no round has finished yet", "ask again in a second")
 
@@ -291,7 +333,7 @@ def _body(request: web.Request, body: bytes, content_type: str) -> web.Response:
 
 
 def _problem(status: int, problem: Problem) -> web.Response:
-    headers = {"Content-Type": "application/json"} | ({"Allow": "GET, HEAD"} if status == 405 else {})
+    headers = {"Content-Type": "application/json"} | EXTRA_HEADERS.get(status, {})
     return web.Response(status=status, body=to_json(problem), headers=headers)
 
 
@@ -301,24 +343,3 @@ def _takes_gzip(request: web.Request) -> bool:
         if name.lower() == "gzip":
             return quality not in ("0", "0.0", "0.00", "0.000")
     return False
-
-
-def _names_loopback(host: str) -> bool:
-    """Whether a Host header can only mean this machine: an address (no name server can point it elsewhere) or localhost.
-
-    Without the header (HTTP/1.0) there is no browser and so nothing to defend against.
-    """
-    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
-    return not host or name.lower().rstrip(".") == "localhost" or _is_address(name)
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_loopback(name: str) -> bool:
-    return _is_address(name) and ipaddress.ip_address(name).is_loopback

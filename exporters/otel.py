@@ -1,17 +1,23 @@
 """What the environment asks of OpenTelemetry. Importing this is free; the SDK, about 30 MiB, is loaded only when asked for.
 
-The variables are OpenTelemetry's own. Those not read here (headers, certificates, compression) its exporters read.
+The variables are OpenTelemetry's own, each also in its form for one signal (`OTEL_EXPORTER_OTLP_METRICS_ENDPOINT`). Those
+not read here (headers, TLS certificates and keys) the exporters of its SDK read.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import msgspec
 
 from api.ports import Unavailable
 from exporters.families import About
+from exporters.resource import detect
 
 if TYPE_CHECKING:
     from exporters.otlp import OtelSink
@@ -19,18 +25,31 @@ if TYPE_CHECKING:
 PREFIX = "OTEL_EXPORTER_OTLP_"
 TIMEOUT_MS, METRICS_EVERY_MS, SPANS_EVERY_MS = 5_000, 60_000, 5_000
 MIN_MS, MAX_MS = 100, 86_400_000
+GRPC, HTTP = "grpc", "http/protobuf"
+COMPRESSIONS = ("none", "gzip")
+FILES = ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
+
+
+class Signal(msgspec.Struct, frozen=True, kw_only=True):
+    """How one kind of data is sent."""
+
+    endpoint: str
+    """For HTTP with the path."""
+    protocol: str
+    compression: str
+    every_s: float
+    timeout_s: float
+    """For one export, retries included."""
+    certificate: bool = False
+    """Whether a file with the authorities to trust is named."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to send, and how often; an endpoint that is None means that this signal is not sent."""
+    """Where to send, and how often; a signal that is None is not sent."""
 
-    metrics_to: str | None
-    traces_to: str | None
-    metrics_every_s: float
-    spans_every_s: float
-    metrics_timeout_s: float
-    traces_timeout_s: float
-    service: str
+    metrics: Signal | None
+    traces: Signal | None
+    resource: Mapping[str, str] = {}
 
 
 def start(environ: Mapping[str, str], about: Callable[[], About] = About) -> OtelSink | None:
@@ -38,31 +57,62 @@ def start(environ: Mapping[str, str], about: Callable[[], About] = About) -> Ote
     settings = read(environ)
     if settings is None:
         return None
-    from exporters.otlp import OtelSink  # noqa: PLC0415 - most agents never need it
+    try:
+        from exporters.otlp import OtelSink  # noqa: PLC0415 - most agents never need it
+    except ImportError as error:
+        raise Unavailable(f"OpenTelemetry is asked for and not installed: {error}", "install dioptase anew") from error
 
     return OtelSink(settings, about)
 
 
 def read(environ: Mapping[str, str]) -> Settings | None:
     """None where no endpoint is named or OTEL_SDK_DISABLED is true. Raises Unavailable that names a wrong variable."""
-    everything_to = environ.get(f"{PREFIX}ENDPOINT")
-    metrics_to = environ.get(f"{PREFIX}METRICS_ENDPOINT") or everything_to or None
-    traces_to = environ.get(f"{PREFIX}TRACES_ENDPOINT") or everything_to or None
-    if not (metrics_to or traces_to) or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
-    protocol = environ.get(f"{PREFIX}PROTOCOL") or "grpc"
-    if protocol != "grpc":
-        raise Unavailable(f"{PREFIX}PROTOCOL is {protocol!r}, and only grpc is spoken", "set it to grpc")
-    timeout_ms = _milliseconds(environ, f"{PREFIX}TIMEOUT", TIMEOUT_MS)
-    return Settings(
-        metrics_to=metrics_to,
-        traces_to=traces_to,
-        metrics_every_s=_milliseconds(environ, "OTEL_METRIC_EXPORT_INTERVAL", METRICS_EVERY_MS) / 1000,
-        spans_every_s=_milliseconds(environ, "OTEL_BSP_SCHEDULE_DELAY", SPANS_EVERY_MS) / 1000,
-        metrics_timeout_s=_milliseconds(environ, f"{PREFIX}METRICS_TIMEOUT", timeout_ms) / 1000,
-        traces_timeout_s=_milliseconds(environ, f"{PREFIX}TRACES_TIMEOUT", timeout_ms) / 1000,
-        service=environ.get("OTEL_SERVICE_NAME") or "dioptase",
+    metrics = _signal(environ, "METRICS", ("OTEL_METRIC_EXPORT_INTERVAL", METRICS_EVERY_MS))
+    traces = _signal(environ, "TRACES", ("OTEL_BSP_SCHEDULE_DELAY", SPANS_EVERY_MS))
+    if metrics is None and traces is None:
+        return None
+    return Settings(metrics=metrics, traces=traces, resource=detect(environ, version("dioptase")))
+
+
+def _signal(environ: Mapping[str, str], name: str, every: tuple[str, int]) -> Signal | None:
+    own, common = environ.get(f"{PREFIX}{name}_ENDPOINT"), environ.get(f"{PREFIX}ENDPOINT")
+    endpoint = own or common
+    if not endpoint or environ.get(f"OTEL_{name}_EXPORTER", "otlp").strip().lower() == "none":
+        return None
+    protocol = _one_of(environ, name, "PROTOCOL", (GRPC, HTTP))
+    if protocol == HTTP:
+        if urlsplit(endpoint).scheme not in ("http", "https"):
+            variable = f"{PREFIX}{name}_ENDPOINT" if own else f"{PREFIX}ENDPOINT"
+            raise Unavailable(f"{variable} is {endpoint!r}", "write it as in http://collector:4318")
+        if not own:
+            endpoint = f"{endpoint.rstrip('/')}/v1/{name.lower()}"
+    for kind in FILES:
+        for variable in (f"{PREFIX}{name}_{kind}", f"{PREFIX}{kind}"):
+            path = environ.get(variable)
+            if path and not os.access(Path(path), os.R_OK):
+                raise Unavailable(f"{variable} names {path!r}, which cannot be read", "correct the path, or unset it")
+    common_ms = _milliseconds(environ, f"{PREFIX}TIMEOUT", TIMEOUT_MS)
+    return Signal(
+        endpoint=endpoint,
+        protocol=protocol,
+        compression=_one_of(environ, name, "COMPRESSION", COMPRESSIONS),
+        every_s=_milliseconds(environ, *every) / 1000,
+        timeout_s=_milliseconds(environ, f"{PREFIX}{name}_TIMEOUT", common_ms) / 1000,
+        certificate=bool(environ.get(f"{PREFIX}{name}_CERTIFICATE") or environ.get(f"{PREFIX}CERTIFICATE")),
     )
+
+
+def _one_of(environ: Mapping[str, str], signal: str, what: str, known: tuple[str, ...]) -> str:
+    """The first of the known values is the default."""
+    for variable in (f"{PREFIX}{signal}_{what}", f"{PREFIX}{what}"):
+        value = environ.get(variable, "").strip().lower()
+        if value and value not in known:
+            raise Unavailable(f"{variable} is {value!r}", f"set it to {' or '.join(known)}")
+        if value:
+            return value
+    return known[0]
 
 
 def _milliseconds(environ: Mapping[str, str], name: str, default: int) -> int:

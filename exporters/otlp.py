@@ -1,66 +1,49 @@
-"""Rounds as OpenTelemetry metrics and traces by OTLP over gRPC; the only door to opentelemetry.
+"""Rounds sent as OpenTelemetry metrics and traces, by OTLP over gRPC or HTTP; with otlp_data.py the door to opentelemetry.
 
-Metrics are the families that Prometheus gets too, with the instant of the snapshot behind them; each round is one span
-of the length it took, and each decision one event in it. All sending is done by one thread. A collector that is slow,
-dead or refuses costs the loop nothing: metrics are taken from the newest round, spans wait in a bounded queue and are
-then dropped and counted, and one line is logged when sending begins to fail and one when it works again.
+All sending is done by one thread. A collector that is slow, dead or refuses costs the loop nothing: metrics are taken from
+the newest round, spans wait in a bounded queue and are then dropped and counted. An export is retried within its timeout
+as the protocol has it (the exporters of the SDK do that); one that fails is tried anew later and later, up to a minute;
+one line is logged when sending begins to fail and one when it works again.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from importlib.metadata import version
+from typing import Any, Protocol
 
-from opentelemetry.exporter.otlp.proto.grpc import exporter as otlp
-from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.metrics.export import (
-    AggregationTemporality,
-    Gauge,
-    Histogram,
-    HistogramDataPoint,
-    Metric,
-    MetricExportResult,
-    MetricsData,
-    NumberDataPoint,
-    ResourceMetrics,
-    ScopeMetrics,
-    Sum,
-)
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.metrics.export import MetricExportResult
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
-from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
-from api.decisions import Outcome, Round
-from api.decisions import Status as OutcomeStatus
+from api.decisions import Round
 from api.ports import Unavailable
-from api.text import printable
-from exporters.families import About, Distribution, Family, Observed, families
-from exporters.otel import Settings
+from exporters.families import About, Observed
+from exporters.otel import GRPC, Settings, Signal
+from exporters.otlp_data import Sender
 
 log = logging.getLogger(__name__)
 
-UNITS = {"seconds": "s", "bytes": "By", "cores": "{core}"}
-"""UCUM. What has no unit keeps none: `1` would make Prometheus' translation call it a ratio."""
-MAX_EVENTS = 128
-"""Events of one span, OpenTelemetry's own default; what changed something comes first."""
 MAX_SPANS = 512
-POINTS_PER_REQUEST = 4000
-"""About 1 MiB; collectors refuse requests over 4 MiB unless told otherwise."""
 MAX_PAUSE_S = 60.0
 FLUSH_S, HANG_UP_S = 1.0, 0.5
 """What close() grants the last export, and the thread to notice that its connection is gone."""
-FAILURES = (OutcomeStatus.REFUSED, OutcomeStatus.MISMATCH)
-Value = str | int | float | bool | list[str]
+LOGGERS = ("opentelemetry.exporter.otlp", "opentelemetry.sdk", "urllib3")
+"""Whose complaints, one or more for every attempt, are kept out of the log."""
+FILTERED = "opentelemetry.exporter.otlp.proto.grpc.exporter"
+
+
+class Exporter(Protocol):
+    """What the SDK's four exporters have in common."""
+
+    def export(self, data: Any, /) -> Any: ...
+
+    def shutdown(self) -> None: ...
 
 
 class OtelSink:
@@ -70,20 +53,22 @@ class OtelSink:
         """Start the sending thread. Raises Unavailable with a remedy where the exporters refuse the environment."""
         self.failures = 0
         self.dropped_spans = 0
+        self.traced = settings.traces is not None
         release = version("dioptase")
-        attributes = {"service.name": settings.service, "service.version": release, "host.name": socket.gethostname()}
-        self._resource = Resource.create(attributes)
-        self._scope = InstrumentationScope("dioptase", release)
-        self._since = {"boot": time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME), "agent": time.time_ns()}
+        since = {"boot": time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME), "agent": time.time_ns()}
+        self._sender = Sender(settings.resource, release, since)
         self._observed, self._about = Observed(version=release), about
         self._sent: Observed | None = None
-        self._metrics, self._spans = _exporters(settings)
+        # gRPC's core writes about connections to stderr by itself; what matters of that is in our own log line.
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+        self._metrics = None if settings.metrics is None else _exporter("metrics", settings.metrics)
+        self._spans = None if settings.traces is None else _exporter("traces", settings.traces)
         self._queue: deque[ReadableSpan] = deque(maxlen=MAX_SPANS)
         self._stopping = threading.Event()
         self._words = _LastWords()
         jobs = [
-            *([_Job(self._send_metrics, settings.metrics_every_s)] if self._metrics else []),
-            *([_Job(self._send_spans, settings.spans_every_s)] if self._spans else []),
+            *([_Job(self._send_metrics, settings.metrics.every_s)] if settings.metrics else []),
+            *([_Job(self._send_spans, settings.traces.every_s)] if settings.traces else []),
         ]
         self._thread = threading.Thread(target=self._run, args=(jobs,), name="otel", daemon=True)
         self._thread.start()
@@ -94,7 +79,7 @@ class OtelSink:
             self._observed = self._observed.after(finished, self._about())
             if self._spans is not None:
                 self.dropped_spans += len(self._queue) == MAX_SPANS
-                self._queue.append(span(finished, self._resource, self._scope))
+                self._queue.append(self._sender.span(finished))
         except Exception:
             log.exception("round %d could not be handed to OpenTelemetry", finished.snapshot.seq)
 
@@ -106,7 +91,7 @@ class OtelSink:
         self._thread.join(FLUSH_S)
         for exporter in (self._metrics, self._spans):
             if exporter is not None:
-                exporter.shutdown(timeout_millis=0)
+                exporter.shutdown()
         self._thread.join(HANG_UP_S)
         self._words.remove()
 
@@ -143,8 +128,8 @@ class OtelSink:
         if self._metrics is None or observed.latest is None or observed is self._sent:
             return None
         self._sent = observed
-        data = metrics_data(observed, self._resource, self._scope, self._since)
-        return self._metrics.export(data) is MetricExportResult.SUCCESS
+        export = self._metrics.export
+        return all(export(request) is MetricExportResult.SUCCESS for request in self._sender.requests(observed))
 
     def _send_spans(self) -> bool | None:
         batch = [self._queue.popleft() for _ in range(len(self._queue))]
@@ -156,21 +141,39 @@ class OtelSink:
         return False
 
 
-def _exporters(settings: Settings) -> tuple[OTLPMetricExporter | None, OTLPSpanExporter | None]:
-    # gRPC's core writes about connections to stderr by itself; what matters of that is in our own log line.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    metrics = spans = None
+def _exporter(kind: str, signal: Signal) -> Exporter:
+    """The SDK's exporter of this kind of data for this protocol. Raises Unavailable where it refuses the environment."""
     try:
-        if settings.metrics_to:
-            metrics = OTLPMetricExporter(
-                settings.metrics_to, timeout=settings.metrics_timeout_s, max_export_batch_size=POINTS_PER_REQUEST
-            )
-        if settings.traces_to:
-            spans = OTLPSpanExporter(settings.traces_to, timeout=settings.traces_timeout_s)
+        return _grpc(kind, signal) if signal.protocol == GRPC else _http(kind, signal)
     except Exception as error:
-        reason = f"OpenTelemetry export to {settings.metrics_to or settings.traces_to} cannot start: {error}"
+        reason = f"OpenTelemetry export to {signal.endpoint} cannot start: {error}"
         raise Unavailable(reason, "correct the OTEL_EXPORTER_OTLP_* variables, or unset them") from error
-    return metrics, spans
+
+
+def _grpc(kind: str, signal: Signal) -> Exporter:
+    # Each protocol costs memory to import (gRPC 20 MiB, HTTP 5), so the one that is asked for alone is.
+    from grpc import Compression  # noqa: PLC0415
+    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter  # noqa: PLC0415
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+
+    compression = Compression.Gzip if signal.compression == "gzip" else Compression.NoCompression
+    exporter = OTLPMetricExporter if kind == "metrics" else OTLPSpanExporter
+    return exporter(signal.endpoint, timeout=signal.timeout_s, compression=compression)
+
+
+def _http(kind: str, signal: Signal) -> Exporter:
+    from opentelemetry.exporter.otlp.proto.http import Compression  # noqa: PLC0415
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # noqa: PLC0415
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+    from requests import Session  # noqa: PLC0415
+
+    compression = Compression.Gzip if signal.compression == "gzip" else Compression.NoCompression
+    session = Session()
+    # With a certificate named for OTLP, REQUESTS_CA_BUNDLE would go before it, and a collector of its own authority be
+    # refused; the price is that proxies of the environment are not used then.
+    session.trust_env = not signal.certificate
+    exporter = OTLPMetricExporter if kind == "metrics" else OTLPSpanExporter
+    return exporter(signal.endpoint, timeout=signal.timeout_s, compression=compression, session=session)
 
 
 class _Job:
@@ -183,135 +186,28 @@ class _Job:
 
 
 class _LastWords(logging.Handler):
-    """Takes the exporters' own complaints, one or more for every attempt, out of the log and keeps the newest."""
+    """Takes the exporters' own complaints out of the log and keeps the newest."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.text = "no reason given"
-        otlp.logger.addHandler(self)
-        otlp.logger.propagate = False
+        self._passing = ""
+        # It drops repeated words for 20 s; here the newest are wanted, and nothing is logged of them by itself.
+        logging.getLogger(FILTERED).filters.clear()
+        self._loggers = [logging.getLogger(name) for name in LOGGERS]
+        for logger in self._loggers:
+            logger.addHandler(self)
+            logger.propagate = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.text = record.getMessage()
+        # A retry names its reason, and giving up after some of them only that it gave up.
+        if record.levelno < logging.ERROR:
+            self._passing = record.getMessage()
+        else:
+            self.text = "; ".join(filter(None, (record.getMessage(), self._passing)))
+            self._passing = ""
 
     def remove(self) -> None:
-        otlp.logger.removeHandler(self)
-        otlp.logger.propagate = True
-
-
-def metrics_data(
-    observed: Observed, resource: Resource, scope: InstrumentationScope, since: Mapping[str, int]
-) -> MetricsData:
-    """The families of the newest round; `since` has the instants of boot and of the agent's start."""
-    assert observed.latest is not None
-    now = observed.latest.snapshot.wall_time_ns
-    metrics = [
-        Metric(
-            name=family.metric.otel_name,
-            description=family.metric.help,
-            unit=UNITS.get(family.metric.unit, ""),
-            data=_data(family, since[family.metric.since], now),
-        )
-        for family in families(observed)
-    ]
-    scoped = ScopeMetrics(scope=scope, metrics=metrics, schema_url="")
-    return MetricsData([ResourceMetrics(resource=resource, scope_metrics=[scoped], schema_url="")])
-
-
-def _data(family: Family, since: int, now: int) -> Sum | Gauge | Histogram:
-    names = family.metric.labels
-    if family.metric.kind == "histogram":
-        distributions = [_distribution(names, d, since, now) for d in family.distributions]
-        return Histogram(distributions, AggregationTemporality.CUMULATIVE)
-    counts = family.metric.kind == "counter"
-    points = [NumberDataPoint(dict(zip(names, p.labels, strict=True)), since, now, p.value) for p in family.points]
-    return Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=True) if counts else Gauge(points)
-
-
-def _distribution(names: tuple[str, ...], shown: Distribution, since: int, now: int) -> HistogramDataPoint:
-    counts = shown.cumulative
-    return HistogramDataPoint(
-        attributes=dict(zip(names, shown.labels, strict=True)),
-        start_time_unix_nano=since,
-        time_unix_nano=now,
-        count=counts[-1],
-        sum=shown.sum_s,
-        bucket_counts=[after - before for before, after in zip((0, *counts), counts, strict=False)],
-        explicit_bounds=shown.bounds_s,
-        min=None,  # type: ignore[arg-type] # optional in the protocol; a histogram does not know its extremes
-        max=None,  # type: ignore[arg-type]
-    )
-
-
-def span(finished: Round, resource: Resource, scope: InstrumentationScope) -> ReadableSpan:
-    """One round: it began when its snapshot was taken and ended when its decisions had been carried out."""
-    ids = RandomIdGenerator()
-    began = finished.snapshot.wall_time_ns
-    ended = began + finished.duration_ns
-    changed_first = sorted(finished.outcomes, key=lambda outcome: outcome.status is OutcomeStatus.UNCHANGED)
-    failed = [outcome.error for outcome in finished.outcomes if outcome.status in FAILURES]
-    return ReadableSpan(
-        name="round",
-        context=SpanContext(ids.generate_trace_id(), ids.generate_span_id(), False, TraceFlags(TraceFlags.SAMPLED)),  # noqa: FBT003
-        resource=resource,
-        attributes=dict(_kept(_about(finished))),
-        events=tuple(Event("decision", dict(_kept(_decided(o))), ended) for o in changed_first[:MAX_EVENTS]),
-        status=Status(StatusCode.ERROR, printable(failed[0])) if failed else Status(),
-        start_time=began,
-        end_time=ended,
-        instrumentation_scope=scope,
-    )
-
-
-def _about(finished: Round) -> dict[str, Value | None]:
-    advice = finished.advice
-    about: dict[str, Value | None] = {
-        "dioptase.seq": finished.snapshot.seq,
-        "dioptase.trigger": finished.trigger,
-        "dioptase.act": finished.act.value,
-        "dioptase.outcomes": len(finished.outcomes),
-        "dioptase.banner": list(finished.banner),
-    }
-    if advice is None:
-        return about
-    return about | {
-        "dioptase.policy": advice.policy,
-        "dioptase.action": advice.action,
-        "dioptase.rule": advice.verdict.rule,
-        "dioptase.reason": advice.verdict.text,
-        "dioptase.threshold": advice.verdict.threshold,
-        "dioptase.lent_cores": advice.lent_cores,
-        "dioptase.requirement_cores": advice.requirement_cores,
-        "dioptase.headroom_cores": advice.headroom_cores,
-        "dioptase.idle": advice.idle,
-    }
-
-
-def _decided(outcome: Outcome) -> dict[str, Value | None]:
-    decision, verdict = outcome.decision, outcome.decision.verdict
-    return {
-        "dioptase.pod": decision.pod,
-        "dioptase.cgroup": decision.cgroup,
-        "dioptase.knob": decision.knob.value,
-        "dioptase.value": decision.value,
-        "dioptase.status": outcome.status.value,
-        "dioptase.before": outcome.before,
-        "dioptase.after": outcome.after,
-        "dioptase.clamped_from": outcome.clamped_from,
-        "dioptase.error": outcome.error or None,
-        "dioptase.rule": verdict.rule,
-        "dioptase.reason": verdict.text,
-        "dioptase.threshold": verdict.threshold,
-        **{f"dioptase.input.{name}": value for name, value in verdict.inputs.items()},
-    }
-
-
-def _kept(attributes: Mapping[str, Value | None]) -> Iterator[tuple[str, Value]]:
-    """Attributes that have a value, in text that the protocol can carry."""
-    for name, value in attributes.items():
-        if isinstance(value, str):
-            yield name, printable(value)
-        elif isinstance(value, list):
-            yield name, list(map(printable, value))
-        elif value is not None:
-            yield name, value
+        for logger in self._loggers:
+            logger.removeHandler(self)
+            logger.propagate = True

@@ -1,8 +1,12 @@
 """The newest round as Prometheus text or OpenMetrics, by what the scraper accepts; the only door to prometheus_client.
 
 The library negotiates the format and reports this process (`process_*`). Our own families are written here: the
-library's writer escapes names and sorts labels anew on every line, which costs 110 to 170 ms of CPU for 200 cgroups
-(8,600 lines), where building the labels once per cgroup takes a tenth of it. Tests hold both writers side by side.
+library's writer escapes names and sorts labels anew on every line, at 13 to 20 us a line. Writing the labels once per
+cgroup makes that 1.1 us, compression included: 43 ms of CPU for 200 cgroups with 40,000 series, which are 6 MB of text
+and 216 kB as sent. Tests hold both writers side by side.
+
+Histograms are classic: neither text format that a scraper may ask for (0.0.4, OpenMetrics 1.0) can carry native ones.
+Exemplars exist in OpenMetrics alone, on counters and buckets.
 """
 
 from __future__ import annotations
@@ -18,12 +22,14 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPENMETRICS_1_0
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from api.catalogue import WAIT_BOUNDS_S, Metric
+from api.catalogue import CGROUP_LABELS, COARSE_BOUNDS_S, NS_PER_S, WAIT_BOUNDS_S, Metric
 from api.decisions import Round
-from exporters.families import About, Distribution, Family, Number, Observed, families
+from exporters.families import About, Observed, families
+from exporters.points import Distribution, Exemplar, Family, Labels, Number
 
 TEXT, OPENMETRICS = CONTENT_TYPE_PLAIN_0_0_4, OPENMETRICS_1_0
-LINES_AT_ONCE = 256
+PIECES_AT_ONCE = 64
+"""Lines, or histograms, that are joined before they are compressed: at most 300 kB of text in memory at a time."""
 
 
 class Exposition:
@@ -55,11 +61,11 @@ class Exposition:
         return packed, content_type
 
     def _pack(self, observed: Observed, *, openmetrics: bool) -> bytes:
-        """Compressed as it is written: the text of a full node is a MiB, and ten while it is in pieces; this is 40 kB."""
+        """Compressed as it is written: the text of a full node is several MiB, and far more while it is in pieces."""
         gzip = zlib.compressobj(1, wbits=zlib.MAX_WBITS | 16)
         text = lines(families(observed), openmetrics=openmetrics)
         packed = [
-            gzip.compress("".join(piece).encode()) for piece in iter(lambda: tuple(islice(text, LINES_AT_ONCE)), ())
+            gzip.compress("".join(pieces).encode()) for pieces in iter(lambda: tuple(islice(text, PIECES_AT_ONCE)), ())
         ]
         if openmetrics:
             process: bytes = generate_openmetrics(self._process)  # type: ignore[no-untyped-call]
@@ -75,19 +81,43 @@ def negotiate(accept: str) -> str:
 
 
 def lines(shown: Iterator[Family], *, openmetrics: bool) -> Iterator[str]:
-    """The text of these families, line by line, without OpenMetrics' closing line."""
+    """The text of these families in pieces of whole lines, without OpenMetrics' closing line."""
+    owners: dict[Labels, str] = {}
     for family in shown:
         metric = family.metric
+        texts = _Texts(metric, owners)
         yield from _header(metric, openmetrics)
-        for point in family.points:
-            labels = _labels(metric.labels, point.labels)
-            yield (
-                f"{metric.name}{{{labels}}} {_number(point.value)}\n"
-                if labels
-                else f"{metric.name} {_number(point.value)}\n"
-            )
+        name = metric.name
+        for owner, own, value, exemplar in family.points:
+            labels = texts.of(owner, own)
+            closing = _exemplar(exemplar) if openmetrics and exemplar and metric.kind == "counter" else ""
+            braced = f"{{{labels}}}" if labels else ""
+            yield f"{name}{braced} {_number(value)}{closing}\n"
         for distribution in family.distributions:
-            yield from _histogram(metric, distribution)
+            yield _histogram(name, texts.of(distribution.owner, distribution.own), distribution, openmetrics)
+
+
+class _Texts:
+    # Labels of one row as text, each set of values written once: owners' for the whole scrape, the row's own for the row.
+    def __init__(self, metric: Metric, owners: dict[Labels, str]) -> None:
+        self._shared = metric.labels[: len(CGROUP_LABELS)] == CGROUP_LABELS
+        self._names = metric.labels[len(CGROUP_LABELS) :] if self._shared else metric.labels
+        self._owners = owners
+        self._owns: dict[Labels, str] = {}
+
+    def of(self, owner: Labels, own: Labels) -> str:
+        text = self._owns.get(own)
+        if text is None:
+            text = _labels(self._names, own)
+            if self._shared and own:
+                text = f",{text}"
+            self._owns[own] = text
+        if not self._shared:
+            return text
+        prefix = self._owners.get(owner)
+        if prefix is None:
+            prefix = self._owners[owner] = _labels(CGROUP_LABELS, owner)
+        return prefix + text
 
 
 def _header(metric: Metric, openmetrics: bool) -> Iterator[str]:
@@ -98,22 +128,29 @@ def _header(metric: Metric, openmetrics: bool) -> Iterator[str]:
         yield f"# UNIT {name} {metric.unit}\n"
 
 
-def _histogram(metric: Metric, distribution: Distribution) -> Iterator[str]:
-    labels = _labels(metric.labels, distribution.labels)
-    bucket = f"{metric.name}_bucket{{{labels},le=" if labels else f"{metric.name}_bucket{{le="
-    bounds = WAIT_LE if distribution.bounds_s is WAIT_BOUNDS_S else _le(distribution.bounds_s)
-    for bound, count in zip(bounds, distribution.cumulative, strict=True):
-        yield f"{bucket}{bound}}} {count}\n"
+def _histogram(name: str, labels: str, distribution: Distribution, openmetrics: bool) -> str:
+    bounds = LE.get(distribution.bounds_s) or _le(distribution.bounds_s)
+    bucket = f"{name}_bucket{{{labels},le=" if labels else f"{name}_bucket{{le="
+    written = [f"{bucket}{bound}{count}" for bound, count in zip(bounds, distribution.cumulative, strict=True)]
+    if openmetrics:
+        for place, exemplar in distribution.exemplars.items():
+            written[place] += _exemplar(exemplar)
     closing = f"{{{labels}}}" if labels else ""
-    yield f"{metric.name}_count{closing} {distribution.cumulative[-1]}\n"
-    yield f"{metric.name}_sum{closing} {_number(distribution.sum_s)}\n"
+    written.append(f"{name}_count{closing} {distribution.cumulative[-1]}")
+    written.append(f"{name}_sum{closing} {_number(distribution.sum_s)}\n")
+    return "\n".join(written)
+
+
+def _exemplar(exemplar: Exemplar) -> str:
+    labels = ",".join(f'{name}="{_escape(value)}"' for name, value in exemplar.labels)
+    return f" # {{{labels}}} {_number(exemplar.value)} {exemplar.at_ns / NS_PER_S:.3f}"
 
 
 def _le(bounds_s: tuple[float, ...]) -> tuple[str, ...]:
-    return (*(f'"{float(bound)!r}"' for bound in bounds_s), '"+Inf"')
+    return (*(f'"{float(bound)!r}"}} ' for bound in bounds_s), '"+Inf"} ')
 
 
-def _labels(names: tuple[str, ...], values: tuple[str, ...]) -> str:
+def _labels(names: tuple[str, ...], values: Labels) -> str:
     return ",".join(f'{name}="{_escape(value)}"' for name, value in zip(names, values, strict=True))
 
 
@@ -127,4 +164,4 @@ def _number(value: Number) -> str:
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
 
 
-WAIT_LE = _le(WAIT_BOUNDS_S)
+LE = {bounds: _le(bounds) for bounds in (WAIT_BOUNDS_S, COARSE_BOUNDS_S)}

@@ -5,11 +5,18 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from api.catalogue import CATALOGUE, CGROUP_LABELS, WAIT_BOUNDS_S, Metric
+from api.catalogue import CATALOGUE, CGROUP_LABELS, COARSE_BOUNDS_S, WAIT_BOUNDS_S, Metric
+from exporters.cgroups import MOST_CULPRITS, MOST_DEVICES
+from exporters.nodes import MOST_INTERFACES
 
+CGROUP_MEMORY = tuple(
+    f"dioptase_cgroup_{what}" for what in ("memory_", "page_", "major_", "workingset_", "reclaim", "oom_", "kswapd_")
+)
 PARTS = (
     ("dioptase_node_", "The node"),
-    ("dioptase_cgroup_", "Every cgroup"),
+    (CGROUP_MEMORY, "Every cgroup: memory"),
+    (("dioptase_cgroup_io_", "dioptase_cgroup_block_", "dioptase_cgroup_network_"), "Every cgroup: disks and network"),
+    ("dioptase_cgroup_", "Every cgroup: CPU and threads"),
     ("dioptase_indicator_", "What pods say of themselves"),
     (("dioptase_pool_", "dioptase_share_", "dioptase_reclaim_"), "What is lent"),
     (("dioptase_decisions_", "dioptase_rounds_"), "What was decided"),
@@ -20,15 +27,26 @@ HEAD = f"""# Metrics
 Made from `api/catalogue.py` by `python -m exporters.reference docs/metrics.md`; change that, not this.
 
 Prometheus reads `/metrics`, in its own text or in OpenMetrics, whichever it asks for. The same rows go to an OpenTelemetry
-collector by OTLP over gRPC when `OTEL_EXPORTER_OTLP_ENDPOINT` is set. Both show the snapshot that the advisor judged.
+collector by OTLP when `OTEL_EXPORTER_OTLP_ENDPOINT` is set, and beside them those for which OpenTelemetry has names of its
+own (`system.*`, `container.*`, `k8s.*`). All show the snapshot that the advisor judged.
 
 - A fact that the kernel, the cgroup hierarchy or the agent's privileges do not give has no sample: never 0, never -1.
 - `CGROUP` stands for the labels {", ".join(f"`{label}`" for label in CGROUP_LABELS)}; all but the first are empty where no
   listed pod owns the cgroup. Only a container's own cgroup carries its pod, so sums over pods count nothing twice.
-- CPU, memory and pressure of a cgroup include its descendants, as the kernel counts them. Run-queue waits do not: they
-  are those of the cgroup's own tasks.
+- CPU, memory, pressure and I/O of a cgroup include its descendants, as the kernel counts them. What probes count does not:
+  run-queue waits and blame, throttles, threads, loads, reclaim, OOM kills, block I/O requests and sockets are those of the
+  cgroup's own tasks.
+- Names of kinds, events, modes and vectors are the kernel's. `device` is a disk's name, or `MAJOR:MINOR` where the node
+  does not list it.
 - Run-queue waits are histograms with {len(WAIT_BOUNDS_S)} bounds from 1 us to 34 s, each twice the one before. Where the kernel
   refuses every probe they have one bucket: count and sum are known, from `/proc/PID/schedstat`, and the distribution is not.
+- Throttles, reclaim and block I/O have {len(COARSE_BOUNDS_S)} bounds from 16 us to 17 s, each four times the one before.
+- In OpenMetrics, decisions, rounds and the longest wait of each pod in the latest round (by the bound of its bucket) have an
+  exemplar with the `round` and, where spans are sent to OpenTelemetry, its `trace_id` and `span_id`. Histograms are classic:
+  neither of the two text formats carries native ones.
+- Series are bounded: `exporters.maxCgroups` cgroups (those of pods first, then those nearest to the root), and of each the
+  {MOST_CULPRITS} culprits that made it wait longest and {MOST_DEVICES} devices; {MOST_INTERFACES} network interfaces.
+  `dioptase_exporter_dropped_total` counts what was left out. A cgroup with everything has about 200 series.
 - What the kernel counts, it counts from boot or from the making of the cgroup, and a pod counts its requests from its own
   start. What the agent counts, marked so, begins with the agent.
 - `process_*` are the agent's own, from the Prometheus client library.

@@ -1,6 +1,7 @@
 """What a person sees of one round: the page and `dioptase top` draw this same object, and nothing else.
 
-Pure: rounds in, a View out. Units are a person's: cores, microseconds, ratios.
+Pure: rounds in, a View out. Units are a person's: cores, microseconds, ratios. Every managed container is in it, and of
+all other cgroups those that run, wait or reclaim most: a View of a node with thousands of cgroups stays small.
 """
 
 from __future__ import annotations
@@ -11,50 +12,17 @@ import msgspec
 
 from api.cpus import format_cpu_list
 from api.decisions import Outcome, Round, Status
-from api.histograms import BOUNDS_NS, quantile_ns
-from api.pods import Container, Pod
-from api.rates import CgroupRates, Rates, rates
-from api.samples import CgroupSample, Indicator, Snapshot, SourceStatus
+from api.histograms import BOUNDS_NS
+from api.rates import Rates, rates
+from api.samples import Snapshot, SourceStatus
+from exporters.cgroup_view import NS_PER_US, ContainerView, ReclaimView, managed, reclaim_view, unmanaged
+from exporters.node_view import NodeView, node_view
 
-NS_PER_US = 1000
 BOUNDS_US: tuple[int, ...] = tuple(bound // NS_PER_US for bound in BOUNDS_NS)
-
-
-class WaitView(msgspec.Struct, frozen=True, kw_only=True):
-    """Run-queue waits that ended since the previous round; quantiles are None where the source knows sums only."""
-
-    count: int
-    mean_us: float | None
-    p50_us: float | None
-    p99_us: float | None
-    slots: tuple[int, ...] | None
-    """Log2 histogram; the upper bounds are View.bounds_us and then +Inf."""
-
-
-class LatencyView(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that the pod itself reported since the previous round."""
-
-    per_second: float
-    p50_ms: float | None
-    p99_ms: float | None
-
-
-class ContainerView(msgspec.Struct, frozen=True, kw_only=True):
-    """One managed container and its cgroup."""
-
-    pod: str
-    container: str
-    qos: str
-    cgroup: str
-    cpu_cores: float | None
-    throttled_ratio: float | None
-    """Share of CFS periods in which the container's own quota ran out."""
-    throttled_ms: float | None
-    threads: int | None
-    memory_bytes: int | None
-    cpu_pressure_ratio: float | None
-    wait: WaitView | None
-    latency: LatencyView | None
+MOST_OTHERS = 24
+"""Cgroups without a listed pod that are shown: the page has them on one screen."""
+LEAST_DEMAND = 0.0005
+"""Cores used, waited for or spent in reclaim; a cgroup below is not worth a line."""
 
 
 class ChangeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +66,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     headroom_cores: float | None
     pools: Mapping[str, str]
     """CPU list of each pool."""
+    node: NodeView
     containers: tuple[ContainerView, ...]
+    others: tuple[ContainerView, ...]
+    """Cgroups of no listed pod that run, wait or reclaim most, those first; `cpu_cores` is without the groups below."""
+    other_cgroups: int
+    """How many there are of them in all."""
     changes: tuple[ChangeView, ...]
     sources: tuple[SourceStatus, ...]
     banner: tuple[str, ...]
@@ -107,12 +80,17 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 def build(finished: Round) -> View:
     """The view of a round; rates are absent in the first one."""
-    snapshot, advice = finished.snapshot, finished.advice
-    change = rates(finished.previous, snapshot) if finished.previous else None
+    snapshot, previous, advice = finished.snapshot, finished.previous, finished.advice
+    change = rates(previous, snapshot) if previous else None
     containers = tuple(
-        _container(pod, container, finished, change) for pod in snapshot.pods for container in pod.containers
+        managed(pod, container, snapshot, previous, change.cgroups.get(container.cgroup) if change else None)
+        for pod in snapshot.pods
+        for container in pod.containers
     )
     reclaimed = [c.cpu_cores for c in containers if c.qos == "reclaimed_cores" and c.cpu_cores is not None]
+    ours = {c.cgroup for c in containers}
+    reclaims = _reclaims(snapshot, previous, change) if previous and change else {}
+    ended = [rate.wait for rate in change.cgroups.values() if rate.wait is not None] if change else []
     return View(
         seq=snapshot.seq,
         wall_time_ms=snapshot.wall_time_ns // 1_000_000,
@@ -134,7 +112,10 @@ def build(finished: Round) -> View:
         requirement_cores=advice.requirement_cores if advice else None,
         headroom_cores=advice.headroom_cores if advice else None,
         pools={pool.name: format_cpu_list(pool.cpus) for pool in advice.pools} if advice else {},
+        node=node_view(snapshot, previous, change.node.interval_ns if change else None, ended, reclaims.values()),
         containers=containers,
+        others=_others(snapshot, previous, change, reclaims, ours) if previous and change else (),
+        other_cgroups=sum(path not in ours for path in snapshot.cgroups),
         changes=tuple(change_view(o) for o in finished.outcomes if o.status is not Status.UNCHANGED),
         sources=snapshot.sources,
         banner=finished.banner,
@@ -157,68 +138,41 @@ def change_view(outcome: Outcome) -> ChangeView:
     )
 
 
-def _container(pod: Pod, container: Container, finished: Round, change: Rates | None) -> ContainerView:
-    sample: CgroupSample | None = finished.snapshot.cgroups.get(container.cgroup)
-    rate: CgroupRates | None = change.cgroups.get(container.cgroup) if change else None
-    throttled_ns = rate.throttled_ns if rate else None
-    return ContainerView(
-        pod=pod.key,
-        container=container.name,
-        qos=pod.qos.value,
-        cgroup=container.cgroup,
-        cpu_cores=rate.cpu_cores if rate else None,
-        throttled_ratio=rate.throttled_periods_ratio if rate else None,
-        throttled_ms=None if throttled_ns is None else throttled_ns / 1e6,
-        threads=sample.threads if sample else None,
-        memory_bytes=sample.memory_bytes if sample else None,
-        cpu_pressure_ratio=rate.cpu_pressure_ratio if rate else None,
-        wait=_wait(rate),
-        latency=_latency(pod.key, finished.snapshot, finished.previous),
+def _reclaims(snapshot: Snapshot, previous: Snapshot, change: Rates) -> dict[str, ReclaimView]:
+    found = {}
+    for path, rate in change.cgroups.items():
+        after = snapshot.cgroups[path].reclaim
+        view = reclaim_view(previous.cgroups[path].reclaim, after, rate.interval_ns) if after is not None else None
+        if view is not None:
+            found[path] = view
+    return found
+
+
+def _others(
+    snapshot: Snapshot, previous: Snapshot, change: Rates, reclaims: Mapping[str, ReclaimView], ours: set[str]
+) -> tuple[ContainerView, ...]:
+    own = _own_cores(change)
+
+    def demand(path: str) -> float:
+        stalled = reclaims.get(path)
+        stalled_s = (stalled.direct_ms + stalled.limit_ms) / 1000 if stalled else 0.0
+        return own.get(path, 0.0) + (change.cgroups[path].wait_cores or 0.0) + stalled_s
+
+    wanted = {path: demand(path) for path in change.cgroups if path not in ours}
+    ranked = sorted((path for path in wanted if wanted[path] >= LEAST_DEMAND), key=lambda path: (-wanted[path], path))
+    return tuple(
+        unmanaged(snapshot.cgroups[path], previous.cgroups.get(path), change.cgroups[path], own.get(path))
+        for path in ranked[:MOST_OTHERS]
     )
 
 
-def _wait(rate: CgroupRates | None) -> WaitView | None:
-    if rate is None or rate.wait is None:
-        return None
-    wait = rate.wait
-
-    def microseconds(q: float) -> float | None:
-        value = quantile_ns(wait.slots, q) if wait.slots is not None else None
-        return None if value is None else value / NS_PER_US
-
-    return WaitView(
-        count=wait.count,
-        mean_us=wait.sum_ns / wait.count / NS_PER_US if wait.count else None,
-        p50_us=microseconds(0.5),
-        p99_us=microseconds(0.99),
-        slots=wait.slots,
-    )
-
-
-def _latency(key: str, snapshot: Snapshot, previous: Snapshot | None) -> LatencyView | None:
-    after = snapshot.indicators.get(key)
-    before = previous.indicators.get(key) if previous else None
-    if after is None or before is None or before.bounds_s != after.bounds_s:
-        return None
-    elapsed_ns = after.sampled_at_ns - before.sampled_at_ns
-    counts = tuple(b - a for a, b in zip(before.buckets, after.buckets, strict=True))
-    if elapsed_ns <= 0 or min(counts) < 0:
-        return None
-    return LatencyView(
-        per_second=counts[-1] * 1e9 / elapsed_ns,
-        p50_ms=_bucket_quantile_ms(after, counts, 0.5),
-        p99_ms=_bucket_quantile_ms(after, counts, 0.99),
-    )
-
-
-def _bucket_quantile_ms(indicator: Indicator, counts: tuple[int, ...], q: float) -> float | None:
-    """Prometheus' histogram_quantile over cumulative counts; the last bound answers for everything beyond it."""
-    total = counts[-1]
-    if total == 0:
-        return None
-    rank, below, low = q * total, 0, 0.0
-    for bound, count in zip(indicator.bounds_s, counts, strict=False):
-        if count >= rank:
-            return 1000 * (low + (bound - low) * (rank - below) / max(count - below, 1))
-        below, low = count, bound
-    return 1000 * indicator.bounds_s[-1]
+def _own_cores(change: Rates) -> dict[str, float]:
+    """What each cgroup used without the groups below it: the kernel's counters include those, run-queue waits do not."""
+    used = {path: rate.cpu_cores for path, rate in change.cgroups.items() if rate.cpu_cores is not None}
+    own = dict(used)
+    for path, cores in used.items():
+        parent = path.rpartition("/")[0] or "/"
+        if path != "/" and parent in own:
+            own[parent] -= cores
+    # The files are read one after the other, so a difference may come out below zero.
+    return {path: max(cores, 0.0) for path, cores in own.items()}

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.config import AdvisorConfig, Config, LatencyConfig
+from agent.config import AdvisorConfig, Config, ExportersConfig, LatencyConfig
 from api.catalogue import BY_NAME
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,7 +70,12 @@ def test_documented_defaults_are_those_of_the_code() -> None:
     text = (ROOT / "docs/operations.md").read_text()
     documented = dict(re.findall(r"^\| `([\w.]+)` \| ([^|]*) \|", text, re.MULTILINE))
     checked = 0
-    for prefix, section in (("", Config()), ("advisor.", AdvisorConfig()), ("advisor.latency.", LatencyConfig())):
+    for prefix, section in (
+        ("", Config()),
+        ("advisor.", AdvisorConfig()),
+        ("advisor.latency.", LatencyConfig()),
+        ("exporters.", ExportersConfig()),
+    ):
         for field in msgspec.structs.fields(type(section)):
             default = getattr(section, field.name)
             if default is not None and not isinstance(default, msgspec.Struct):
@@ -78,12 +83,17 @@ def test_documented_defaults_are_those_of_the_code() -> None:
                 name = prefix + field.encode_name
                 assert documented[name].strip("`") == shown, f"docs/operations.md: {name}"
                 checked += 1
-    assert checked == 20
+    assert checked == 21
 
 
 def test_every_setting_is_documented() -> None:
     text = (ROOT / "docs/operations.md").read_text()
-    for prefix, section in (("", Config), ("advisor.", AdvisorConfig), ("advisor.latency.", LatencyConfig)):
+    for prefix, section in (
+        ("", Config),
+        ("advisor.", AdvisorConfig),
+        ("advisor.latency.", LatencyConfig),
+        ("exporters.", ExportersConfig),
+    ):
         for field in msgspec.structs.fields(section):
             if not (isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)):
                 assert field.encode_name in text, f"docs/operations.md does not explain {prefix}{field.encode_name}"

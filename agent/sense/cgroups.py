@@ -2,25 +2,29 @@
 
 A cgroup is its inode: when a directory was removed and made again, the new one starts afresh under its own id, and no
 sample mixes the two. A text that has not changed since the last read is not parsed again; an idle cgroup costs its
-system calls and nothing else.
+system calls and nothing else. Files that cost more are read every few seconds, each cgroup's in a turn of its own, so
+that no tick pays for all: those of managed cgroups when first seen, of others by the end of a period.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from agent.hierarchy import Hierarchy
-from agent.sense.fields import SNAPSHOTS, Source, sources
-from agent.sense.files import Budget, KeptFile
+from agent.sense.fields import sources
+from agent.sense.files import Budget
+from agent.sense.names import to_bytes
+from agent.sense.reading import Plan, Reading
 from agent.sense.tree import CgroupTree, Group
-from api.ports import Unavailable, Vanished
+from api.ports import Unavailable
 from api.samples import CgroupSample, SourceStatus
 
-LONGEST_PAUSE = 16
-"""A file that is not there is looked for again after 1, 2, 4 ... 16 reads: a controller or a group may come later."""
+_TURN = 0.618033988749895
+"""Multiples of the golden ratio, less their whole part, spread evenly whatever their number."""
 
 
 class CgroupReader:
@@ -30,12 +34,13 @@ class CgroupReader:
         self._limit = limit
         self._budget = Budget()
         self._mounts: dict[Path, int] = {}
-        self._readings: dict[int, _Reading] = {}
-        self._reads = 0
+        self._readings: dict[int, Reading] = {}
+        self._reads = self._admitted = 0
         self._failures: list[str] = []
         self._closed_mounts: list[str] = []
-        self._plan = sources(hierarchy)
-        self._mount_fds = [self._open_mount(source.mount) for source in self._plan]
+        self._managed: frozenset[str] = frozenset()
+        plan = sources(hierarchy)
+        self._plan = Plan(plan, [self._open_mount(source.mount) for source in plan], self._budget)
         primary = self._open_mount(hierarchy.primary)
         if primary < 0:
             remedy = "mount the cgroup file system there, and let the agent read it"
@@ -47,16 +52,30 @@ class CgroupReader:
         """Cgroups that were seen but not read because of the limit; what is below them is not even seen."""
         return self._tree.skipped
 
-    def read(self) -> dict[str, CgroupSample]:
-        """Every cgroup by path, the root as `/`; what vanishes meanwhile is absent. Raises Unavailable without a root."""
+    def manage(self, paths: Iterable[str]) -> None:
+        """The cgroups that matter most, by path: the limit leaves out others first, and all their files are read at once."""
+        managed = frozenset(paths)
+        if managed != self._managed:
+            self._managed = managed
+            self._tree.prefer(frozenset(to_bytes(path).strip(b"/") for path in managed))
+
+    def read(self, now_ns: int | None = None, wall_time_ns: int | None = None) -> dict[str, CgroupSample]:
+        """Every cgroup by path, the root as `/`; what vanishes meanwhile is absent. Raises Unavailable without a root.
+
+        The clocks are CLOCK_MONOTONIC, which decides whose turn it is, and CLOCK_REALTIME, which is noted in the samples.
+        """
+        now_ns = time.monotonic_ns() if now_ns is None else now_ns
+        wall_time_ns = time.time_ns() if wall_time_ns is None else wall_time_ns
         self._reads += 1
         self._failures.clear()
         samples: dict[str, CgroupSample] = {}
-        readings: dict[int, _Reading] = {}
+        readings: dict[int, Reading] = {}
         for group in self._tree.walk():
-            reading = self._readings.pop(group.id, None) or _Reading(len(self._plan))
+            reading = self._readings.pop(group.id, None) or self._admit(group, now_ns)
             opened = self._budget.opened
-            sample = self._sample(group, reading)
+            sample = reading.refresh(self._plan, group, self._reads, now_ns, wall_time_ns)
+            if reading.failing:
+                self._failures.extend(reading.failures())
             if self._budget.opened != opened and self._tree.inode(group) != group.id:
                 # Opened by name while the directory was replaced: some of the numbers may be its successor's.
                 reading.close()
@@ -108,81 +127,7 @@ class CgroupReader:
                 self._closed_mounts.append(f"{mount}: {error.strerror}")
         return self._mounts[mount]
 
-    def _sample(self, group: Group, reading: _Reading) -> CgroupSample:
-        changed = False
-        for index, source in enumerate(self._plan):
-            unneeded = source.instead_of is not None and reading.gives(source.instead_of)
-            if unneeded or self._mount_fds[index] < 0:
-                continue
-            cell = reading.cells[index]
-            if cell is None:
-                keep = source.file not in SNAPSHOTS
-                cell = _Cell(self._budget, group.below(source.file), self._mount_fds[index], keep=keep)
-                reading.cells[index] = cell
-            changed |= self._refresh(cell, source)
-        if changed or reading.sample is None or reading.sample.path != group.path:
-            reading.sample = CgroupSample(path=group.path, id=group.id, **reading.values())
-        return reading.sample
-
-    def _refresh(self, cell: _Cell, source: Source) -> bool:
-        """Read one file and return whether its values are others than before."""
-        if cell.resume_at <= self._reads:
-            try:
-                text = cell.read()
-            except Vanished:
-                cell.failure = ""
-            except OSError as error:
-                cell.failure = f"{cell.name}: {error.strerror}"
-            else:
-                cell.pause, cell.failure = 0, ""
-                if text == cell.text:
-                    return False
-                cell.text = text
-                cell.values = {field: parse(text) for field, parse in zip(source.fields, source.parsers, strict=True)}
-                return True
-            cell.pause = min(max(2 * cell.pause, 1), LONGEST_PAUSE)
-            cell.resume_at = self._reads + cell.pause
-        if cell.failure:
-            self._failures.append(cell.failure)
-        known, cell.text, cell.values = cell.text is not None, None, {}
-        return known
-
-
-class _Cell(KeptFile):
-    # One file of one cgroup, what it said last, and when to look for it again where it is not there.
-    __slots__ = ("failure", "pause", "resume_at", "text", "values")
-
-    def __init__(self, budget: Budget, name: bytes, dir_fd: int, *, keep: bool) -> None:
-        super().__init__(budget, name, dir_fd, keep=keep)
-        self.text: bytes | None = None
-        self.values: dict[str, Any] = {}
-        self.pause = self.resume_at = 0
-        self.failure = ""
-
-
-class _Reading:
-    # What is kept of one cgroup between two reads.
-    __slots__ = ("cells", "sample")
-
-    def __init__(self, files: int) -> None:
-        self.cells: list[_Cell | None] = [None] * files
-        self.sample: CgroupSample | None = None
-
-    def values(self) -> dict[str, Any]:
-        # Later cells are fallbacks: they only fill what earlier ones leave out.
-        merged: dict[str, Any] = {}
-        for cell in self.cells:
-            if cell is not None:
-                for field, value in cell.values.items():
-                    if merged.get(field) is None:
-                        merged[field] = value
-        return merged
-
-    def gives(self, index: int) -> bool:
-        cell = self.cells[index]
-        return cell is not None and bool(cell.values) and None not in cell.values.values()
-
-    def close(self) -> None:
-        for cell in self.cells:
-            if cell is not None:
-                cell.close()
+    def _admit(self, group: Group, now_ns: int) -> Reading:
+        self._admitted += 1
+        at_once = self._reads == 1 or group.path in self._managed
+        return Reading(self._plan, now_ns, self._admitted * _TURN % 1.0, at_once=at_once)

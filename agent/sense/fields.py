@@ -1,19 +1,34 @@
-"""Which file each field of a CgroupSample comes from, on version 1 and on version 2: the one table that knows."""
+"""Which file each field of a CgroupSample comes from, on versions 1 and 2, and how often: the one table that knows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent.hierarchy import Hierarchy
-from agent.sense import parsers
+from agent.sense import group_files, parsers
+from api.facts import Limits
 
 Parse = Callable[[bytes], Any]
 
 
+class Cadence(IntEnum):
+    """How often a file is read. Files that are long, or make the kernel add up its CPUs first, need not be read each time."""
+
+    TICK = 0
+    SLOW = 1
+    RARE = 2
+    """What people and agents set. Not kept open either."""
+
+
+PERIOD_NS = {Cadence.TICK: 0, Cadence.SLOW: 5_000_000_000, Cadence.RARE: 15_000_000_000}
+
+
 class Place(NamedTuple):
-    """A file of a cgroup, how to read it, and for version 1 the controller whose hierarchy has it."""
+    """A file of a cgroup, how to read it, and the controller whose version 1 hierarchy has it; a file of version 2 that names
+    one is not looked for where that controller belongs to version 1."""
 
     file: bytes
     parse: Parse
@@ -25,6 +40,7 @@ class Row(NamedTuple):
 
     v1: tuple[Place, ...]
     v2: tuple[Place, ...]
+    cadence: Cadence = Cadence.TICK
 
 
 class Source(NamedTuple):
@@ -32,6 +48,7 @@ class Source(NamedTuple):
 
     mount: Path
     file: bytes
+    cadence: Cadence
     fields: tuple[str, ...]
     parsers: tuple[Parse, ...]
     instead_of: int | None
@@ -42,11 +59,28 @@ SNAPSHOTS = frozenset((b"tasks",))
 """Files to open for each read: version 1 makes the list of tasks at the first read after open and shows that same list
 until nobody has read it for a second (kernel/cgroup/cgroup-v1.c, cgroup_pidlist_start)."""
 _US = parsers.NS_PER_US
+_SLOW = Cadence.SLOW
+
+
+def _limit(name: str, v1: tuple[Place, ...], v2: tuple[Place, ...]) -> dict[str, Row]:
+    return {f"limits.{name}": Row(v1, v2, Cadence.RARE)}
+
+
 TABLE: dict[str, Row] = {
     "cpu_usage_ns": Row(
         v1=(Place(b"cpuacct.usage", parsers.number, "cpuacct"),),
         v2=(Place(b"cpu.stat", parsers.keyed(b"usage_usec", _US)),),
     ),
+    # cpuacct.usage_user counts whole ticks; cpuacct.stat and version 2 share the exact usage out in their proportion.
+    "cpu_user_ns": Row(
+        v1=(Place(b"cpuacct.stat", group_files.ticks(b"user"), "cpuacct"),),
+        v2=(Place(b"cpu.stat", parsers.keyed(b"user_usec", _US)),),
+    ),
+    "cpu_system_ns": Row(
+        v1=(Place(b"cpuacct.stat", group_files.ticks(b"system"), "cpuacct"),),
+        v2=(Place(b"cpu.stat", parsers.keyed(b"system_usec", _US)),),
+    ),
+    "per_cpu_ns": Row(v1=(Place(b"cpuacct.usage_percpu", group_files.numbers, "cpuacct"),), v2=()),
     "periods": Row(
         v1=(Place(b"cpu.stat", parsers.keyed(b"nr_periods"), "cpu"),),
         v2=(Place(b"cpu.stat", parsers.keyed(b"nr_periods")),),
@@ -72,18 +106,109 @@ TABLE: dict[str, Row] = {
     "cpu_pressure": Row(v1=(), v2=(Place(b"cpu.pressure", parsers.pressure),)),
     "memory_pressure": Row(v1=(), v2=(Place(b"memory.pressure", parsers.pressure),)),
     "io_pressure": Row(v1=(), v2=(Place(b"io.pressure", parsers.pressure),)),
+    # Reading memory.stat or memory.numa_stat makes the kernel add up what its CPUs counted for the group.
+    "memory_stat": Row(
+        v1=(Place(b"memory.stat", parsers.flat, "memory"),), v2=(Place(b"memory.stat", parsers.flat),), cadence=_SLOW
+    ),
+    "swap_bytes": Row(
+        v1=(Place(b"memory.stat", parsers.keyed(b"total_swap"), "memory"),),
+        v2=(Place(b"memory.swap.current", parsers.number),),
+        cadence=_SLOW,
+    ),
+    "kernel_memory_bytes": Row(
+        v1=(Place(b"memory.kmem.usage_in_bytes", parsers.number, "memory"),),
+        v2=(Place(b"memory.stat", parsers.keyed(b"kernel")),),
+        cadence=_SLOW,
+    ),
+    # Version 2 does not tell TCP from other sockets: see `sock` in memory_stat there.
+    "kernel_tcp_bytes": Row(
+        v1=(Place(b"memory.kmem.tcp.usage_in_bytes", parsers.number, "memory"),), v2=(), cadence=_SLOW
+    ),
+    "numa_stat": Row(
+        v1=(Place(b"memory.numa_stat", group_files.numa_stat, "memory"),),
+        v2=(Place(b"memory.numa_stat", group_files.numa_stat),),
+        cadence=_SLOW,
+    ),
+    "memory_events.all": Row(
+        v1=(Place(b"memory.oom_control", group_files.oom_kills, "memory"),),
+        v2=(Place(b"memory.events", parsers.flat),),
+        cadence=_SLOW,
+    ),
+    "memory_events.local": Row(v1=(), v2=(Place(b"memory.events.local", parsers.flat, "memory"),), cadence=_SLOW),
+    # The recursive files count the groups below too, as version 2 and all other totals here do; older kernels lack them.
+    "io.bytes": Row(
+        v1=(
+            Place(b"blkio.throttle.io_service_bytes_recursive", group_files.blkio, "blkio"),
+            Place(b"blkio.throttle.io_service_bytes", group_files.blkio, "blkio"),
+        ),
+        v2=(),
+        cadence=_SLOW,
+    ),
+    "io.operations": Row(
+        v1=(
+            Place(b"blkio.throttle.io_serviced_recursive", group_files.blkio, "blkio"),
+            Place(b"blkio.throttle.io_serviced", group_files.blkio, "blkio"),
+        ),
+        v2=(),
+        cadence=_SLOW,
+    ),
+    "io.all": Row(v1=(), v2=(Place(b"io.stat", group_files.io_stat, "blkio"),), cadence=_SLOW),
+    **_limit(
+        "quota_us",
+        (Place(b"cpu.cfs_quota_us", group_files.quota, "cpu"),),
+        (Place(b"cpu.max", group_files.cpu_max_quota),),
+    ),
+    **_limit(
+        "period_us",
+        (Place(b"cpu.cfs_period_us", parsers.number, "cpu"),),
+        (Place(b"cpu.max", group_files.cpu_max_period),),
+    ),
+    **_limit(
+        "burst_us", (Place(b"cpu.cfs_burst_us", parsers.number, "cpu"),), (Place(b"cpu.max.burst", parsers.number),)
+    ),
+    **_limit("weight", (Place(b"cpu.shares", parsers.number, "cpu"),), (Place(b"cpu.weight", parsers.number),)),
+    **_limit("idle", (Place(b"cpu.idle", group_files.flag, "cpu"),), (Place(b"cpu.idle", group_files.flag),)),
+    **_limit(
+        "cpus",
+        (Place(b"cpuset.effective_cpus", group_files.ranges, "cpuset"),),
+        (Place(b"cpuset.cpus.effective", group_files.ranges),),
+    ),
+    **_limit(
+        "mems",
+        (Place(b"cpuset.effective_mems", group_files.ranges, "cpuset"),),
+        (Place(b"cpuset.mems.effective", group_files.ranges),),
+    ),
+    **_limit(
+        "memory_max_bytes",
+        (Place(b"memory.limit_in_bytes", group_files.limit, "memory"),),
+        (Place(b"memory.max", group_files.limit),),
+    ),
+    **_limit("memory_high_bytes", (), (Place(b"memory.high", group_files.limit, "memory"),)),
+    **_limit("memory_low_bytes", (), (Place(b"memory.low", group_files.limit, "memory"),)),
+    **_limit("memory_min_bytes", (), (Place(b"memory.min", group_files.limit, "memory"),)),
+    **_limit("swap_max_bytes", (), (Place(b"memory.swap.max", group_files.limit, "memory"),)),
+    **_limit("kernel_tcp_max_bytes", (Place(b"memory.kmem.tcp.limit_in_bytes", group_files.limit, "memory"),), ()),
+    **_limit("pids_max", (Place(b"pids.max", group_files.limit, "pids"),), (Place(b"pids.max", group_files.limit),)),
+}
+"""A row whose name has a dot is part of the field before it; `JOIN` makes one of the parts."""
+JOIN: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "limits": lambda parts: Limits(**parts),
+    "memory_events": group_files.join_events,
+    "io": group_files.join_io,
 }
 
 
 def sources(hierarchy: Hierarchy) -> tuple[Source, ...]:
     """The files to read in each cgroup of this machine, each once, a fallback after what it stands in for."""
     files: dict[tuple[Path, bytes], list[tuple[str, Parse]]] = {}
+    cadences: dict[tuple[Path, bytes], Cadence] = {}
     preferred: dict[tuple[Path, bytes], tuple[Path, bytes]] = {}
     for field, row in TABLE.items():
         before: tuple[Path, bytes] | None = None
         for mount, place in _places(row, hierarchy):
             key = (mount, place.file)
             files.setdefault(key, []).append((field, place.parse))
+            cadences[key] = min(cadences.get(key, row.cadence), row.cadence)
             if before is not None:
                 preferred[key] = before
             before = key
@@ -92,6 +217,7 @@ def sources(hierarchy: Hierarchy) -> tuple[Source, ...]:
         Source(
             mount=mount,
             file=file,
+            cadence=cadences[mount, file],
             fields=tuple(field for field, _ in fields),
             parsers=tuple(parse for _, parse in fields),
             instead_of=order.index(preferred[mount, file]) if (mount, file) in preferred else None,
@@ -100,8 +226,24 @@ def sources(hierarchy: Hierarchy) -> tuple[Source, ...]:
     )
 
 
+def joined(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a CgroupSample from values by row: parts put together, and what is None left out."""
+    fields: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        field, dot, part = name.partition(".")
+        if value is None:
+            continue
+        if dot:
+            parts.setdefault(field, {})[part] = value
+        else:
+            fields[field] = value
+    fields.update((field, JOIN[field](found)) for field, found in parts.items())
+    return fields
+
+
 def _places(row: Row, hierarchy: Hierarchy) -> list[tuple[Path, Place]]:
     mounted = [(hierarchy.v1[place.controller], place) for place in row.v1 if place.controller in hierarchy.v1]
     if mounted or hierarchy.v2 is None:
         return mounted
-    return [(hierarchy.v2, place) for place in row.v2]
+    return [(hierarchy.v2, place) for place in row.v2 if place.controller not in hierarchy.v1]

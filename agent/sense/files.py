@@ -16,6 +16,8 @@ from api.ports import Vanished
 FIRST_READ_BYTES = 1024
 """Holds every file of a cgroup but the lists of tasks. A text that ends earlier is complete: seq_file hands out large
 texts in pieces of a page less a record, never less."""
+LONG_READ_BYTES = 8192
+"""Holds memory.stat, and memory.numa_stat of a few nodes: what the kernel makes in one piece is read in one piece."""
 LONGEST_TEXT_BYTES = 4 << 20
 """A kernel file that is longer is cut: 4 MiB are half a million thread ids."""
 RESERVED = 512
@@ -41,8 +43,10 @@ class Budget:
         """Whether the hard limit was reached, so that some files are opened for each read."""
         self._limit = _soft_limit() - RESERVED
 
-    def take(self) -> bool:
-        """Whether one more file may stay open."""
+    def take(self, *, spare: bool = False) -> bool:
+        """Whether one more file may stay open; with `spare` only while half of the descriptors are free."""
+        if spare and 2 * Budget.kept_by_all >= self._limit:
+            return False
         if Budget.kept_by_all >= self._limit and not self.short:
             self._limit = _raise_limit() - RESERVED
             self.short = Budget.kept_by_all >= self._limit
@@ -76,13 +80,24 @@ def _raise_limit() -> int:
 class KeptFile:
     """One file, named relative to a directory's descriptor. Closes itself when the last reference goes.
 
-    With `keep` false it is opened for each read, which a few files need (`fields.SNAPSHOTS`).
+    With `keep` false it is opened for each read, which a few files need (`fields.SNAPSHOTS`); with `spare` it leaves the
+    last descriptors to files that are read more often. `long` is for texts that are longer than most.
     """
 
-    __slots__ = ("_budget", "_dir_fd", "_fd", "_keep", "_name")
+    __slots__ = ("_budget", "_dir_fd", "_fd", "_first_bytes", "_keep", "_name", "_spare")
 
-    def __init__(self, budget: Budget, name: bytes, dir_fd: int | None = None, *, keep: bool = True) -> None:
-        self._budget, self._name, self._dir_fd, self._keep = budget, name, dir_fd, keep
+    def __init__(
+        self,
+        budget: Budget,
+        name: bytes,
+        dir_fd: int | None = None,
+        *,
+        keep: bool = True,
+        spare: bool = False,
+        long: bool = False,
+    ) -> None:
+        self._budget, self._name, self._dir_fd, self._keep, self._spare = budget, name, dir_fd, keep, spare
+        self._first_bytes = LONG_READ_BYTES if long else FIRST_READ_BYTES
         self._fd = -1
 
     @property
@@ -94,13 +109,13 @@ class KeptFile:
         """The whole text, from its start. Raises Vanished when there is no such file any more, or another OSError."""
         if self._fd >= 0:
             try:
-                text = os.pread(self._fd, FIRST_READ_BYTES, 0)
+                text = os.pread(self._fd, self._first_bytes, 0)
             except OSError as error:
                 self.close()
                 if error.errno not in _GONE:
                     raise
             else:
-                return text if len(text) < FIRST_READ_BYTES else _rest(self._fd, text)
+                return text if len(text) < self._first_bytes else _rest(self._fd, text)
         return self._read_anew()
 
     def close(self) -> None:
@@ -118,7 +133,9 @@ class KeptFile:
             fd = os.open(self._name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=self._dir_fd)
             self._budget.opened += 1
             try:
-                text = _rest(fd, os.pread(fd, FIRST_READ_BYTES, 0))
+                text = os.pread(fd, self._first_bytes, 0)
+                if len(text) == self._first_bytes:
+                    text = _rest(fd, text)
             except OSError:
                 os.close(fd)
                 raise
@@ -126,7 +143,7 @@ class KeptFile:
             if error.errno in _GONE:
                 raise Vanished(f"{self.name}: {error.strerror}") from None
             raise
-        if self._keep and self._budget.take():
+        if self._keep and self._budget.take(spare=self._spare):
             self._fd = fd
         else:
             os.close(fd)
@@ -134,8 +151,6 @@ class KeptFile:
 
 
 def _rest(fd: int, text: bytes) -> bytes:
-    if len(text) < FIRST_READ_BYTES:
-        return text
     pieces = [text]
     length = len(text)
     while length < LONGEST_TEXT_BYTES:

@@ -1,94 +1,111 @@
-"""The machine as a whole: CPU time by mode, memory, load and PSI from /proc. A file that is missing leaves its fields None.
+"""The machine as a whole, from /proc and /sys. A file that is missing leaves its fields empty and is told of.
 
-CPU times come from /proc/stat in ticks of sysconf(_SC_CLK_TCK), 10 ms nearly everywhere: that is their resolution.
+`SOURCES` is the list of them. Those that cost much, or that change slowly, are read every few seconds, all together, so
+that one stamp says when.
 """
 
 from __future__ import annotations
 
-import os
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
-from agent.sense import parsers
-from agent.sense.files import Budget, KeptFile
-from api.facts import CpuTimes, Pressure
-from api.ports import Vanished
+from agent.sense import disks, filesystems, numa, parsers, power, proc_cpu, proc_memory, proc_net, resctrl
+from agent.sense.fields import PERIOD_NS, Cadence
+from agent.sense.machine import read_machine
+from agent.sense.node_files import NodeFiles
+from api.ports import Unavailable
 from api.samples import NodeSample, SourceStatus
 
-Value = TypeVar("Value")
-_MEMORY_TOTAL = parsers.meminfo_bytes(b"MemTotal")
-_MEMORY_AVAILABLE = parsers.meminfo_bytes(b"MemAvailable")
+NodeSource = Callable[[NodeFiles], dict[str, Any]]
+PSI = "boot with psi=1, on a kernel with CONFIG_PSI"
+
+
+def _load(files: NodeFiles) -> dict[str, Any]:
+    return {"load": files.parse("loadavg", parsers.load_averages)}
+
+
+def _pressure(files: NodeFiles) -> dict[str, Any]:
+    return {
+        f"{resource}_pressure": files.parse(f"pressure/{resource}", parsers.pressure, PSI)
+        for resource in ("cpu", "memory", "io")
+    }
+
+
+SOURCES: dict[Cadence, dict[str, NodeSource]] = {
+    Cadence.TICK: {
+        "times": proc_cpu.times,
+        "memory": proc_memory.meminfo,
+        "load": _load,
+        "pressure": _pressure,
+        "delays": proc_cpu.delays,
+        "energy": power.energy,
+        "monitors": resctrl.monitors,
+    },
+    Cadence.SLOW: {
+        "vmstat": proc_memory.vmstat,
+        "settings": proc_memory.settings,
+        "zones": proc_memory.zones,
+        "numa": numa.nodes,
+        "network": proc_net.counters,
+        "interfaces": proc_net.interfaces,
+        "disks": disks.disks,
+        "interrupts": proc_cpu.interrupts,
+    },
+}
+"""By name, for people; what is not listed under TICK is as old as `files_read_at_ns` says. `frequencies` of every tick has
+a state of its own and is added to them."""
+ASKED: dict[str, NodeSource] = {"sockets": proc_net.states, "filesystems": filesystems.filesystems}
+"""What is no file: the kernel that runs us answers. As slow as the others."""
 
 
 class NodeReader:
-    """Reads /proc once a tick. Keeps files open; `close` gives them back."""
+    """Reads /proc and /sys once a tick. Keeps files open; `close` gives them back."""
 
-    def __init__(self, proc: Path) -> None:
-        budget = Budget()
+    def __init__(self, proc: Path, sys: Path = Path("/sys"), *, live: bool = True) -> None:
+        """`live` is false for the files of another machine: then nothing is told that only its kernel knows."""
+        self._files = NodeFiles(proc, sys)
         self.boot_id = _boot_id(proc)
         """What the kernel calls this boot, empty where it does not tell; counters of another boot are not comparable."""
-        self._hz = os.sysconf("SC_CLK_TCK")
-        self._files = {
-            name: KeptFile(budget, os.fsencode(proc / name))
-            for name in ("stat", "meminfo", "loadavg", "pressure/cpu", "pressure/memory", "pressure/io")
-        }
-        self._failures: list[str] = []
+        self._machine = read_machine(self._files)
+        self._sources = {cadence: dict(sources) for cadence, sources in SOURCES.items()}
+        self._sources[Cadence.TICK]["frequencies"] = proc_cpu.Frequencies()
+        self._sources[Cadence.SLOW] |= ASKED if live else {}
+        self._kept: dict[str, Any] = {}
+        self._due_ns: int | None = None
 
-    def read(self) -> NodeSample:
-        """What /proc says now. Never raises: `problems` tells what is missing."""
-        self._failures.clear()
-        cpu, per_cpu = self._parse("stat", self._cpu_lines) or (None, {})
-        memory_total, memory_available = self._parse("meminfo", _memory) or (None, None)
-        return NodeSample(
-            cpu=cpu,
-            per_cpu=per_cpu,
-            load=self._parse("loadavg", parsers.load_averages),
-            memory_total_bytes=memory_total,
-            memory_available_bytes=memory_available,
-            cpu_pressure=self._pressure("cpu"),
-            memory_pressure=self._pressure("memory"),
-            io_pressure=self._pressure("io"),
-        )
+    def read(self, now_ns: int | None = None, wall_time_ns: int | None = None) -> NodeSample:
+        """What they say now, by the caller's clocks or this process's own. Never raises: `problems` tells what is missing."""
+        now_ns = time.monotonic_ns() if now_ns is None else now_ns
+        if self._due_ns is None or now_ns >= self._due_ns:
+            self._due_ns = now_ns + PERIOD_NS[Cadence.SLOW]
+            stamp = time.time_ns() if wall_time_ns is None else wall_time_ns
+            self._kept = {"files_read_at_ns": stamp, **self._read(Cadence.SLOW)}
+        return NodeSample(machine=self._machine, **self._kept, **self._read(Cadence.TICK))
 
     def problems(self) -> tuple[SourceStatus, ...]:
-        """What the latest read did not get, in one line, with the remedy."""
-        if not self._failures:
+        """What the latest read did not get although every machine has it, in one line, with the remedies."""
+        failures = self._files.failures()
+        if not failures:
             return ()
-        remedy = "give the agent the host's /proc"
-        if all("pressure/" in failure for failure in self._failures):
-            remedy = "boot with psi=1, on a kernel with CONFIG_PSI"
-        return (SourceStatus(name="node-files", ok=False, error="; ".join(self._failures), remedy=remedy),)
+        remedy = "; ".join(dict.fromkeys(failures.values()))
+        return (SourceStatus(name="node-files", ok=False, error="; ".join(failures), remedy=remedy),)
+
+    def lacks(self) -> tuple[Unavailable, ...]:
+        """What this machine does not have and others have: no failures, but worth telling who asks."""
+        return self._files.lacks()
 
     def close(self) -> None:
         """Close every descriptor. Idempotent."""
-        for file in self._files.values():
-            file.close()
+        self._files.close()
 
-    def _cpu_lines(self, text: bytes) -> tuple[CpuTimes, dict[int, CpuTimes]] | None:
-        total, per_cpu = parsers.cpu_lines(text, self._hz)
-        return None if total is None else (total, per_cpu)
-
-    def _pressure(self, resource: str) -> Pressure | None:
-        return self._parse(f"pressure/{resource}", parsers.pressure)
-
-    def _parse(self, name: str, parse: Callable[[bytes], Value | None]) -> Value | None:
-        try:
-            value = parse(self._files[name].read())
-        except Vanished:
-            self._failures.append(f"{name} is missing")
-            return None
-        except OSError as error:
-            self._failures.append(f"{name}: {error.strerror}")
-            return None
-        if value is None:
-            self._failures.append(f"{name} is not what it should be")
-        return value
-
-
-def _memory(meminfo: bytes) -> tuple[int, int | None] | None:
-    total = _MEMORY_TOTAL(meminfo)
-    return None if total is None else (total, _MEMORY_AVAILABLE(meminfo))
+    def _read(self, cadence: Cadence) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        for name, source in self._sources[cadence].items():
+            self._files.begin(name)
+            fields.update(source(self._files))
+        return fields
 
 
 def _boot_id(proc: Path) -> str:

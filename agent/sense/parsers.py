@@ -7,6 +7,9 @@ into 64 bits is garbage, as is a negative one: none of these files holds any.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
+
+import msgspec
 
 from api.facts import CpuTimes, Pressure
 
@@ -15,7 +18,11 @@ LARGEST = (1 << 64) - 1
 NS_PER_S = 1_000_000_000
 NS_PER_US = 1000
 KIB = 1024
-_DIGITS = 20
+LONGEST_SAFE = 20
+"""Digits of LARGEST: any number with fewer fits."""
+_DIGITS = LONGEST_SAFE
+_MOST_NAMES = 4096
+_STALL_KEYS = (b"avg10=", b"avg60=", b"avg300=", b"total=")
 _CPU_FIELDS = 8
 """user nice system idle iowait irq softirq steal; the two guest fields are contained in user and nice."""
 
@@ -27,6 +34,34 @@ def number(text: bytes) -> int | None:
         return None
     value = int(word)
     return value if value <= LARGEST else None
+
+
+def scaled(word: bytes, scale: int) -> int | None:
+    """A number in another unit; None also where it does not fit into 64 bits then."""
+    value = number(word)
+    return None if value is None or value * scale > LARGEST else value * scale
+
+
+@lru_cache(maxsize=_MOST_NAMES)
+def name(word: bytes) -> str:
+    """A name in a kernel text. The same string for the same name: thousands of mappings have the same keys."""
+    return word.decode("ascii", "backslashreplace")
+
+
+def flat(text: bytes) -> dict[str, int]:
+    """A text of `name value` lines: memory.stat, memory.events, /proc/vmstat. Lines that are none are left out."""
+    words = text.split()
+    names, values = words[::2], words[1::2]
+    whole = len(names) == len(values) == text.count(b"\n")
+    if whole and b"".join(values).isdigit() and max(map(len, values)) < LONGEST_SAFE:
+        return dict(zip(map(name, names), map(int, values), strict=True))
+    found = {}
+    for line in text.split(b"\n"):
+        parts = line.split()
+        value = number(parts[1]) if len(parts) == 2 else None
+        if value is not None:
+            found[name(parts[0])] = value
+    return found
 
 
 def keyed(key: bytes, scale: int = 1) -> Callable[[bytes], int | None]:
@@ -42,8 +77,7 @@ def keyed(key: bytes, scale: int = 1) -> Callable[[bytes], int | None]:
                 return None
             at += len(inner)
         end = text.find(b"\n", at)
-        value = number(text[at:] if end < 0 else text[at:end])
-        return None if value is None or value * scale > LARGEST else value * scale
+        return scaled(text[at:] if end < 0 else text[at:end], scale)
 
     return read
 
@@ -69,11 +103,11 @@ def pressure(text: bytes) -> Pressure | None:
             full = full or _stall(line)
     if some is None:
         return None
-    return Pressure(
-        some_us=some[0],
-        some_avg10=some[1],
-        full_us=full[0] if full else None,
-        full_avg10=full[1] if full else None,
+    stalled = Pressure(some_us=some[3], some_avg10=some[0], some_avg60=some[1], some_avg300=some[2])
+    if full is None:
+        return stalled
+    return msgspec.structs.replace(
+        stalled, full_us=full[3], full_avg10=full[0], full_avg60=full[1], full_avg300=full[2]
     )
 
 
@@ -95,18 +129,16 @@ def cpu_lines(text: bytes, hz: int) -> tuple[CpuTimes | None, dict[int, CpuTimes
     return total, per_cpu
 
 
-def meminfo_bytes(key: bytes) -> Callable[[bytes], int | None]:
-    """A reader of one line of /proc/meminfo, such as `MemTotal:  24684092 kB`."""
-    start = key + b":"
-
-    def read(text: bytes) -> int | None:
-        for line in text.split(b"\n"):
-            if line.startswith(start):
-                value = number(line[len(start) :].strip().removesuffix(b"kB"))
-                return None if value is None else value * KIB
-        return None
-
-    return read
+def meminfo(text: bytes) -> dict[str, int]:
+    """/proc/meminfo, and node*/meminfo of sysfs: bytes, and what has no unit as it is (HugePages_*, in pages)."""
+    found = {}
+    for line in text.split(b"\n"):
+        label, colon, rest = line.partition(b":")
+        words = rest.split()
+        value = scaled(words[0], KIB if words[1:] == [b"kB"] else 1) if words and colon else None
+        if value is not None and label:
+            found[name(label.rpartition(b" ")[2])] = value
+    return found
 
 
 def load_averages(text: bytes) -> tuple[float, float, float] | None:
@@ -114,7 +146,7 @@ def load_averages(text: bytes) -> tuple[float, float, float] | None:
     words = text.split()
     if len(words) < 3:
         return None
-    one, five, fifteen = (_decimal(word) for word in words[:3])
+    one, five, fifteen = (decimal(word) for word in words[:3])
     return None if one is None or five is None or fifteen is None else (one, five, fifteen)
 
 
@@ -138,7 +170,7 @@ def _cpu_times(words: list[bytes], hz: int) -> CpuTimes | None:
     if len(values) < 4 or hz <= 0:
         return None
     # Kernels before 2.6.11 had no steal; what a line leaves out is zero there, and only there.
-    numbers = [value for value in values if value is not None]
+    numbers = [value for value in values if value is not None and value * NS_PER_S // hz <= LARGEST]
     if len(numbers) != len(values):
         return None
     user, nice, system, idle, iowait, irq, softirq, steal = (
@@ -150,14 +182,16 @@ def _cpu_times(words: list[bytes], hz: int) -> CpuTimes | None:
     )  # fmt: skip
 
 
-def _stall(line: bytes) -> tuple[int, float] | None:
+def _stall(line: bytes) -> tuple[float, float, float, int] | None:
     words = line.split(b" ")
-    if len(words) < 5 or not words[1].startswith(b"avg10=") or not words[4].startswith(b"total="):
+    if len(words) < 5 or not all(word.startswith(key) for word, key in zip(words[1:], _STALL_KEYS, strict=False)):
         return None
-    avg10, total = _decimal(words[1][6:]), number(words[4][6:])
-    return None if avg10 is None or total is None else (total, avg10)
+    averages = [decimal(word.partition(b"=")[2]) for word in words[1:4]]
+    known = [average for average in averages if average is not None]
+    total = number(words[4][6:])
+    return None if total is None or len(known) < 3 else (known[0], known[1], known[2], total)
 
 
-def _decimal(word: bytes) -> float | None:
-    # Digits and one point: what float() takes beyond that (nan, 1e9, 1_0) no kernel writes.
+def decimal(word: bytes) -> float | None:
+    """Digits and one point: what float() takes beyond that (nan, 1e9, 1_0) no kernel writes."""
     return float(word) if len(word) <= _DIGITS and word.replace(b".", b"", 1).isdigit() else None

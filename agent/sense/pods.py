@@ -109,6 +109,13 @@ class StaticPods:
         return parse_pods(text, str(self._path))
 
 
+class NoPods:
+    """A PodSource of a node on which nobody says what is a pod: everything is watched, nothing is managed."""
+
+    def read(self) -> tuple[Pod, ...]:
+        return ()
+
+
 def parse_pods(text: str, source: str) -> tuple[Pod, ...]:
     """Pods from YAML; `source` names the text in errors. Raises PodsError."""
     try:

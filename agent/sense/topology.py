@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from api.cpus import Cpu, Topology, parse_cpu_list
@@ -14,40 +15,48 @@ _NUMBERED = re.compile(r"(?:cpu|node)([0-9]{1,4})", re.ASCII)
 
 def online_text(sys: Path) -> str:
     """The kernel's list of online CPUs: cheap to read, and different whenever the topology is. Empty where it is missing."""
-    return _text(sys / _CPUS / "online")
+    return text(sys / _CPUS / "online")
 
 
-def read_topology(sys: Path) -> Topology:
+def text(path: Path) -> str:
+    """What a file of sysfs says; empty where there is none."""
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def read_topology(sys: Path, text: Callable[[Path], str] = text) -> Topology:
     """CPUs that are online now. Never empty: a node without sysfs still has the CPUs that Python counts."""
-    numa = _numa_of_cpus(sys)
+    numa = _numa_of_cpus(sys, text)
     return Topology(
         cpus=tuple(
             Cpu(
                 id=cpu,
-                core=_number(sys / _CPUS / f"cpu{cpu}/topology/core_id", cpu),
-                socket=_number(sys / _CPUS / f"cpu{cpu}/topology/physical_package_id", 0),
+                core=_number(text(sys / _CPUS / f"cpu{cpu}/topology/core_id"), cpu),
+                socket=_number(text(sys / _CPUS / f"cpu{cpu}/topology/physical_package_id"), 0),
                 numa=numa.get(cpu, 0),
             )
-            for cpu in _online(sys)
+            for cpu in _online(sys, text)
         )
     )
 
 
-def _online(sys: Path) -> tuple[int, ...]:
-    listed = _cpu_list(sys / _CPUS / "online")
+def _online(sys: Path, text: Callable[[Path], str]) -> tuple[int, ...]:
+    listed = _cpu_list(text(sys / _CPUS / "online"))
     if listed:
         return listed
     present = sorted(_numbered(sys / _CPUS, "cpu"))
     # Without the list each CPU says for itself; CPU 0 usually cannot go offline and then has no such file.
-    awake = tuple(cpu for cpu in present if _text(sys / _CPUS / f"cpu{cpu}/online") != "0")
+    awake = tuple(cpu for cpu in present if text(sys / _CPUS / f"cpu{cpu}/online") != "0")
     return awake or tuple(range(os.cpu_count() or 1))
 
 
-def _numa_of_cpus(sys: Path) -> dict[int, int]:
+def _numa_of_cpus(sys: Path, text: Callable[[Path], str]) -> dict[int, int]:
     return {
         cpu: node
         for node in sorted(_numbered(sys / _NODES, "node"))
-        for cpu in _cpu_list(sys / _NODES / f"node{node}/cpulist")
+        for cpu in _cpu_list(text(sys / _NODES / f"node{node}/cpulist"))
     }
 
 
@@ -59,21 +68,13 @@ def _numbered(directory: Path, prefix: str) -> list[int]:
     return [int(match[1]) for name in names if name.startswith(prefix) and (match := _NUMBERED.fullmatch(name))]
 
 
-def _cpu_list(path: Path) -> tuple[int, ...]:
+def _cpu_list(listed: str) -> tuple[int, ...]:
     try:
-        return parse_cpu_list(_text(path))
+        return parse_cpu_list(listed)
     except ValueError:
         return ()
 
 
-def _number(path: Path, default: int) -> int:
+def _number(word: str, default: int) -> int:
     # -1 is what kernels say of a package or core that the firmware does not describe.
-    text = _text(path)
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else default
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""
+    return int(word) if word.isascii() and word.isdigit() and len(word) < 10 else default

@@ -7,7 +7,7 @@ Directories are listed only when that number changed, or when a child was gone t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from agent.sense.names import to_text
 
@@ -35,18 +35,29 @@ class Group:
 
 
 class CgroupTree:
-    """Groups below an open directory, at most `limit` of them."""
+    """Groups below an open directory, at most `limit` of them, or as many as are preferred."""
 
     def __init__(self, mount_fd: int, limit: int) -> None:
         self.skipped = 0
-        """Groups seen and left out because of the limit: the deepest, and among siblings the youngest. What is below
-        them is not even seen."""
+        """Groups seen and left out because of the limit: the deepest, and among siblings the youngest; never preferred
+        ones. What is below them is not even seen."""
         self.denied: list[str] = []
         """What the latest walk was not allowed to look at."""
         self._mount_fd, self._limit = mount_fd, limit
         self._root = Group(b"", None)
         self._count = 1
         self._stale: list[Group] = []
+        self._preferred: frozenset[bytes] = frozenset()
+        self._held = 0
+
+    def prefer(self, rels: Collection[bytes]) -> None:
+        """Keep room for these groups and those above them, by path below the mount: the limit strikes others first."""
+        self._preferred = frozenset(above for rel in rels for above in _lineage(rel))
+        self._held = sum(group.rel in self._preferred for group in self._below(self._root))
+        if self._room() < 0:
+            # Too many others are in already: everything is listed again, and preferred ones come first this time.
+            self._forget_below(self._root)
+            self._root.links = -1
 
     def walk(self) -> Iterator[Group]:
         """Every group there is now, parents first. What the consumer finds gone it hands to `drop` before it goes on."""
@@ -67,7 +78,7 @@ class CgroupTree:
         """The group is gone, or is not what it was: this walk will look for what is there instead."""
         self._forget_below(group)
         if group.parent is not None and group.parent.children.pop(_name(group), None) is not None:
-            self._count -= 1
+            self._admit(group, -1)
             self._stale.append(group.parent)
 
     def _levels(self, level: list[Group]) -> Iterator[Group]:
@@ -87,7 +98,7 @@ class CgroupTree:
         if found.st_ino != group.id:
             self._forget_below(group)
             group.id, group.links = found.st_ino, -1
-        room_again = group.left_out and self._count < self._limit
+        room_again = group.left_out and self._room() > 0
         if found.st_nlink != group.links or found.st_nlink < COUNTED_LINKS or room_again:
             group.links = found.st_nlink
             self._list(group)
@@ -113,26 +124,51 @@ class CgroupTree:
         except OSError:
             return []  # gone, or going: the next look at it tells
         for name in [name for name in group.children if name not in present]:
-            self._forget_below(group.children.pop(name))
-            self._count -= 1
+            gone = group.children.pop(name)
+            self._forget_below(gone)
+            self._admit(gone, -1)
         new = sorted((inode, name) for name, inode in present.items() if name not in group.children)
-        room = max(self._limit - self._count, 0)
-        self._leave_out(group, max(len(new) - room, 0))
-        fresh = {name: Group(group.below(name), group) for _, name in new[:room]}
+        preferred = [(inode, name) for inode, name in new if group.below(name) in self._preferred]
+        others = [pair for pair in new if group.below(pair[1]) not in self._preferred] if preferred else new
+        room = max(self._room(), 0)
+        self._leave_out(group, max(len(others) - room, 0))
+        fresh = {name: Group(group.below(name), group) for _, name in (*preferred, *others[:room])}
+        for child in fresh.values():
+            self._admit(child, 1)
         group.children.update(fresh)
-        self._count += len(fresh)
         return list(fresh.values())
+
+    def _room(self) -> int:
+        # For how many groups that are not preferred.
+        return self._limit - self._count - (len(self._preferred) - self._held)
+
+    def _admit(self, group: Group, by: int) -> None:
+        self._count += by
+        if group.rel in self._preferred:
+            self._held += by
+
+    def _below(self, group: Group) -> Iterator[Group]:
+        for child in group.children.values():
+            yield child
+            yield from self._below(child)
 
     def _forget_below(self, group: Group) -> None:
         self._leave_out(group, 0)
         for child in group.children.values():
             self._forget_below(child)
-        self._count -= len(group.children)
+            self._admit(child, -1)
         group.children.clear()
 
     def _leave_out(self, group: Group, count: int) -> None:
         self.skipped += count - group.left_out
         group.left_out = count
+
+
+def _lineage(rel: bytes) -> Iterator[bytes]:
+    # The path itself and those above it, without the root's.
+    while rel:
+        yield rel
+        rel = rel.rpartition(b"/")[0]
 
 
 def _name(group: Group) -> bytes:

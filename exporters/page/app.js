@@ -4,9 +4,13 @@ import { SPAN_MS, Cursor, TimeChart } from "/static/charts.js";
 import { Decisions, direction } from "/static/decisions.js";
 import { byId } from "/static/dom.js";
 import { chosen, cores, duration, percent } from "/static/format.js";
-import { derive } from "/static/model.js";
-import { showAway, showHeader, showLimits, showSources, showTiles, showWaits, showWorkloads } from "/static/panels.js";
+import { derive, label, latest, shorten } from "/static/model.js";
+import { HeatMap } from "/static/heat.js";
+import { showMemory, showThreads } from "/static/kernel.js";
+import { Matrix } from "/static/matrix.js";
+import { showAway, showHeader, showLimits, showSources, showTiles, showWaits, watching } from "/static/panels.js";
 import { WaitsChart } from "/static/waits.js";
+import { Workloads } from "/static/workloads.js";
 
 const EVERY_MS = 1000;
 const PATIENCE_MS = 4000; // of the agent's answer
@@ -20,7 +24,7 @@ const charts = [
     series: [
       { key: "batch", label: "batch", kind: "area", css: "s-batch" },
       { key: "online", label: "online", kind: "area", css: "s-online" },
-      { key: "rest", label: "other", kind: "area", css: "s-rest", quiet: true },
+      { key: "rest", label: () => (watching(model.view) ? "busy" : "other"), kind: "area", css: "s-rest", quiet: true },
       { key: "lent", label: "lent", kind: "step", css: "s-lent" },
     ],
     top: (rows) => Math.max(rows.at(-1)?.cpus ?? 1, 1),
@@ -44,15 +48,41 @@ const charts = [
     name: "Throttled periods",
     series: [
       { key: "throttledBatch", label: "batch", kind: "line", css: "s-batch" },
-      { key: "throttledOnline", label: "online", kind: "line", css: "s-online" },
+      { key: "throttledOnline", label: () => (watching(model.view) ? "worst" : "online"), kind: "line", css: "s-online" },
     ],
     top: () => 1,
     format: percent,
     tick: (value) => `${Math.round(value * 100)} %`,
   }, cursor),
+  new TimeChart(byId("pressure-chart"), {
+    name: "Pressure: share of time in which some task stalled",
+    series: [
+      { key: "cpuSome", label: "CPU", kind: "line", css: "s-online" },
+      { key: "memorySome", label: "memory", kind: "line", css: "s-wait" },
+      { key: "ioSome", label: "I/O", kind: "line", css: "s-batch" },
+    ],
+    top: () => 1,
+    format: percent,
+    tick: (value) => `${Math.round(value * 100)} %`,
+    axis: false,
+  }, cursor),
+  new TimeChart(byId("reclaim-chart"), {
+    name: "Reclaim, milliseconds a second",
+    series: [
+      { key: "directMs", label: "direct", kind: "line", css: "s-wait" },
+      { key: "limitMs", label: "at limits", kind: "line", css: "s-batch" },
+      { key: "kswapdMs", label: "kswapd", kind: "line", css: "s-rest" },
+    ],
+    top: (rows) => Math.max(10, ...rows.flatMap((row) => [row.directMs ?? 0, row.limitMs ?? 0, row.kswapdMs ?? 0])),
+    format: (ms) => (ms === null ? "–" : `${ms < 9.95 ? ms.toFixed(1) : Math.round(ms)} ms`),
+    tick: (value) => `${Math.round(value)} ms`,
+  }, cursor),
 ];
+const heat = new HeatMap(byId("heat"), cursor);
+const matrix = new Matrix(byId("matrix"));
+const workloads = new Workloads();
 const waitsChart = new WaitsChart(byId("waits-chart"));
-const model = { rows: [], view: null, targetUs: null, heardMs: 0, roundMs: 0 };
+const model = { rows: [], view: null, labels: new Map(), targetUs: null, heardMs: 0, roundMs: 0 };
 
 async function get(path) {
   const response = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
@@ -64,6 +94,7 @@ async function get(path) {
 function forget() {
   model.rows = [];
   model.targetUs = null;
+  model.labels.clear();
   decisions.clear();
 }
 
@@ -72,6 +103,7 @@ function take(views) {
     const row = derive(view);
     if (row.seq <= (model.rows.at(-1)?.seq ?? -1)) continue;
     model.rows.push(row);
+    for (const c of [...view.containers, ...view.others]) model.labels.set(c.cgroup, label(c));
     model.targetUs = row.targetUs ?? model.targetUs;
   }
   const end = model.rows.at(-1)?.time ?? 0;
@@ -108,23 +140,56 @@ function draw() {
   showHeader(view);
   showLimits(view);
   showTiles(view, row, model.targetUs);
-  showWorkloads(view);
   showSources(view);
   const marks = decisions.entries
     .filter((entry) => entry.outcome.status === "applied")
     .map((entry) => ({ time: entry.wall_time_ns / 1e6, kind: direction(entry.outcome) }));
   charts[0].update(rows, marks);
-  charts[1].update(rows);
-  charts[2].update(rows);
+  for (const chart of charts.slice(1)) chart.update(rows);
+  showMemory(view.node, latest(rows, "refaults"));
   drawWaits();
+  drawCgroups();
 }
 
 function drawWaits() {
   if (!model.view) return;
+  showWaits(waitsChart, model.view, recent(), model.targetUs);
+}
+
+const names = (cgroup) => model.labels.get(cgroup) ?? shorten(cgroup);
+
+/** What the filter lets through: every word must be in the pod, the container, the QoS level or the path. */
+function filter() {
+  const asked = byId("filter").value.trim().toLowerCase().split(/\s+/).filter(Boolean);
+  const listed = byId("whose").value;
+  const known = new Map();
+  return ({ cgroup, qos }) => {
+    const key = `${cgroup}\n${qos}`;
+    if (!known.has(key)) {
+      const text = `${names(cgroup)}\n${key}`.toLowerCase();
+      known.set(key, (listed === "" || (listed === "listed") === (qos !== "")) && asked.every((word) => text.includes(word)));
+    }
+    return known.get(key);
+  };
+}
+
+/** Everything that the filter and the choices of "Who waits" govern. */
+function drawCgroups() {
+  const { view, rows } = model;
+  if (!view || rows.length === 0) return;
+  const fits = filter();
+  heat.update(rows, fits, names, byId("order").value);
+  matrix.update(recent(), fits, names);
+  const all = [...view.containers, ...view.others];
+  showThreads(all.filter(fits), names);
+  workloads.update(all, view.other_cgroups - view.others.length, fits);
+}
+
+/** The rows of the chosen time. */
+function recent() {
   const span = Number(document.querySelector("#span input:checked").value);
   const end = model.rows.at(-1).time;
-  const rows = span === 1 ? model.rows.slice(-1) : model.rows.filter((row) => end - row.time < span * 1000);
-  showWaits(waitsChart, model.view, rows, model.targetUs);
+  return span === 1 ? model.rows.slice(-1) : model.rows.filter((row) => end - row.time < span * 1000);
 }
 
 async function round() {
@@ -141,6 +206,8 @@ async function round() {
   setTimeout(round, document.hidden ? 4 * EVERY_MS : EVERY_MS);
 }
 
-byId("span").addEventListener("change", drawWaits);
+byId("span").addEventListener("change", () => { drawWaits(); drawCgroups(); });
+for (const id of ["filter", "whose", "order"]) byId(id).addEventListener("input", drawCgroups);
+byId("metric").addEventListener("input", (event) => { heat.metric = event.target.value; drawCgroups(); });
 document.addEventListener("visibilitychange", () => { if (!document.hidden) draw(); });
 round();

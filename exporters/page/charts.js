@@ -29,7 +29,7 @@ export class TimeChart {
   #marks = [];
   #size = { width: 0, height: 0 };
 
-  /** spec: {name, series: [{key, label, kind: area|line|step, css}], top(rows) or log, format, tick, axis, threshold()}. */
+  /** spec: {name, series: [{key, label (text, or what gives it), kind: area|line|step, css}], top(rows) or log, format, tick, axis, threshold()}. */
   constructor(figure, spec, cursor) {
     this.spec = spec;
     this.cursor = cursor;
@@ -125,7 +125,7 @@ export class TimeChart {
       }
       const last = ends.at(-1);
       if (last && !(series.quiet && Math.abs(last.low - last.high) < 2)) {
-        const text = `${series.label} ${this.spec.format(this.#rows.at(-1)[series.key])}`;
+        const text = `${named(series)} ${this.spec.format(this.#rows.at(-1)[series.key])}`;
         labels.push({ text, css: series.css, y: area ? (last.low + last.high) / 2 : last.high });
       }
     }
@@ -166,14 +166,14 @@ export class TimeChart {
     const parts = this.spec.series.map((series) => [series, this.spec.format(row[series.key])]);
     this.readout.replaceChildren(
       el("b", {}, clock(row.time)),
-      ...parts.map(([series, text]) => el("span", { class: series.css }, el("i", {}), `${series.label} `, el("b", {}, text))),
+      ...parts.map(([series, text]) => el("span", { class: series.css }, el("i", {}), `${named(series)} `, el("b", {}, text))),
     );
     this.readout.style.left = `${at}px`;
     this.readout.classList.toggle("flip", at > this.#size.width / 2);
     const index = this.#rows.indexOf(row);
     this.plot.setAttribute("aria-valuemax", this.#rows.length - 1);
     this.plot.setAttribute("aria-valuenow", index);
-    this.plot.setAttribute("aria-valuetext", `${clock(row.time)}: ${parts.map(([s, text]) => `${s.label} ${text === NONE ? "not known" : text}`).join(", ")}`);
+    this.plot.setAttribute("aria-valuetext", `${clock(row.time)}: ${parts.map(([s, text]) => `${named(s)} ${text === NONE ? "not known" : text}`).join(", ")}`);
   }
 
   #point(event) {
@@ -194,7 +194,7 @@ export class TimeChart {
 
   #tabulate() {
     if (!this.details.open) return;
-    const heads = ["time", ...this.spec.series.map((s) => s.label)];
+    const heads = ["time", ...this.spec.series.map(named)];
     const rows = [...this.#rows].reverse().map((row) => [clock(row.time), ...this.spec.series.map((s) => this.spec.format(row[s.key]))]);
     const made = el("div", { class: "wide", tabindex: 0, role: "group", "aria-label": `${this.spec.name}, newest first` }, table(`${this.spec.name}, newest first`, heads, rows));
     const old = this.details.querySelector(".wide");
@@ -224,6 +224,9 @@ function logScale(spec, rows) {
   const ticks = steps.filter((step) => Math.log10(step) >= low && Math.log10(step) <= high && Math.abs(Math.log10(step) % 1) < 1e-9);
   return { at: (value) => Math.max((Math.log10(Math.max(value, 1e-9)) - low) / (high - low), 0), ticks };
 }
+
+/** What a series is called now. */
+const named = (series) => (typeof series.label === "function" ? series.label() : series.label);
 
 /** Split where a value is missing or the agent was away. */
 function runs(ends) {

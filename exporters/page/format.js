@@ -71,6 +71,9 @@ export function change(knob, before, after) {
   return [from.endsWith(" cores") && to.endsWith(" cores") ? from.slice(0, -6) : from, to];
 }
 
+/** Paths differ at their ends, so that is what stays where one is too long for its place. */
+export const pathClass = (name) => (/^[/…]/.test(name) ? "path" : "");
+
 export const online = (qos) => qos === "shared_cores" || qos === "dedicated_cores";
 
 export const reclaimed = (qos) => qos === "reclaimed_cores";

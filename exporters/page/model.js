@@ -32,13 +32,28 @@ function waits(containers) {
   };
 }
 
+/** What five minutes of a cgroup are kept of: the pictures over time need no more. */
+function slim({ cgroup, qos, wait, wait_cores, throttled_ratio, throttled_ms, cpu_pressure_ratio, blame }) {
+  const { p99_us, mean_us, count } = wait ?? {};
+  return { cgroup, qos, wait: wait && { p99_us, mean_us, count }, wait_cores, throttled_ratio, throttled_ms, cpu_pressure_ratio, blame };
+}
+
+/** One WaitView as a side of the histogram. */
+function together(wait) {
+  return { slots: wait?.slots ?? null, count: wait?.count ?? null, totalUs: wait && wait.mean_us !== null ? wait.mean_us * wait.count : null };
+}
+
 export function derive(view) {
+  const cgroups = [...view.containers, ...view.others];
+  const { pressure, reclaim, kswapd } = view.node;
+  const watching = view.containers.length === 0;
   const on = view.containers.filter((c) => online(c.qos));
   const off = view.containers.filter((c) => reclaimed(c.qos));
   const onlineUse = sum(on.map((c) => c.cpu_cores));
   const rest = view.busy_cores === null ? null : Math.max(view.busy_cores - (onlineUse ?? 0) - (view.reclaimed_cores ?? 0), 0);
   const slowest = worst(on, (c) => c.latency?.p99_ms ?? null);
-  const waiting = worst(on, (c) => c.wait?.p99_us ?? null) ?? worst(on, (c) => c.wait?.mean_us ?? null);
+  const those = watching ? view.others : on;
+  const waiting = worst(those, (c) => c.wait?.p99_us ?? null) ?? worst(those, (c) => c.wait?.mean_us ?? null);
   const p50 = slowest?.container.latency.p50_ms ?? null;
   return {
     seq: view.seq,
@@ -54,11 +69,21 @@ export function derive(view) {
     latencyP99: slowest ? slowest.value * 1000 : null,
     latencyP50: p50 === null ? null : p50 * 1000,
     waitP99: waiting ? waiting.value : null,
-    throttledOnline: worst(on, (c) => c.throttled_ratio)?.value ?? null,
+    throttledOnline: worst(those, (c) => c.throttled_ratio)?.value ?? null,
     throttledBatch: worst(off, (c) => c.throttled_ratio)?.value ?? null,
-    throttledMsOnline: sum(on.map((c) => c.throttled_ms)),
+    throttledMsOnline: sum(those.map((c) => c.throttled_ms)),
     throttledMsBatch: sum(off.map((c) => c.throttled_ms)),
-    waits: { online: waits(on), batch: waits(off) },
+    waits: { online: waits(on), batch: waits(off), node: together(view.node.wait), worst: together(watching ? waiting?.container.wait ?? null : null) },
+    cgroups: new Map(cgroups.map((c) => [c.cgroup, slim(c)])),
+    intervalS: view.interval_ms === null ? null : view.interval_ms / 1000,
+    cpuSome: pressure.cpu?.some ?? null,
+    memorySome: pressure.memory?.some ?? null,
+    ioSome: pressure.io?.some ?? null,
+    directMs: reclaim?.direct_ms ?? null,
+    limitMs: reclaim?.limit_ms ?? null,
+    kswapdMs: sum(kswapd.map((k) => k.active_ratio * 1000)),
+    refaults: view.node.refaults,
+    waitingTasks: waitingTasks(view),
     targetUs: target(view),
   };
 }
@@ -80,4 +105,27 @@ export function gather(rows, kind) {
     count,
     meanUs: count && totalUs !== null ? totalUs / count : null,
   };
+}
+
+/** The newest value that is known: some files are read every few rounds only. */
+export function latest(rows, key, within = 15) {
+  for (const row of rows.slice(-within).reverse()) if (row[key] !== null) return row[key];
+  return null;
+}
+
+/** What people call a cgroup: its pod and container where one is listed, else the end of its path. */
+export function label(c) {
+  if (!c.pod) return shorten(c.cgroup);
+  return c.pod.endsWith(`/${c.container}`) ? c.pod : `${c.pod} ${c.container}`;
+}
+
+/** Paths differ at their ends. */
+export function shorten(path) {
+  return path.length > 34 ? `…${path.slice(-32)}` : path;
+}
+
+/** Mean number of tasks that could run and did not, of the whole node. */
+function waitingTasks({ node: { wait }, interval_ms: ms }) {
+  if (wait === null || ms === null) return null;
+  return wait.count ? (wait.mean_us * wait.count) / 1000 / ms : 0;
 }

@@ -1,8 +1,8 @@
 // One View into the page's texts: header, limits, tiles, workloads, sources, and what is said while the agent is away.
 
 import { byId, el, say } from "/static/dom.js";
-import { bytes, chosen, clock, cores, duration, durationParts, integer, NONE, percent, quantile, reclaimed } from "/static/format.js";
-import { gather } from "/static/model.js";
+import { bytes, chosen, clock, cores, duration, durationParts, integer, NONE, percent, quantile } from "/static/format.js";
+import { gather, shorten } from "/static/model.js";
 
 const ACTS = {
   on: "● on: writes to cgroups",
@@ -12,6 +12,9 @@ const ACTS = {
 const ACTIONS = { grow: "▲ grow", hold: "= hold", shrink: "▼ shrink", freeze: "‖ freeze" };
 const TRIGGERS = { wait: "Between ticks, because online pods waited too long.", psi: "Between ticks, because a pressure trigger fired." };
 const FORMS = { tp_btf: "BPF, typed tracepoint", raw_tp: "BPF, raw tracepoint", classic: "BPF, classic tracepoints", schedstat: "/proc/PID/schedstat, sums only" };
+
+/** Whether nobody said what is a pod: then there is nothing to lend, and the page shows what there is to see. */
+export const watching = (view) => view.containers.length === 0;
 
 export function showHeader(view) {
   const act = byId("act");
@@ -25,7 +28,7 @@ export function showHeader(view) {
   const action = byId("action");
   action.dataset.action = view.action || "none";
   say(action, ACTIONS[view.action] ?? (view.action || "no advice"));
-  const silent = view.act === "off" ? "The agent was told to decide nothing (--act off)." : "The policy gave no advice.";
+  const silent = watching(view) ? "No pods are listed: every cgroup is watched, and nothing is decided." : view.act === "off" ? "The agent was told to decide nothing (--act off)." : "The policy gave no advice.";
   say(byId("reason"), [view.reason || silent, TRIGGERS[view.trigger]].filter(Boolean).join(" "));
 }
 
@@ -48,6 +51,8 @@ function bar(id, value, top) {
 }
 
 export function showTiles(view, row, targetUs) {
+  document.body.dataset.watch = String(watching(view));
+  say(byId("latency-title"), watching(view) ? "Longest wait" : "Online latency and wait");
   const cpus = view.node_cpus;
   say(byId("lent"), cores(view.lent_cores));
   say(byId("lent-of"), `of ${cpus} cores`);
@@ -63,10 +68,29 @@ export function showTiles(view, row, targetUs) {
   say(byId("busy-of"), `of ${cpus} cores`);
   bar("busy-bar", view.busy_cores, cpus);
   say(byId("busy-note"), `stolen ${cores(view.steal_cores)} · pressure ${percent(view.cpu_pressure_ratio)}`);
-  showTimes(row, targetUs);
+  showKernel(view, row);
+  showTimes(view, row, targetUs);
 }
 
-function showTimes(row, targetUs) {
+/** The tiles of a node without listed pods. */
+function showKernel(view, row) {
+  const { pressure, memory_total_bytes: total, memory_available_bytes: free, load } = view.node;
+  say(byId("waiting"), cores(row.waitingTasks));
+  say(byId("waiting-note"), load ? `load ${load.map(cores).join(" ")}` : "");
+  bar("waiting-bar", row.waitingTasks, view.node_cpus);
+  say(byId("stalled"), percent(pressure.cpu?.some ?? null));
+  bar("stalled-bar", pressure.cpu?.some ?? null, 1);
+  say(byId("stalled-note"), `memory ${percent(pressure.memory?.some ?? null)} · I/O ${percent(pressure.io?.some ?? null)}`);
+  say(byId("free"), bytes(free));
+  bar("free-bar", total ? total - free : null, total);
+  say(byId("free-note"), total ? `of ${bytes(total)} could be had` : "");
+  const worst = [...row.cgroups.values()].reduce((best, c) => ((c.throttled_ratio ?? 0) > (best?.throttled_ratio ?? 0) ? c : best), null);
+  say(byId("throttled"), percent(worst?.throttled_ratio ?? (row.cgroups.size ? 0 : null)));
+  say(byId("throttled-note"), worst ? `${duration(worst.throttled_ms * 1000)} since the previous round` : "no quota ran out");
+  say(byId("throttled-who"), worst ? shorten(worst.cgroup) : "");
+}
+
+function showTimes(view, row, targetUs) {
   const [latency, latencyUnit] = durationParts(row.latencyP99);
   say(byId("latency"), latency);
   say(byId("latency-unit"), latencyUnit);
@@ -76,17 +100,22 @@ function showTimes(row, targetUs) {
   const [wait, waitUnit] = durationParts(row.waitP99);
   const waiter = row.waiting?.container;
   const mean = waiter && waiter.wait.p99_us === null;
-  say(byId("wait-name"), mean ? "Online run-queue wait, mean" : "Online run-queue wait p99");
+  const who = watching(view) ? "Longest" : "Online";
+  say(byId("wait-name"), mean ? `${who} run-queue wait, mean` : `${who} run-queue wait p99`);
   say(byId("wait"), wait);
   say(byId("wait-unit"), waitUnit);
   const goal = targetUs === null ? "" : `target ${chosen(targetUs)}`;
   say(byId("wait-note"), waiter ? [mean ? "" : `p50 ${duration(waiter.wait.p50_us)}`, goal].filter(Boolean).join(" · ") : "not measured yet");
-  say(byId("wait-who"), waiter ? waiter.pod : "");
+  say(byId("wait-who"), waiter ? waiter.pod || shorten(waiter.cgroup) : "");
 }
 
 export function showWaits(chart, view, rows, targetUs) {
-  const sides = { online: gather(rows, "online"), batch: gather(rows, "batch") };
-  chart.update({ bounds: view.bounds_us, targetUs, ...sides });
+  // Where no pods are listed: all cgroups above, the one that waits longest in each round below.
+  const [first, second] = watching(view) ? ["node", "worst"] : ["online", "batch"];
+  const sides = { online: gather(rows, first), batch: gather(rows, second) };
+  const names = watching(view) ? ["all cgroups", "the slowest"] : ["online", "batch"];
+  chart.update({ bounds: view.bounds_us, targetUs, names, ...sides });
+  for (const [i, row] of [...byId("waits-table").tBodies[0].rows].entries()) say(row.cells[0], names[i]);
   const form = view.sources.find((source) => source.detail.split(/\W/).some((word) => word in FORMS));
   const word = form?.detail.split(/\W/).find((part) => part in FORMS);
   say(byId("waits-form"), word ?? "");
@@ -101,25 +130,6 @@ export function showWaits(chart, view, rows, targetUs) {
     const at = (q) => (side.slots === null ? (q === 0.5 && side.meanUs !== null ? `mean ${duration(side.meanUs)}` : NONE) : duration(quantile(side.slots, view.bounds_us, q)));
     const throttled = ratio ? `${percent(ratio)}, ${duration(ms === null ? null : ms * 1000)}` : percent(ratio);
     for (const [k, text] of [integer(side.count), at(0.5), at(0.99), throttled].entries()) say(line.cells[k + 1], text);
-  }
-}
-
-export function showWorkloads(view) {
-  const body = byId("workloads").tBodies[0];
-  byId("no-workloads").hidden = view.containers.length > 0;
-  while (body.rows.length > view.containers.length) body.deleteRow(-1);
-  for (const [i, c] of view.containers.entries()) {
-    const row = body.rows[i] ?? body.appendChild(el("tr", {}, el("th", { scope: "row" }), ...Array.from({ length: 13 }, () => el("td"))));
-    row.className = reclaimed(c.qos) ? "batch" : "online";
-    const times = [c.wait?.p50_us, c.wait?.p99_us].map((us) => duration(us));
-    if (c.wait && c.wait.p50_us === null && c.wait.mean_us !== null) times[0] = `mean ${duration(c.wait.mean_us)}`;
-    const texts = [
-      c.pod, c.container, c.qos, cores(c.cpu_cores), percent(c.throttled_ratio), percent(c.cpu_pressure_ratio),
-      integer(c.threads), bytes(c.memory_bytes), integer(c.wait?.count), ...times,
-      ...[c.latency?.p50_ms, c.latency?.p99_ms].map((ms) => duration(typeof ms === "number" ? ms * 1000 : null)), integer(c.latency?.per_second),
-    ];
-    for (const [k, text] of texts.entries()) say(row.cells[k], text);
-    row.cells[0].title = `${c.pod}, cgroup ${c.cgroup}`;
   }
 }
 

@@ -41,7 +41,7 @@ export class WaitsChart {
     }).observe(this.plot);
   }
 
-  /** data: {bounds, targetUs, online: {slots, count, meanUs}, batch: the same}; slots are null where only sums are known. */
+  /** data: {bounds, targetUs, names of both sides, online: {slots, count, meanUs}, batch: the same}; slots are null where only sums are known. */
   update(data) {
     this.#data = data;
     this.#draw();
@@ -94,7 +94,7 @@ export class WaitsChart {
     const { left, right, middle, half, step } = frame;
     const slots = this.#data[side].slots;
     const base = middle + (sign * AXIS_PX) / 2;
-    this.drawing.append(svg("text", { class: `label s-${side}`, x: right, y: base + sign * half + (sign < 0 ? 12 : -4), "text-anchor": "end" }, side));
+    this.drawing.append(svg("text", { class: `label s-${side}`, x: right, y: base + sign * half + (sign < 0 ? 12 : -4), "text-anchor": "end" }, this.#data.names[SIDES.indexOf(side)]));
     if (slots === null) return;
     const total = slots.reduce((a, b) => a + b, 0);
     for (const [k, count] of slots.entries()) {
@@ -105,16 +105,18 @@ export class WaitsChart {
     }
     if (side === "online" && this.#data.targetUs !== null) this.#line(frame, sign, this.#data.targetUs, "target", "target");
     const p50 = quantile(slots, this.#data.bounds, 0.5), p99 = quantile(slots, this.#data.bounds, 0.99);
-    if (p50 !== null) this.#line(frame, sign, p50, "at", `p50 ${duration(p50)}`);
-    if (p99 !== null) this.#line(frame, sign, p99, "at", `p99 ${duration(p99)}`, p50 !== null && p99 / p50 < 256);
+    // Names of lines that stand close grow away from each other.
+    const close = p50 !== null && p99 !== null && p99 / p50 < 256;
+    if (p50 !== null) this.#line(frame, sign, p50, "at", `p50 ${duration(p50)}`, close ? "end" : "middle");
+    if (p99 !== null) this.#line(frame, sign, p99, "at", `p99 ${duration(p99)}`, close ? "start" : "middle");
   }
 
   /** A vertical line at a wait, from the axis outwards, with its name at the outer end. */
-  #line({ left, middle, half, step }, sign, us, css, text, after = false) {
+  #line({ left, middle, half, step }, sign, us, css, text, anchor = "middle") {
     const x = left + (us <= 1 ? us : 1 + Math.log2(us)) * step;
     const base = middle + (sign * AXIS_PX) / 2, end = base + sign * half;
     this.drawing.append(svg("line", { class: css, x1: x, x2: x, y1: base, y2: end }));
-    const place = css === "target" ? { x: x + 4, y: base + sign * half * 0.8 + 4, "text-anchor": "start" } : { x, y: end + (sign < 0 ? -6 : 15), "text-anchor": after ? "start" : "middle" };
+    const place = css === "target" ? { x: x + 4, y: base + sign * half * 0.8 + 4, "text-anchor": "start" } : { x, y: end + (sign < 0 ? -6 : 15), "text-anchor": anchor, dx: { end: -2, start: 2 }[anchor] ?? 0 };
     this.drawing.append(svg("text", { class: css === "target" ? "label t-target" : "label", ...place }, text));
   }
 
@@ -131,11 +133,11 @@ export class WaitsChart {
     if (this.readout.hidden) return;
     const { left, step } = this.#frame();
     const range = slotRange(k, this.#data.bounds);
-    this.readout.replaceChildren(el("b", {}, range), ...SIDES.map((side) => el("span", { class: `s-${side}` }, el("i", {}), `${side} `, el("b", {}, this.#share(side, k)))));
+    this.readout.replaceChildren(el("b", {}, range), ...SIDES.map((side) => el("span", { class: `s-${side}` }, el("i", {}), `${this.#data.names[SIDES.indexOf(side)]} `, el("b", {}, this.#share(side, k)))));
     this.readout.style.left = `${left + (k + 0.5) * step}px`;
     this.readout.classList.toggle("flip", k > this.#data.bounds.length / 2);
     this.plot.setAttribute("aria-valuenow", k);
-    this.plot.setAttribute("aria-valuetext", `${range}: ${SIDES.map((side) => `${side} ${this.#share(side, k)}`).join(", ")}`);
+    this.plot.setAttribute("aria-valuetext", `${range}: ${SIDES.map((side, i) => `${this.#data.names[i]} ${this.#share(side, k)}`).join(", ")}`);
   }
 
   #point(event) {
@@ -158,6 +160,6 @@ export class WaitsChart {
     if (!this.details.open || this.#data === null) return;
     const rows = [...Array(this.#data.bounds.length + 1).keys()].map((k) => [slotRange(k, this.#data.bounds), ...SIDES.map((side) => this.#share(side, k))]);
     this.details.querySelector(".wide")?.remove();
-    this.details.append(el("div", { class: "wide", tabindex: 0, role: "group", "aria-label": "Waits by length" }, table("Waits by length", ["wait", ...SIDES], rows)));
+    this.details.append(el("div", { class: "wide", tabindex: 0, role: "group", "aria-label": "Waits by length" }, table("Waits by length", ["wait", ...this.#data.names], rows)));
   }
 }

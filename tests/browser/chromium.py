@@ -35,6 +35,10 @@ os.execvp(sys.argv[3], sys.argv[3:])
 """
 
 
+CODES = {"Tab": 9, "Enter": 13, "Escape": 27}
+"""What Windows calls the keys that the browser itself acts on."""
+
+
 class BrowserError(Exception):
     """The browser did not do what it was asked."""
 
@@ -169,7 +173,7 @@ class Page:
 
     def press(self, key: str) -> None:
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=CODES.get(key, 0))
 
     def point(self, x: float, y: float) -> None:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)

@@ -130,6 +130,21 @@ def test_other_keys_do_nothing(terminal: Terminal, agent: Agent, told: story.Sto
     assert terminal.process.poll() is None
 
 
+def test_keys_switch_between_screens_at_once(terminal: Terminal, agent: Agent, told: story.Story) -> None:
+    terminal.until(lambda text: "decisions, newest first" in text)
+    for key, shown in (
+        (b"2", "── who waits on whom"),
+        (b"3", "── memory"),
+        (b"4", "── threads and pressure"),
+        (b"?", "── keys"),
+    ):
+        seen = len(terminal.raw)
+        os.write(terminal.fd, key)
+        terminal.until(lambda _, seen=seen, shown=shown: shown.encode() in terminal.raw[seen:])  # type: ignore[misc]
+    os.write(terminal.fd, b"1q")
+    assert terminal.end() == 0
+
+
 def test_an_agent_that_goes_away_is_named_and_asked_again(terminal: Terminal, agent: Agent, told: story.Story) -> None:
     terminal.until(lambda text: "decisions, newest first" in text)
     agent.go_away()

@@ -1,4 +1,4 @@
-"""A real Prometheus for one test module, and every query that the dashboard and the rules ask."""
+"""A real Prometheus for one test module, and every query that the dashboards and the rules ask."""
 
 from __future__ import annotations
 
@@ -44,12 +44,17 @@ def rules() -> list[Rule]:
     return [rule for group in file.groups for rule in group.rules]
 
 
+def committed() -> list[Path]:
+    """Every dashboard as it is imported."""
+    return sorted(DASHBOARDS.glob("*.json"))
+
+
 def panel_queries() -> Iterator[tuple[str, str]]:
-    """Title and expression of every target of every panel."""
-    board = json.loads((DASHBOARDS / "overview.json").read_text())
-    for panel in board["panels"]:
-        for target in panel.get("targets", []):
-            yield f"{panel['title']} ({target['refId']})", target["expr"]
+    """Board, title and expression of every target of every panel."""
+    for path in committed():
+        for panel in json.loads(path.read_text())["panels"]:
+            for target in panel.get("targets", []):
+                yield f"{path.stem}: {panel['title']} ({target['refId']})", target["expr"]
 
 
 def every_query() -> list[tuple[str, str]]:
@@ -61,7 +66,7 @@ def every_query() -> list[tuple[str, str]]:
 
 
 def filled(expr: str) -> str:
-    for variable in ("$node", "$namespace", "$pod"):
+    for variable in ("$node", "$namespace", "$pod", "$cgroup"):
         expr = expr.replace(f'"{variable}"', '".+"')
     expr = expr.replace("[$__rate_interval]", "[15s]")
     assert "$" not in expr, f"a variable that this test does not know: {expr}"
@@ -107,20 +112,20 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(binary: str, target: str, directory: Path) -> Iterator[Prometheus]:
-    """A Prometheus that scrapes HOST:PORT every second as job `dioptase` and evaluates our rules."""
+def prometheus(binary: str, target: str, directory: Path, *options: str, scrape: str = "") -> Iterator[Prometheus]:
+    """A Prometheus that scrapes HOST:PORT every second as job `dioptase` and evaluates our rules; `scrape` are more lines."""
     (directory / "prometheus.yml").write_text(f"""
 global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}
 rule_files: [{DASHBOARDS / "rules.yaml"}]
 scrape_configs:
 - job_name: dioptase
   static_configs: [{{targets: ["{target}"]}}]
-""")
+{scrape}""")
     port = free_port()
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
             [binary, f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data",
-             f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"],
+             f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn", *options],
             stdout=log, stderr=log,
         )  # fmt: skip
         try:

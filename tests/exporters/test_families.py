@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import os
+from mmap import PAGESIZE
 
 import msgspec
 import pytest
 
-from api.catalogue import BY_NAME, CATALOGUE, WAIT_BOUNDS_S
+from api.catalogue import BY_NAME, CATALOGUE, COARSE_BOUNDS_S, WAIT_BOUNDS_S
 from api.decisions import Status
-from api.facts import Wait
-from exporters.families import Distribution, Family, Observed, families
-from tests.fakes import ABOUT, BATCH_WAITS, bare_round, busy_round, outcome
+from api.facts import Blame, Interface, IoStat, Limits, Wait
+from exporters.families import About, Observed, families
+from exporters.points import Distribution, Family
+from exporters.traces import round_ids
+from tests.fakes import BATCH_WAITS, bare_round, busy_round, outcome
+from tests.rich import RICH_ABOUT, rich_round
 
 WEB_LABELS = ("/web", "default", "web", "web", "shared_cores")
 BATCH_LABELS = ("/batch", "default", "batch", "batch", "reclaimed_cores")
 ROOT_LABELS = ("/", "", "", "", "")
+SERIES_OF_A_CGROUP = 197
 
 
 @pytest.fixture
 def observed() -> Observed:
-    return Observed(version="1.2.3").after(busy_round(2), ABOUT)
+    return Observed(version="1.2.3").after(rich_round(2), RICH_ABOUT)
 
 
 def shown(observed: Observed) -> dict[str, Family]:
@@ -78,6 +83,53 @@ def test_every_sample_has_its_rows_labels_and_no_two_are_the_same_series(observe
         ("dioptase_journal_writable", (), 0),
         ("dioptase_otel_failures_total", (), 3),
         ("dioptase_otel_dropped_spans_total", (), 7),
+        ("dioptase_node_info", ("Intel_CascadeLake", "1"), 1),
+        ("dioptase_node_percpu_seconds_total", ("3", "user"), 1.25),
+        ("dioptase_node_cpu_frequency_hertz", ("0",), 2.5e9),
+        ("dioptase_node_run_delay_seconds_total", ("1",), 0.02),
+        ("dioptase_node_softirq_seconds_total", ("2", "NET_RX"), 0.004),
+        ("dioptase_node_load15", (), 3.0),
+        ("dioptase_node_memory_bytes", ("SReclaimable",), 128 * 2**20),
+        ("dioptase_node_zone_bytes", ("0", "Normal", "low"), 5120 * 4096),
+        ("dioptase_node_fragmentation_index", ("0", "9"), 0.823),
+        ("dioptase_node_vm_events_total", ("pgsteal_kswapd",), 300),
+        ("dioptase_node_kswapd_active_seconds_total", ("0",), 0.06),
+        ("dioptase_node_oom_kill_timestamp_seconds", (), 1_700_000_001.0),
+        ("dioptase_node_disk_operation_seconds_total", ("vda", "write"), 0.024),
+        ("dioptase_node_disk_busy_seconds_total", ("vda",), 0.03),
+        ("dioptase_node_network_drops_total", ("eth0", "sent"), 2),
+        ("dioptase_node_energy_joules_total", ("package-0",), 80.0),
+        ("dioptase_node_tcp_sockets", ("close_wait",), 1),
+        ("dioptase_cgroup_cpu_seconds_total", (*WEB_LABELS, "system"), 1.0),
+        ("dioptase_cgroup_cpu_limit_cores", WEB_LABELS, 2.0),
+        ("dioptase_cgroup_cpuset_cpus", WEB_LABELS, 4),
+        ("dioptase_cgroup_cpu_idle", WEB_LABELS, 0),
+        ("dioptase_cgroup_memory_working_set_bytes", WEB_LABELS, 44 * 2**20),
+        ("dioptase_cgroup_memory_bytes", (*WEB_LABELS, "anon"), 32 * 2**20),
+        ("dioptase_cgroup_memory_limit_bytes", (*WEB_LABELS, "swap_max"), 0),
+        ("dioptase_cgroup_memory_limit_bytes", (*WEB_LABELS, "max"), 512 * 2**20),
+        ("dioptase_cgroup_memory_numa_bytes", (*WEB_LABELS, "anon", "0"), 32 * 2**20),
+        ("dioptase_cgroup_major_page_faults_total", WEB_LABELS, 6),
+        ("dioptase_cgroup_workingset_pages_total", (*WEB_LABELS, "restore", "file"), 4),
+        ("dioptase_cgroup_reclaim_stolen_pages_total", (*WEB_LABELS, "direct"), 20),
+        ("dioptase_cgroup_memory_events_total", (*WEB_LABELS, "oom_kill"), 2),
+        ("dioptase_cgroup_threads_by_state", (*WEB_LABELS, "uninterruptible"), 1),
+        ("dioptase_cgroup_threads_by_state", (*WEB_LABELS, "iowait"), 1),
+        ("dioptase_cgroup_load", (*WEB_LABELS, "5m"), 2.5),
+        ("dioptase_cgroup_load_runnable", (*WEB_LABELS, "15m"), 1.0),
+        ("dioptase_cgroup_blame_seconds_total", (*WEB_LABELS, "neighbour", "/batch", "default/batch"), 0.4),
+        ("dioptase_cgroup_blame_seconds_total", (*WEB_LABELS, "self", "", ""), 0.02),
+        ("dioptase_cgroup_blame_seconds_total", (*WEB_LABELS, "own_quota", "", ""), 0.08),
+        ("dioptase_cgroup_blame_seconds_total", (*BATCH_LABELS, "neighbour", "/web", "default/web"), 0.06),
+        ("dioptase_cgroup_blame_seconds_total", (*BATCH_LABELS, "self", "", ""), 0.0),
+        ("dioptase_cgroup_io_bytes_total", (*WEB_LABELS, "vda", "write"), 4 * 2**20),
+        ("dioptase_cgroup_io_operations_total", (*WEB_LABELS, "vda", "discard"), 2),
+        ("dioptase_cgroup_block_io_request_bytes_total", (*WEB_LABELS, "vda", "read"), 2 * 2**20),
+        ("dioptase_cgroup_network_bytes_total", (*WEB_LABELS, "tcp", "sent"), 6000),
+        ("dioptase_cgroup_network_retransmits_total", WEB_LABELS, 2),
+        ("dioptase_recording_writable", (), 1),
+        ("dioptase_recording_lost_rounds_total", (), 2),
+        ("dioptase_exporter_dropped_total", ("cgroup",), 0),
         ("dioptase_build_info", ("1.2.3",), 1),
     ],
 )
@@ -110,7 +162,7 @@ def test_sums_without_slots_are_a_histogram_of_one_bucket() -> None:
     snapshot = msgspec.structs.replace(finished.snapshot, cgroups={"/web": web})
     observed = Observed(version="1").after(msgspec.structs.replace(finished, snapshot=snapshot))
     assert shown(observed)["dioptase_cgroup_runq_wait_seconds"].distributions == (
-        Distribution(WEB_LABELS, (), (3,), 0.0015),
+        Distribution(WEB_LABELS, (), (), (3,), 0.0015),
     )
 
 
@@ -127,6 +179,7 @@ def test_a_machine_that_gives_nothing_shows_only_the_agent() -> None:
         "dioptase_snapshot_timestamp_seconds",
         "dioptase_act_mode",
         "dioptase_limitations",
+        "dioptase_exporter_dropped_total",
         "dioptase_build_info",
     }
 
@@ -160,3 +213,116 @@ def test_names_in_opentelemetry_are_unique_and_carry_no_unit() -> None:
     assert len(set(names)) == len(names)
     assert BY_NAME["dioptase_cgroup_runq_wait_seconds"].otel_name == "dioptase.cgroup.runq.wait"
     assert BY_NAME["dioptase_cgroup_cpu_throttled_periods_total"].otel_name == "dioptase.cgroup.cpu.throttled.periods"
+
+
+def test_coarse_histograms_have_every_second_bound_and_lose_nothing(observed: Observed) -> None:
+    shown_now = shown(observed)
+    direct, limit = (
+        next(d for d in shown_now["dioptase_cgroup_reclaim_seconds"].distributions if d.labels == (*WEB_LABELS, kind))
+        for kind in ("direct", "limit")
+    )
+    assert COARSE_BOUNDS_S[0] == 16e-6
+    assert (len(COARSE_BOUNDS_S), COARSE_BOUNDS_S[-1]) == (11, 16.777216)
+    # 4 direct reclaims a second of 4.096 ms each, 6 of 1.024 ms at the limit.
+    counts = dict(zip(COARSE_BOUNDS_S, direct.cumulative, strict=False))
+    assert (counts[1.024e-3], counts[4.096e-3], direct.cumulative[-1]) == (0, 8, 8)
+    assert direct.sum_s == pytest.approx(8 * 4.096e-3)
+    assert dict(zip(COARSE_BOUNDS_S, limit.cumulative, strict=False))[1.024e-3] == 12
+
+
+def test_no_limit_no_protection_and_no_quota_have_no_sample(observed: Observed) -> None:
+    kinds = {labels[-1] for labels in points(observed, "dioptase_cgroup_memory_limit_bytes") if labels[0] == "/web"}
+    assert kinds == {"max", "low", "swap_max"}
+    for limits in (Limits(), Limits(quota_us=-1, period_us=100_000), Limits(quota_us=5, period_us=0)):
+        assert points(with_web(limits=limits), "dioptase_cgroup_cpu_limit_cores") == {}
+    assert (
+        points(with_web(limits=Limits(memory_max_bytes=0x7FFFFFFFFFFFF000)), "dioptase_cgroup_memory_limit_bytes") == {}
+    )
+    assert points(with_web(limits=Limits(cpus="0-")), "dioptase_cgroup_cpuset_cpus") == {}
+
+
+def test_version_1_counts_pages_and_descendants() -> None:
+    observed = with_web(
+        memory_stat={"rss": 1, "total_rss": 4096, "inactive_file": 3, "total_inactive_file": 8192, "total_pgfault": 7},
+        numa_stat={"total": {0: 9}, "anon": {0: 1, 1: 2}, "hierarchical_anon": {0: 3, 1: 4}},
+    )
+    assert points(observed, "dioptase_cgroup_memory_bytes") == {
+        (*WEB_LABELS, "anon"): 4096, (*WEB_LABELS, "inactive_file"): 8192,
+    }  # fmt: skip
+    assert points(observed, "dioptase_cgroup_memory_numa_bytes") == {
+        (*WEB_LABELS, "anon", "0"): 3 * PAGESIZE, (*WEB_LABELS, "anon", "1"): 4 * PAGESIZE,
+    }  # fmt: skip
+    assert points(observed, "dioptase_cgroup_page_faults_total") == {WEB_LABELS: 7}
+    assert points(observed, "dioptase_cgroup_memory_working_set_bytes") == {WEB_LABELS: 64 * 2**20 - 8192}
+    shrunk = with_web(memory_bytes=100, memory_stat={"inactive_file": 4096})
+    assert points(shrunk, "dioptase_cgroup_memory_working_set_bytes") == {WEB_LABELS: 0}
+
+
+def with_web(**changes: object) -> Observed:
+    """A node where /web alone is, with these facts changed."""
+    finished = busy_round(2)
+    web = msgspec.structs.replace(finished.snapshot.cgroups["/web"], **changes)
+    snapshot = msgspec.structs.replace(finished.snapshot, cgroups={"/web": web})
+    return Observed(version="1").after(msgspec.structs.replace(finished, snapshot=snapshot))
+
+
+def test_the_cgroups_of_pods_keep_their_series_and_the_rest_is_counted() -> None:
+    observed = Observed(version="1").after(rich_round(2, cgroups=30), About(max_cgroups=4))
+    paths = {labels[0] for labels in points(observed, "dioptase_cgroup_threads")}
+    assert paths == {"/web", "/batch", "/", "/other-0"}
+    assert points(observed, "dioptase_exporter_dropped_total")[("cgroup",)] == 29
+    assert points(observed.after(rich_round(3, cgroups=30)), "dioptase_exporter_dropped_total")[("cgroup",)] == 58
+    assert {family.metric.name for family in families(observed)} <= {metric.name for metric in CATALOGUE}
+
+
+def test_a_cgroup_names_its_worst_culprits_and_the_rest_is_counted() -> None:
+    by_cgroup = {"/web": 999_000_000, **{f"/n{i}": 1_000_000 * i for i in range(30)}}
+    observed = with_web(blame=Blame(by_cgroup=by_cgroup, throttled_ns=1, higher_class_ns=2, other_ns=3))
+    blamed = points(observed, "dioptase_cgroup_blame_seconds_total")
+    neighbours = {labels[-2]: value for labels, value in blamed.items() if labels[-3] == "neighbour"}
+    assert neighbours == {f"/n{i}": pytest.approx(i / 1000) for i in range(14, 30)}
+    assert len(blamed) == 16 + 4
+    assert points(observed, "dioptase_exporter_dropped_total")[("culprit",)] == 14
+    few = with_web(blame=Blame(by_cgroup={"/n1": 5, "/n2": 0}, throttled_ns=0, higher_class_ns=0, other_ns=0))
+    assert [labels[-2] for labels in points(few, "dioptase_cgroup_blame_seconds_total") if labels[-2]] == ["/n1"]
+    assert points(few, "dioptase_exporter_dropped_total")[("culprit",)] == 0
+
+
+def test_devices_and_interfaces_are_bounded() -> None:
+    io = {f"8:{i}": IoStat(read_bytes=i, write_bytes=0, reads=0, writes=0) for i in range(20)}
+    observed = with_web(io=io)
+    assert len(points(observed, "dioptase_cgroup_io_bytes_total")) == 16 * 2
+    assert points(observed, "dioptase_exporter_dropped_total")[("device",)] == 4
+    finished = busy_round(2)
+    veths = {f"veth{i}": Interface(received={"bytes": i}, sent={}) for i in range(200)}
+    node = msgspec.structs.replace(finished.snapshot.node, interfaces=veths)
+    snapshot = msgspec.structs.replace(finished.snapshot, node=node)
+    observed = Observed(version="1").after(msgspec.structs.replace(finished, snapshot=snapshot))
+    assert len(points(observed, "dioptase_node_network_bytes_total")) == 128
+    assert points(observed, "dioptase_exporter_dropped_total")[("interface",)] == 72
+
+
+def test_the_worst_wait_of_a_round_is_an_exemplar_of_its_bucket(observed: Observed) -> None:
+    waits = {d.labels: d for d in shown(observed)["dioptase_cgroup_runq_wait_seconds"].distributions}
+    ((place, exemplar),) = waits[WEB_LABELS].exemplars.items()
+    assert (place, exemplar.value, exemplar.at_ns) == (14, 0.016384, 1_700_000_002 * 10**9)
+    trace_id, span_id = round_ids(rich_round(2).snapshot)
+    assert exemplar.labels == (("trace_id", f"{trace_id:032x}"), ("span_id", f"{span_id:016x}"), ("round", "2"))
+    untraced = Observed(version="1").after(rich_round(2, cgroups=1))
+    waits = {d.labels: d for d in shown(untraced)["dioptase_cgroup_runq_wait_seconds"].distributions}
+    assert waits[WEB_LABELS].exemplars[14].labels == (("round", "2"),)
+    assert waits[("/other-0", "", "", "", "")].exemplars == {}, "only what a person watches: the cgroups of pods"
+    first = Observed(version="1").after(msgspec.structs.replace(rich_round(2), previous=None))
+    assert not any(d.exemplars for d in shown(first)["dioptase_cgroup_runq_wait_seconds"].distributions)
+
+
+def test_every_series_of_a_cgroup_is_counted() -> None:
+    """What docs/operations.md says a cgroup costs; a container in cAdvisor has about 100 series."""
+    one, two = (
+        sum(
+            len(family.points) + sum(len(d.cumulative) + 2 for d in family.distributions)
+            for family in families(Observed(version="1").after(rich_round(2, cgroups=n)))
+        )
+        for n in (1, 2)
+    )
+    assert two - one == SERIES_OF_A_CGROUP

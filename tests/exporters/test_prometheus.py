@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric as LibraryMetric
@@ -18,9 +20,13 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from prometheus_client.registry import Collector
 
 from api.catalogue import BY_NAME
-from exporters.families import Distribution, Family, Observed, Point, families
+from api.pods import Container
+from api.text import printable
+from exporters.families import Observed, families
+from exporters.points import Distribution, Family, Point
 from exporters.prometheus import OPENMETRICS, TEXT, Exposition, lines, negotiate
 from tests.fakes import busy_round
+from tests.rich import RICH_ABOUT, rich_round
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "exposition.txt"
 HOSTILE = ('quote"', "back\\slash", "new\nline", '{le="1"} 5 # EOF', "größe ☃", " \t", "a\\nb", "\x7f\x01", "=,}")
@@ -66,7 +72,7 @@ class Oracle(Collector):
 
 
 def test_golden(golden: Callable[[str, str], None]) -> None:
-    golden("exposition.txt", text_of(Observed(version="1.2.3").after(busy_round(2))))
+    golden("exposition.txt", text_of(Observed(version="1.2.3").after(rich_round(2), RICH_ABOUT)))
 
 
 @pytest.mark.prometheus
@@ -93,7 +99,7 @@ def test_numbers_come_back_from_the_golden_text() -> None:
 
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_any_label_value_and_cgroup_name_survives_both_formats(hostile: str) -> None:
-    finished = busy_round(2)
+    finished = rich_round(2)
     pods = tuple(msgspec.structs.replace(pod, name=hostile + pod.name) for pod in finished.snapshot.pods)
     web = msgspec.structs.replace(finished.snapshot.cgroups["/web"], path=f"/{hostile}")
     cgroups = {**finished.snapshot.cgroups, web.path: web}
@@ -110,10 +116,46 @@ def test_any_label_value_and_cgroup_name_survives_both_formats(hostile: str) -> 
     assert expected["dioptase_cgroup_threads", frozenset(unowned.items())] == 8
 
 
+@given(path=st.text(st.characters(), max_size=30), name=st.text(st.characters(), max_size=30))
+@settings(deadline=None, max_examples=150)
+def test_any_text_in_a_name_comes_back_from_both_formats(path: str, name: str) -> None:
+    finished = busy_round(2)
+    web = msgspec.structs.replace(finished.snapshot.cgroups["/web"], path=f"/{path}")
+    containers = (Container(name=name, cgroup=f"/{path}"),)
+    pods = (msgspec.structs.replace(finished.snapshot.pods[0], name=name, containers=containers),)
+    snapshot = msgspec.structs.replace(finished.snapshot, cgroups={f"/{path}": web}, pods=pods, indicators={})
+    observed = Observed(version="1").after(msgspec.structs.replace(finished, snapshot=snapshot))
+    labels = {"cgroup": printable(f"/{path}"), "namespace": "default", "pod": printable(name),
+              "container": printable(name), "qos": "shared_cores"}  # fmt: skip
+    openmetrics = "".join(lines(families(observed), openmetrics=True)) + "# EOF\n"
+    for back in (parsed(text_of(observed)), parsed(openmetrics, parse_openmetrics)):
+        assert back["dioptase_cgroup_threads", frozenset(labels.items())] == 8
+
+
+def test_exemplars_are_in_openmetrics_alone_and_below_128_characters() -> None:
+    observed = Observed(version="1").after(rich_round(2), RICH_ABOUT)
+    assert " # {" not in text_of(observed)
+    openmetrics = "".join(lines(families(observed), openmetrics=True)) + "# EOF\n"
+    found = {
+        (sample.name, sample.labels.get("pod"), sample.labels.get("le")): sample.exemplar
+        for family in parse_openmetrics(openmetrics)
+        for sample in family.samples
+        if sample.exemplar
+    }
+    worst = found["dioptase_cgroup_runq_wait_seconds_bucket", "web", "0.016384"]
+    assert (worst.value, float(worst.timestamp)) == (0.016384, 1_700_000_002.0)
+    assert set(worst.labels) == {"trace_id", "span_id", "round"}
+    assert sum(len(key) + len(value) for key, value in worst.labels.items()) < 128
+    assert found["dioptase_rounds_total", None, None].labels["round"] == "2"
+    assert {name for name, _, _ in found} == {
+        "dioptase_cgroup_runq_wait_seconds_bucket", "dioptase_decisions_total", "dioptase_rounds_total",
+    }  # fmt: skip
+
+
 def test_numbers_that_are_not_finite_are_spelled_as_prometheus_reads_them() -> None:
     row = BY_NAME["dioptase_pool_cpus"]
     values = {"nan": math.nan, "plus": math.inf, "minus": -math.inf, "tiny": 5e-324, "large": 2**63}
-    family = Family(row, points=tuple(Point((name,), value) for name, value in values.items()))
+    family = Family(row, points=tuple(Point((), (name,), value) for name, value in values.items()))
     back = parsed("".join(lines(iter([family]), openmetrics=False)))
     for name, value in values.items():
         assert back["dioptase_pool_cpus", frozenset({("pool", name)})] == pytest.approx(value, nan_ok=True)
@@ -121,7 +163,7 @@ def test_numbers_that_are_not_finite_are_spelled_as_prometheus_reads_them() -> N
 
 def test_a_histogram_without_labels_or_bounds_is_well_formed() -> None:
     row = msgspec.structs.replace(BY_NAME["dioptase_indicator_latency_seconds"], labels=())
-    family = Family(row, distributions=(Distribution((), (), (3,), 1.5),))
+    family = Family(row, distributions=(Distribution((), (), (), (3,), 1.5),))
     back = parsed("".join(lines(iter([family]), openmetrics=True)) + "# EOF\n", parse_openmetrics)
     assert back[f"{row.name}_bucket", frozenset({("le", "+Inf")})] == 3
     assert back[f"{row.name}_count", frozenset()] == 3

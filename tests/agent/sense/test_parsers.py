@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from agent.sense import parsers
 from api.facts import CpuTimes, Pressure
+from tests.agent.sense.texts import assert_sane, damaged, garbage, numbers_in
 
 V1_STAT = b"nr_periods 40\nnr_throttled 8\nthrottled_time 320000000\nnr_bursts 0\nburst_time 0\n"
 V2_STAT = b"usage_usec 777906335\nuser_usec 481805692\nsystem_usec 296100643\nnice_usec 0\nnr_periods 3\n"
@@ -21,6 +21,12 @@ STAT = (
     b"cpu  48180 7 29205 486245 846 0 405 89 5 0\ncpu0 18205 0 14601 249316 44 0 162 45 0 0\nintr 1 2\ncpu11 1 2 3 4\n"
 )
 MEMINFO = b"MemTotal:       24684092 kB\nMemFree:        24241756 kB\nMemAvailable:   24320228 kB\n"
+FULL = Pressure(
+    some_us=238431316, some_avg10=0.84, some_avg60=6.41, some_avg300=19.14,
+    full_us=17, full_avg10=0.0, full_avg60=0.0, full_avg300=0.0,
+)  # fmt: skip
+NODE_MEMINFO = b"Node 0 MemFree:   5593372 kB\nNode 0 HugePages_Total:     3\nNode 0 Active(anon):       1604 kB\n"
+VMSTAT = b"nr_free_pages 1398343\npgscan_kswapd 0\nworkingset_refault_file 18446744073709551615\n"
 TASK_STAT = b"12 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20 21\n"
 
 PARSERS: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
@@ -31,7 +37,8 @@ PARSERS: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
     "task_ids": (parsers.task_ids, b"11\n12\n"),
     "pressure": (parsers.pressure, PSI),
     "cpu_lines": (lambda text: parsers.cpu_lines(text, 100), STAT),
-    "meminfo": (parsers.meminfo_bytes(b"MemAvailable"), MEMINFO),
+    "meminfo": (parsers.meminfo, MEMINFO),
+    "flat": (parsers.flat, VMSTAT),
     "load": (parsers.load_averages, b"0.84 1.82 1.08 1/94 12303\n"),
     "schedstat": (parsers.schedstat, b"7 8 9\n"),
     "start_ticks": (parsers.start_ticks, TASK_STAT),
@@ -62,12 +69,28 @@ PARSERS: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
         (parsers.task_count, b"11\n12\n", 2),
         (parsers.task_count, b"none\n", None),
         (parsers.task_ids, b"11\n0\n12\n", (11, 12)),
-        (parsers.pressure, PSI, Pressure(some_us=238431316, some_avg10=0.84, full_us=17, full_avg10=0.0)),
-        (parsers.pressure, PSI.split(b"\n")[0], Pressure(some_us=238431316, some_avg10=0.84)),
+        (parsers.pressure, PSI, FULL),
+        (
+            parsers.pressure,
+            PSI.split(b"\n")[0],
+            Pressure(some_us=238431316, some_avg10=0.84, some_avg60=6.41, some_avg300=19.14),
+        ),
         (parsers.pressure, PSI.split(b"\n")[1], None),
         (parsers.pressure, b"some avg10=nan avg60=0 avg300=0 total=1", None),
-        (parsers.meminfo_bytes(b"MemTotal"), MEMINFO, 24684092 * 1024),
-        (parsers.meminfo_bytes(b"Mem"), MEMINFO, None),
+        (
+            parsers.meminfo,
+            MEMINFO,
+            {"MemTotal": 24684092 * 1024, "MemFree": 24241756 * 1024, "MemAvailable": 24320228 * 1024},
+        ),
+        (parsers.meminfo, NODE_MEMINFO, {"MemFree": 5593372 * 1024, "HugePages_Total": 3, "Active(anon)": 1604 * 1024}),
+        (parsers.meminfo, b"MemTotal: 18446744073709551615 kB\nMemFree: -1 kB\n: 5 kB\n", {}),
+        (
+            parsers.flat,
+            VMSTAT,
+            {"nr_free_pages": 1398343, "pgscan_kswapd": 0, "workingset_refault_file": 2**64 - 1},
+        ),
+        (parsers.flat, b"a 1\nb\nc 3 4\nd -5\ne 6", {"a": 1, "e": 6}),
+        (parsers.flat, b"a 1 b\n2 3 4\n", {}),
         (parsers.load_averages, b"0.84 1.82 1.08 1/94 12303\n", (0.84, 1.82, 1.08)),
         (parsers.load_averages, b"0.84 1e9 1.08", None),
         (parsers.schedstat, b"7 8 9\n", (7, 8, 9)),
@@ -93,26 +116,8 @@ def test_cpu_lines_are_scaled_from_ticks_and_old_ones_have_no_steal() -> None:
     )  # fmt: skip
 
 
-def numbers_in(value: Any) -> list[float]:
-    if isinstance(value, (int, float)):
-        return [value]
-    if hasattr(value, "__struct_fields__"):
-        value = [getattr(value, name) for name in value.__struct_fields__]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [number for item in value or () for number in numbers_in(item)] if isinstance(value, (list, tuple)) else []
-
-
-def assert_sane(value: Any) -> None:
-    """Whatever a parser says is finite and not negative."""
-    assert all(math.isfinite(number) and number >= 0 for number in numbers_in(value))
-
-
 @pytest.mark.parametrize("name", PARSERS)
-@given(
-    text=st.binary(max_size=200)
-    | st.text("cpusomefull avg10=total:0123456789.-\n\t \0kB", max_size=200).map(str.encode)
-)
+@given(text=garbage("cpusomefull avg10=total:.kBMem"))
 def test_any_text_is_read_without_raising(name: str, text: bytes) -> None:
     assert_sane(PARSERS[name][0](text))
 
@@ -121,9 +126,7 @@ def test_any_text_is_read_without_raising(name: str, text: bytes) -> None:
 @given(data=st.data())
 def test_damaged_texts_are_read_without_raising(name: str, data: st.DataObject) -> None:
     parse, text = PARSERS[name]
-    start = data.draw(st.integers(0, len(text)))
-    end = data.draw(st.integers(start, len(text)))
-    assert_sane(parse(text[:start] + data.draw(st.binary(max_size=6)) + text[end:]))
+    assert_sane(parse(data.draw(damaged(text))))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from api.ports import Probe, Seen, Unavailable, WaitSource
 from api.qos import QoSLevel
 from api.samples import CgroupSample, Indicator, Snapshot, SourceStatus
 from tests.agent.sense import trees
-from tests.agent.sense.test_node import FILES
+from tests.agent.sense.machines import PROC
 
 WEB = Pod(
     uid="u", namespace="default", name="web", qos=QoSLevel.SHARED, containers=(Container(name="web", cgroup="/web"),)
@@ -88,7 +88,7 @@ class Machine:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        trees.make(root / "proc", FILES)
+        trees.make(root / "proc", PROC)
         trees.make(root / "sys", {"devices/system/cpu/online": "0-1\n"})
         self.hierarchy = trees.hybrid(root, (".", "web"), ("web",))
         self.pods, self.waits = Pods(), Waits()
@@ -103,7 +103,7 @@ class Machine:
     ) -> Sensor:
         return Sensor(
             cgroups=CgroupReader(self.hierarchy, limit=limit),
-            node=NodeReader(self.root / "proc"),
+            node=NodeReader(self.root / "proc", self.root / "sys", live=False),
             sys=self.root / "sys",
             pods=self.pods,
             waits=waits or self.waits,
@@ -159,7 +159,7 @@ def test_a_cgroup_without_waits_has_none_and_not_zero(machine: Machine) -> None:
     assert machine.sensor().snapshot(1, 1, 1).cgroups["/web"].wait is None
 
 
-def test_a_probe_is_asked_for_all_and_between_snapshots_for_online_pods(machine: Machine) -> None:
+def test_a_probe_is_asked_for_all_and_between_snapshots_for_what_is_wanted(machine: Machine) -> None:
     batch = msgspec.structs.replace(
         WEB, uid="b", name="batch", qos=QoSLevel.RECLAIMED, containers=(Container(name="b", cgroup="/batch"),)
     )
@@ -167,15 +167,16 @@ def test_a_probe_is_asked_for_all_and_between_snapshots_for_online_pods(machine:
     machine.pods.answer = lambda: (WEB, batch)
     sensor = machine.sensor()
     sensor.snapshot(1, 1, 1)
-    sensor.read_waits()
+    sensor.read_waits({machine.web_id})
     assert machine.waits.asked == [(None, True), ({machine.web_id}, False)]
 
 
 def test_a_list_with_gaps_is_not_called_complete(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_reader: CgroupReader) -> dict[str, CgroupSample]:
+    def refuse(_reader: CgroupReader, *_: int) -> dict[str, CgroupSample]:
         raise Unavailable("the root of the cgroup tree cannot be read", "mount it")
 
-    machine.sensor(limit=1).snapshot(1, 1, 1)
+    trees.v1(machine.root, ("other",))
+    machine.sensor(limit=2).snapshot(1, 1, 1)
     sensor = machine.sensor()
     sensor.snapshot(1, 1, 1)
     monkeypatch.setattr(CgroupReader, "read", refuse)
@@ -201,6 +202,38 @@ def test_a_zero_of_a_cgroup_without_cpu_controller_is_its_ancestors_and_not_know
     assert machine.sensor().snapshot(1, 1, 1).cgroups["/web"].wait is None
 
 
+def test_a_listed_cgroup_without_cpu_controller_is_named_with_the_remedy(machine: Machine) -> None:
+    sensor = machine.sensor()
+    assert "pod-controllers" not in {s.name for s in sensor.snapshot(1, 1, 1).sources}
+    (machine.root / "cpu/web/cpu.stat").write_text("usage_usec 1\n")
+    found = status(sensor.snapshot(2, 2, 2), "pod-controllers")
+    assert (found.ok, found.error) == (False, "no cpu controller in /web")
+    assert "echo +cpu > /sys/fs/cgroup/cgroup.subtree_control" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("online", "batch", "related"),
+    [
+        ("/web", "/batch", True),
+        ("/a/web", "/a/batch", True),
+        ("/a/b/web", "/a/batch", True),
+        ("/web", "/a/batch", False),
+    ],
+)
+def test_batch_work_that_gives_way_to_nobody_is_named(machine: Machine, online: str, batch: str, related: bool) -> None:
+    pods = [
+        msgspec.structs.replace(
+            WEB, uid=qos.value, name=qos.value, qos=qos, containers=(Container(name="c", cgroup=path),)
+        )
+        for qos, path in ((QoSLevel.SHARED, online), (QoSLevel.RECLAIMED, batch))
+    ]
+    machine.pods.answer = lambda: tuple(pods)
+    found = [s for s in machine.sensor().snapshot(1, 1, 1).sources if s.name == "pod-siblings"]
+    assert (not found) is related
+    if found:
+        assert f"{batch} beside {online}" in found[0].error
+
+
 def test_waits_that_cannot_be_had_say_why_in_every_snapshot(machine: Machine) -> None:
     def refuse(_live: Mapping[int, str]) -> Mapping[int, Wait]:
         raise Unavailable("the kernel refuses BPF", "grant CAP_BPF")
@@ -213,7 +246,7 @@ def test_waits_that_cannot_be_had_say_why_in_every_snapshot(machine: Machine) ->
         assert (waits.ok, waits.error, waits.remedy) == (False, "the kernel refuses BPF", "grant CAP_BPF")
         assert snapshot.cgroups["/web"].wait is None
         assert status(snapshot, "cgroups").ok
-    assert sensor.read_waits() == {}
+    assert sensor.read_waits({machine.web_id}) == {}
 
 
 STATES = ThreadStates(runnable=1, uninterruptible=0, iowait=0, sleeping=2)
@@ -248,6 +281,7 @@ def test_probes_may_come_and_change_while_it_runs(machine: Machine) -> None:
 
 def test_a_probe_knows_whether_the_list_has_gaps(machine: Machine) -> None:
     probe = Seeing("threads", lambda live: Seen())
+    machine.pods.answer = lambda: ()  # the cgroups of pods are never left out
     machine.sensor(limit=1, probes=(probe,)).snapshot(1, 1, 1)
     machine.sensor(probes=(probe,)).snapshot(1, 1, 1)
     assert probe.asked == [False, True]
@@ -308,7 +342,7 @@ def test_a_bug_in_a_source_is_seen_and_costs_only_its_part(machine: Machine, cap
     sensor = machine.sensor()
     for seq in (1, 2, 3):
         snapshot = sensor.snapshot(seq, seq, seq)
-        assert sensor.read_waits() == {}
+        assert sensor.read_waits({machine.web_id}) == {}
     waits = status(snapshot, "waits")
     assert (waits.ok, waits.error) == (False, "KeyError: 'slot 27'")
     assert "bug" in waits.remedy
@@ -365,11 +399,8 @@ def test_schedstat_follows_the_pods(machine: Machine) -> None:
     assert snapshot.cgroups["/web"].wait == Wait(sum_ns=700, count=2)
     assert snapshot.cgroups["/"].wait is None
     assert status(snapshot, "waits").detail == "schedstat"
-    assert sensor.read_waits() == {machine.web_id: Wait(sum_ns=700, count=2)}
-    batch = msgspec.structs.replace(WEB, qos=QoSLevel.RECLAIMED)
-    machine.pods.answer = lambda: (batch,)
-    assert sensor.snapshot(2, 2, 2).cgroups["/web"].wait == Wait(sum_ns=700, count=2)
-    assert sensor.read_waits() == {}, "no pod is online"
+    assert sensor.read_waits({machine.web_id}) == {machine.web_id: Wait(sum_ns=700, count=2)}
+    assert sensor.read_waits(()) == {}
     machine.pods.answer = lambda: ()
     assert sensor.snapshot(2, 2, 2).cgroups["/web"].wait is None
 

@@ -1,0 +1,224 @@
+"""Does the agent hold out: thousands of cgroups at rest while hundreds are made and removed every second.
+
+Looks at the agent from outside: memory, descriptors, CPU time and the errors of its sources, before the churn, during it
+and after. Growth is judged between the churn's first half and its second: what is only kept for what exists does not grow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from agent.hierarchy import Hierarchy, detect
+from api.ports import Unavailable
+from bench.machine import cpu_ns_of, end_cleanly_on_sigterm, memory_kib_of
+from cli.child import AgentChild, AgentEnded, free_port
+from exporters.view import View
+
+RESULTS = Path(__file__).parent / "results"
+PARENT = "dioptase-bench-soak"
+NS_PER_MS = 1_000_000
+MOST_GROWTH_MIB, MOST_GROWTH_FDS = 4.0, 16
+"""Between the halves of the churn: an allocator's luck, and groups caught half-way."""
+CHURN = """
+import os, sys, time
+parents, rate, prefix = sys.argv[3:], int(sys.argv[1]), sys.argv[2]
+made, began, told = 0, time.monotonic(), 0
+alive = []
+while True:
+    while made < (time.monotonic() - began) * rate:
+        name = f"{prefix}{made}"
+        for parent in parents:
+            os.mkdir(f"{parent}/{name}")
+        alive.append(name)
+        made += 1
+        if len(alive) > 20:
+            gone = alive.pop(0)
+            for parent in parents:
+                os.rmdir(f"{parent}/{gone}")
+    if made - told >= rate:
+        told = made
+        print(made, flush=True)
+    time.sleep(0.005)
+"""
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """The agent at one moment, and its rounds since the look before."""
+
+    phase: str
+    rss_mib: float
+    descriptors: int
+    cpu_ms: float
+    """For each second."""
+    rounds: int
+    errors: tuple[str, ...]
+    """What sources said was wrong, each once."""
+
+
+class Soak(msgspec.Struct, frozen=True, kw_only=True):
+    """One run."""
+
+    at_rest: int
+    rate: float
+    """Cgroups that were really made, and removed, in a second."""
+    looks: tuple[Look, ...]
+
+    def growth(self) -> tuple[float, int]:
+        """MiB and descriptors between the halves of the churn."""
+        first, second = (look for look in self.looks if look.phase.startswith("churn"))
+        return second.rss_mib - first.rss_mib, second.descriptors - first.descriptors
+
+    def faults(self) -> list[str]:
+        """Why this was not survived; empty where it was."""
+        mib, descriptors = self.growth()
+        found = [f"{look.phase}: {error}" for look in self.looks for error in look.errors]
+        found += [f"{look.phase}: no round" for look in self.looks if not look.rounds]
+        if mib > MOST_GROWTH_MIB:
+            found.append(f"memory grew by {mib:.1f} MiB")
+        if descriptors > MOST_GROWTH_FDS:
+            found.append(f"{descriptors} descriptors more are open")
+        return found
+
+
+@contextmanager
+def resting(hierarchy: Hierarchy, count: int) -> Iterator[list[Path]]:
+    """`count` empty cgroups in every tree, and the directories to churn in."""
+    mounts = dict.fromkeys((*hierarchy.v1.values(), *((hierarchy.v2,) if hierarchy.v2 else ())))
+    roots = [mount / PARENT for mount in mounts]
+    for root in roots:
+        _remove(root)
+    try:
+        for root in roots:
+            root.mkdir()
+            for index in range(count):
+                (root / f"rest{index}").mkdir()
+        yield roots
+    finally:
+        for root in roots:
+            _remove(root)
+
+
+def _remove(root: Path) -> None:
+    if root.exists():
+        for child in root.iterdir():
+            if child.is_dir():
+                child.rmdir()
+        root.rmdir()
+
+
+def soak(hierarchy: Hierarchy, at_rest: int, rate: int, seconds: float) -> Soak:
+    """Rest for a while, churn for twice as long, rest again."""
+    with resting(hierarchy, at_rest) as roots, tempfile.TemporaryDirectory(prefix="dioptase-soak-") as name:
+        directory = Path(name)
+        (directory / "pods.yaml").write_text("pods: []\n")
+        (directory / "config.yaml").write_text(f"maxCgroups: {at_rest + 4096}\n")
+        options = ["--pods", str(directory / "pods.yaml"), "--state-dir", str(directory / "state"), "--act", "off"]
+        options += ["--config", str(directory / "config.yaml")]
+        with (directory / "agent.log").open("wb") as log:
+            agent = AgentChild(options, port=free_port(), output=log)
+        try:
+            agent.wait_healthy()
+            time.sleep(6.0)  # every slow file has had its turn
+            watch = _Watch(agent)
+            looks = [watch.look("rest", seconds)]
+            argv = [sys.executable, "-c", CHURN, str(rate), "churn", *map(str, roots)]
+            with subprocess.Popen(argv, stdout=subprocess.PIPE) as churn:
+                assert churn.stdout is not None
+                began = time.monotonic()
+                looks.append(watch.look("churn, first half", seconds, churn))
+                looks.append(watch.look("churn, second half", seconds, churn))
+                churn.kill()
+                lasted = time.monotonic() - began
+                made = int(churn.stdout.read().split()[-1])
+            looks.append(watch.look("rest again", seconds))
+            return Soak(at_rest=at_rest, rate=made / lasted, looks=tuple(looks))
+        finally:
+            agent.stop()
+
+
+class _Watch:
+    # Reads the agent's history as it goes: it keeps some rounds only.
+    def __init__(self, agent: AgentChild) -> None:
+        self._agent, self._seq = agent, 0
+
+    def look(self, phase: str, seconds: float, churn: subprocess.Popen[bytes] | None = None) -> Look:
+        began, before = time.monotonic(), cpu_ns_of(self._agent.pid)
+        self._rounds()
+        rounds, errors = 0, dict[str, None]()
+        while (left := began + seconds - time.monotonic()) > 0:
+            time.sleep(min(2.0, left))
+            if churn is not None and churn.poll() is not None:
+                raise OSError(f"the churn ended with exit code {churn.returncode}")
+            for view in self._rounds():
+                rounds += 1
+                errors |= dict.fromkeys(f"{s.name}: {s.error}" for s in view.sources if not s.ok)
+        spent_ms = (cpu_ns_of(self._agent.pid) - before) / NS_PER_MS
+        return Look(
+            phase=phase,
+            rss_mib=memory_kib_of(self._agent.pid) / 1024,
+            descriptors=len(list(Path(f"/proc/{self._agent.pid}/fd").iterdir())),
+            cpu_ms=spent_ms / (time.monotonic() - began),
+            rounds=rounds,
+            errors=tuple(errors),
+        )
+
+    def _rounds(self) -> list[View]:
+        views = msgspec.json.decode(self._agent.get(f"/api/v1/history?after={self._seq}", 10) or b"[]", type=list[View])
+        if views:
+            self._seq = views[-1].seq
+        return views
+
+
+def markdown(run: Soak) -> str:
+    """The section of bench/RESULTS.md."""
+    mib, descriptors = run.growth()
+    out = [
+        "## Soak",
+        "",
+        f"{run.at_rest} cgroups at rest, and {run.rate:.0f} made and removed in a second, in every hierarchy.",
+        f"Between the halves of the churn the agent grew by {mib:.1f} MiB and {descriptors} descriptors.",
+        "",
+        "| phase | CPU ms/s | RSS MiB | descriptors | rounds | errors of sources |",
+        "|---|---|---|---|---|---|",
+    ]
+    out += [
+        f"| {look.phase} | {look.cpu_ms:.0f} | {look.rss_mib:.1f} | {look.descriptors} | {look.rounds} | {len(look.errors)} |"
+        for look in run.looks
+    ]
+    return "\n".join([*out, ""])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
+    parser.add_argument("--rest", type=int, default=2000)
+    parser.add_argument("--rate", type=int, default=500)
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each of the four phases")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for soak.json and .md")
+    args = parser.parse_args(argv)
+    end_cleanly_on_sigterm()
+    try:
+        run = soak(detect(), args.rest, args.rate, args.seconds)
+    except (Unavailable, AgentEnded, OSError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    print(markdown(run))
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "soak.json").write_bytes(msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n")
+    (args.out / "soak.md").write_text(markdown(run))
+    faults = run.faults()
+    for fault in faults:
+        print(f"bench: {fault}", file=sys.stderr)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

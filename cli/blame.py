@@ -1,0 +1,109 @@
+"""Who waits on whom, for terminals: victims in rows, the worst culprits in columns by letter, milliseconds a second. Pure.
+
+What no neighbour did stands apart on the right: the own quota, real-time tasks, and what cannot be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from string import ascii_uppercase
+
+from rich.text import Text
+
+from cli import words
+from cli.names import fitted, names_of
+from exporters.view import View
+
+SPAN_MS = 30_000
+CELL = 6
+APART = ("quota", "rt", "other")
+LEAST_MS = 0.05
+STRONG_MS, WEAK_MS = 100.0, 10.0
+
+
+class Victim:
+    """Waits of one cgroup, averaged over several rounds, in milliseconds a second."""
+
+    def __init__(self, cgroup: str) -> None:
+        self.cgroup = cgroup
+        self.by: dict[str, float] = {}
+        self.rest = 0.0
+        self.apart = [0.0, 0.0, 0.0]
+
+    @property
+    def total(self) -> float:
+        return sum(self.by.values()) + self.rest + sum(self.apart)
+
+
+def average(views: Sequence[View]) -> list[Victim]:
+    """Blame over the time of these rounds, the longest waits first."""
+    seconds = sum((view.interval_ms or 0.0) / 1000 for view in views)
+    victims: dict[str, Victim] = {}
+    for view in views:
+        share = (view.interval_ms or 0.0) / 1000 / seconds if seconds else 0.0
+        for c in (*view.containers, *view.others):
+            if c.blame is None:
+                continue
+            victim = victims.setdefault(c.cgroup, Victim(c.cgroup))
+            for culprit, ms in c.blame.culprits:
+                victim.by[culprit] = victim.by.get(culprit, 0.0) + ms * share
+            victim.rest += c.blame.rest_ms * share
+            found = (c.blame.throttled_ms, c.blame.higher_class_ms, c.blame.other_ms)
+            victim.apart = [known + ms * share for known, ms in zip(victim.apart, found, strict=True)]
+    return sorted(victims.values(), key=lambda victim: -victim.total)
+
+
+def matrix(view: View, history: Sequence[View], width: int, height: int) -> list[Text]:
+    """At most so many lines, the names of the columns included."""
+    recent = [seen for seen in history if view.wall_time_ms - seen.wall_time_ms < SPAN_MS] or [view]
+    names = names_of(c for seen in recent for c in (*seen.containers, *seen.others))
+    known = average(recent)
+    victims = [victim for victim in known if victim.total >= LEAST_MS]
+    if not victims:
+        told = "Nobody waits long enough for a line here." if known else (
+            "Who had the CPU meanwhile is not known: the probe that tells is not running."
+        )  # fmt: skip
+        return [Text(told, style="dim")]
+    name = max(width // 4, 14)
+    room = max((width - name) // CELL - 2 - len(APART), 1)
+    named = max(height // 3, 1)
+    victims = victims[: max(height - 1 - named, 1)]
+    culprits = _worst(victims)[: min(room, named, len(ascii_uppercase))]
+    titles = ["all", *ascii_uppercase[: len(culprits)], "rest", *APART]
+    made = [
+        Text("ms of wait a second".ljust(name)[:name] + "".join(title.rjust(CELL) for title in titles), style="dim")
+    ]
+    for victim in victims:
+        cells = [victim.total, *(victim.by.get(culprit, 0.0) for culprit in culprits)]
+        rest = victim.rest + sum(ms for culprit, ms in victim.by.items() if culprit not in culprits)
+        line = Text(fitted(names.get(victim.cgroup, words.clean(victim.cgroup)), name))
+        for ms in (*cells, rest):
+            line.append(_cell(ms).rjust(CELL), _style(ms))
+        for ms in victim.apart:
+            line.append(_cell(ms).rjust(CELL), "dim")
+        made.append(line)
+    for letter, culprit in zip(ascii_uppercase, culprits, strict=False):
+        made.append(Text.assemble((f"{letter} ", "bold"), _called(culprit, names, width - 2)))
+    return made[:height]
+
+
+def _worst(victims: Sequence[Victim]) -> list[str]:
+    caused: dict[str, float] = {}
+    for victim in victims:
+        for culprit, ms in victim.by.items():
+            caused[culprit] = caused.get(culprit, 0.0) + ms
+    return sorted((c for c in caused if caused[c] >= LEAST_MS), key=lambda culprit: -caused[culprit])
+
+
+def _called(culprit: str, names: Mapping[str, str], width: int) -> str:
+    return fitted(names.get(culprit, words.clean(culprit)), width).rstrip()
+
+
+def _cell(ms: float) -> str:
+    if ms < LEAST_MS:
+        return "·"
+    return words.fixed(ms, 1) if ms < 9.95 else words.integer(ms)
+
+
+def _style(ms: float) -> str:
+    return "bold" if ms >= STRONG_MS else "" if ms >= WEAK_MS else "dim"

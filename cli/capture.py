@@ -1,0 +1,147 @@
+"""`dioptase capture`: one archive of the kernel's texts that the agent reads, to be attached to a report of a problem."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from importlib.metadata import version
+from itertools import chain
+from pathlib import Path
+from typing import IO
+
+import click
+import msgspec
+
+from agent.hierarchy import Hierarchy, detect
+from agent.sense import capture as texts
+from agent.sense.capture import Text
+from api.ports import Unavailable
+
+PROC, SYS = Path("/proc"), Path("/sys")
+MANIFEST = "manifest.json"
+MOST_BYTES = 64 << 20
+"""Of all texts together; what does not fit is counted in the manifest."""
+_SHOWN_EVERY = 500
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What an archive holds; the first file in it."""
+
+    version: str
+    """Of dioptase."""
+    kernel: str
+    machine: str
+    captured_at: str
+    """UTC."""
+    mode: str
+    """Cgroup version: v1, v2 or hybrid."""
+    ticks_per_second: int
+    page_bytes: int
+    files: int
+    left_out: int
+
+
+@click.command()
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The archive, `-` for standard output.  [default: dioptase-capture-TIME.tar.gz]",
+)
+@click.option("--cgroups", type=click.IntRange(min=1), default=1000, show_default=True, help="Most cgroups to look at.")
+def capture(*, output: Path | None, cgroups: int) -> None:
+    """Write an archive of the files of /proc, /sys and the cgroup trees that the agent reads, each as it is.
+
+    It tells names of cgroups, mounts, disks and network interfaces, and counters. It holds no environment, command line
+    or name of a process. Look into it before you pass it on: `tar tzf FILE`.
+    """
+    now = time.gmtime()
+    path = output or Path(time.strftime("dioptase-capture-%Y%m%dT%H%M%SZ.tar.gz", now))
+    try:
+        hierarchy = detect(PROC)
+        found, left_out = bounded(_counted(chain(texts.node(PROC, SYS), texts.cgroups(hierarchy, cgroups))))
+        manifest = _manifest(hierarchy, now, len(found), left_out)
+        _write(path, manifest, found, int(time.time()))
+    except (Unavailable, OSError) as error:
+        remedy = f": {error.remedy}" if isinstance(error, Unavailable) else ""
+        click.echo(f"capture: {error}{remedy}", err=True)
+        sys.exit(2)
+    click.echo(f"wrote {len(found)} files" + (f", left out {left_out}" if left_out else "") + f": {path}", err=True)
+
+
+def bounded(found: Iterable[Text], most_bytes: int = MOST_BYTES) -> tuple[list[Text], int]:
+    """As many texts as fit, and how many do not."""
+    kept: list[Text] = []
+    left_out = size = 0
+    for text in found:
+        length = len(text.text or b"")
+        if size + length > most_bytes:
+            left_out += 1
+            continue
+        size += length
+        kept.append(text)
+    return kept, left_out
+
+
+def write_archive(stream: IO[bytes], manifest: Manifest, found: Iterable[Text], mtime: int) -> None:
+    """The archive: every file below the path that it has on the machine, without the leading slash."""
+    with tarfile.open(fileobj=stream, mode="w:gz", format=tarfile.PAX_FORMAT) as archive:
+        _add(archive, MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n", mtime)
+        for path, text in found:
+            _add(archive, str(path).lstrip("/"), text, mtime)
+
+
+def _add(archive: tarfile.TarFile, name: str, text: bytes | None, mtime: int) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.mtime = mtime
+    if text is None:
+        entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+        archive.addfile(entry)
+    else:
+        entry.size = len(text)
+        archive.addfile(entry, io.BytesIO(text))
+
+
+def _write(path: Path, manifest: Manifest, found: list[Text], mtime: int) -> None:
+    if str(path) == "-":
+        write_archive(sys.stdout.buffer, manifest, found, mtime)
+        return
+    # Under its name only when it is whole.
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            write_archive(file, manifest, found, mtime)
+            file.flush()
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+
+def _manifest(hierarchy: Hierarchy, now: time.struct_time, files: int, left_out: int) -> Manifest:
+    machine = os.uname()
+    return Manifest(
+        version=version("dioptase"),
+        kernel=f"{machine.sysname} {machine.release}",
+        machine=machine.machine,
+        captured_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", now),
+        mode=hierarchy.mode,
+        ticks_per_second=os.sysconf("SC_CLK_TCK"),
+        page_bytes=os.sysconf("SC_PAGE_SIZE"),
+        files=files,
+        left_out=left_out,
+    )
+
+
+def _counted(found: Iterable[Text]) -> Iterator[Text]:
+    shown = sys.stderr.isatty()
+    for count, text in enumerate(found, 1):
+        if shown and count % _SHOWN_EVERY == 0:
+            click.echo(f"\r{count} files", nl=False, err=True)
+        yield text
+    if shown:
+        click.echo("\r", nl=False, err=True)

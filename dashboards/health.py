@@ -1,0 +1,172 @@
+"""The agent's own health and cost: does it look, do its sources answer, what does it miss, what does it take."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.models import units
+
+from dashboards.panels import NODE, RATE, Board, Panel, Query, lines, number, rate_by, states
+
+ON = "on {{instance}}"
+OURS = "and on (instance) dioptase_build_info"
+"""Of the metrics that every program has, only those of the agent."""
+
+
+def board() -> Board:
+    return Board(
+        "agent",
+        "Dioptase: the agent's health and cost",
+        "Whether the agents look at their nodes, what they cannot see or lose, and what they cost.",
+        (),
+        (
+            ("At a glance", _glance()),
+            ("What it sees", _sees()),
+            ("What it loses", _loses()),
+            ("What it costs", _costs()),
+        ),
+    )
+
+
+def _glance() -> list[Panel]:
+    late = f"time() - dioptase_snapshot_timestamp_seconds{{{NODE}}} - on (instance) dioptase_round_interval_seconds"
+    return [
+        number(
+            "Agents", units.Short, f"count(dioptase_build_info{{{NODE}}})", "That answered Prometheus' latest request."
+        ),
+        number(
+            "Most overdue round",
+            units.Seconds,
+            f"max({late})",
+            "Seconds since an agent last looked at its node, less the interval at which it is set to look.",
+            (5, 15),
+        ),
+        number(
+            "Sources down",
+            units.Short,
+            f"count(dioptase_source_up{{{NODE}}} == 0) or vector(0)",
+            "Over all nodes; the panel below says which.",
+            (1,),
+        ),
+        number(
+            "Rounds lost in recordings",
+            units.Short,
+            f"sum(increase(dioptase_recording_lost_rounds_total{{{NODE}}}[1h])) or vector(0)",
+            "In the last hour; the disk was full, failed, or too slow.",
+            (1,),
+        ),
+        number(
+            "CPU of the dearest agent",
+            "cores",
+            f"max(rate(process_cpu_seconds_total{{{NODE}}}{RATE}) {OURS})",
+            "Of the agent's own process.",
+        ),
+        number(
+            "Memory of the largest agent",
+            units.BytesIEC,
+            f"max(process_resident_memory_bytes{{{NODE}}} {OURS})",
+            "Resident. 64 MiB with 200 cgroups is what it is held to.",
+        ),
+    ]
+
+
+def _sees() -> list[Panel]:
+    return [
+        states(
+            "Sources",
+            "What an agent reads, green while it answers; `dioptase doctor` on the node has the remedy.",
+            Query(f"min by (instance, source) (dioptase_source_up{{{NODE}}})", f"{{{{source}}}} {ON}"),
+        ),
+        lines(
+            "Sources, duration",
+            units.Seconds,
+            "Of the latest round. One that grows will make the round overrun.",
+            Query(f"dioptase_source_duration_seconds{{{NODE}}}", f"{{{{source}}}} {ON}"),
+        ),
+        lines(
+            "Snapshot age",
+            units.Seconds,
+            "Grows when an agent hangs; above the limit the alert DioptaseAgentSilent fires.",
+            Query(f"time() - dioptase_snapshot_timestamp_seconds{{{NODE}}}", "{{instance}}"),
+            Query(f"15 + 3 * dioptase_round_interval_seconds{{{NODE}}}", f"limit {ON}"),
+        ),
+        lines(
+            "Rounds by trigger",
+            "rounds/s",
+            "`tick` is the clock; `wait` and `psi` mean that online pods suffered in between.",
+            Query(rate_by("dioptase_rounds_total", NODE, "instance, trigger"), f"{{{{trigger}}}} {ON}"),
+            stacked=True,
+        ),
+        lines(
+            "Limitations",
+            units.Short,
+            "Things that a node lacks; the banner of its page names each with the remedy.",
+            Query(f"dioptase_limitations{{{NODE}}}", "{{instance}}"),
+        ),
+        lines(
+            "Cgroups that have series",
+            units.Short,
+            "Beyond the setting exporters.maxCgroups they are left out, and counted on the right.",
+            Query(f"count by (instance) (dioptase_cgroup_cpu_usage_seconds_total{{{NODE}}})", "{{instance}}"),
+        ),
+    ]
+
+
+def _loses() -> list[Panel]:
+    return [
+        lines(
+            "Left out of the metrics",
+            "1/s",
+            "Cgroups, culprits, devices and interfaces beyond their limits, counted every round.",
+            Query(rate_by("dioptase_exporter_dropped_total", NODE, "instance, what"), f"{{{{what}}}} {ON}"),
+        ),
+        lines(
+            "Reports lost",
+            units.Short,
+            "1 where decisions do not reach the disk of the node, and exports that no OpenTelemetry collector took.",
+            Query(f"1 - dioptase_journal_writable{{{NODE}}}", f"journal {ON}"),
+            Query(f"increase(dioptase_otel_failures_total{{{NODE}}}{RATE})", f"exports {ON}"),
+            Query(f"increase(dioptase_otel_dropped_spans_total{{{NODE}}}{RATE})", f"spans {ON}"),
+        ),
+        lines(
+            "Recording",
+            units.BytesIEC,
+            "Size on disk, where rounds are recorded.",
+            Query(f"dioptase_recording_size_bytes{{{NODE}}}", "{{instance}}"),
+        ),
+        lines(
+            "Rounds recorded and lost",
+            "rounds/s",
+            "Lost ones are missing from any replay.",
+            Query(rate_by("dioptase_recording_rounds_total", NODE, "instance"), f"recorded {ON}"),
+            Query(rate_by("dioptase_recording_lost_rounds_total", NODE, "instance"), f"lost {ON}"),
+        ),
+    ]
+
+
+def _costs() -> list[Panel]:
+    return [
+        lines(
+            "CPU of the agent",
+            "cores",
+            "Of its own process; what its probes cost is part of what they watch.",
+            Query(f"rate(process_cpu_seconds_total{{{NODE}}}{RATE}) {OURS}", "{{instance}}"),
+        ),
+        lines(
+            "Memory of the agent",
+            units.BytesIEC,
+            "Resident memory of its own process.",
+            Query(f"process_resident_memory_bytes{{{NODE}}} {OURS}", "{{instance}}"),
+        ),
+        lines(
+            "Round, duration",
+            units.Seconds,
+            "A round should stay far below its interval: what it takes is CPU.",
+            Query(f"dioptase_round_duration_seconds{{{NODE}}}", "{{instance}}"),
+        ),
+        lines(
+            "Series",
+            units.Short,
+            "Samples of one scrape, and how long it took in milliseconds.",
+            Query(f"scrape_samples_scraped{{{NODE}}} {OURS}", "samples of {{instance}}"),
+            Query(f"1000 * scrape_duration_seconds{{{NODE}}} {OURS}", "milliseconds for {{instance}}"),
+        ),
+    ]

@@ -1,0 +1,260 @@
+"""The first look, top to bottom as somebody on call asks: who is slow, who causes it, what did the system do, is it healthy."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.models import units
+
+from dashboards.panels import (
+    NODE,
+    ONLINE,
+    POD,
+    POD_NAME,
+    RATE,
+    RECLAIMED,
+    TARGET,
+    Board,
+    Panel,
+    Query,
+    heat,
+    lines,
+    number,
+    quantile,
+    rate_by,
+    states,
+)
+
+WAIT = "dioptase_cgroup_runq_wait_seconds"
+
+
+def board() -> Board:
+    return Board(
+        "overview",
+        "Dioptase overview",
+        "Who waits for CPU, what is lent to batch work, what was decided and why.",
+        ("namespace", "pod"),
+        (
+            ("At a glance", _glance()),
+            ("Who waits", _waits()),
+            ("Who uses the CPU", _use()),
+            ("What is lent", _lent()),
+            ("What was decided", _decided()),
+            ("Is the agent healthy", _health()),
+        ),
+    )
+
+
+def _glance() -> list[Panel]:
+    busy = f'sum(rate(dioptase_node_cpu_seconds_total{{{NODE},mode!~"idle|iowait|steal"}}{RATE}))'
+    return [
+        number(
+            "Worst online wait, p99",
+            units.PercentUnit,
+            f"max({quantile(0.99, WAIT, ONLINE)} / on (instance) group_left () {TARGET})",
+            "Run-queue wait of the slowest online pod, as a share of its node's target. From half of the target on nothing "
+            "more is lent; above it CPU is taken back.",
+            (0.5, 1),
+        ),
+        number(
+            "Node use",
+            units.PercentUnit,
+            f"{busy} / sum(dioptase_node_cpus{{{NODE}}})",
+            "Share of all CPUs that run something. Lending is there to raise it.",
+        ),
+        number("Lent", "cores", f"sum(dioptase_reclaim_lent_cores{{{NODE}}})", "What reclaimed pods may use now."),
+        number(
+            "Used by reclaimed pods",
+            "cores",
+            f"sum(rate(dioptase_cgroup_cpu_usage_seconds_total{{{RECLAIMED}}}{RATE}))",
+            "What they do use. Well below what is lent: they have no more to do.",
+        ),
+        number(
+            "Nodes that act",
+            units.Short,
+            f'sum(dioptase_act_mode{{{NODE},mode="on"}})',
+            "Nodes whose agent writes. The others decide nothing, or only say what they would do.",
+        ),
+        number(
+            "Most overdue round",
+            units.Seconds,
+            f"max(time() - dioptase_snapshot_timestamp_seconds{{{NODE}}} - on (instance) dioptase_round_interval_seconds)",
+            "Seconds since an agent last looked at its node, less the interval at which it is set to look.",
+            (5, 15),
+        ),
+    ]
+
+
+def _waits() -> list[Panel]:
+    latency = "dioptase_indicator_latency_seconds"
+    return [
+        heat(
+            "Waits of online pods",
+            WAIT,
+            ONLINE,
+            "Each column is a moment, each cell how many waits of that length ended.",
+        ),
+        heat(
+            "Waits of reclaimed pods",
+            WAIT,
+            f'{POD},qos="reclaimed_cores"',
+            "They are meant to wait: they run on what is left.",
+        ),
+        lines(
+            "Run-queue wait, p99",
+            units.Seconds,
+            "99 of 100 waits were no longer. An online pod above its node's target is what the alert is about.",
+            Query(quantile(0.99, WAIT, POD), POD_NAME),
+            Query(TARGET, "target on {{instance}}"),
+            log=True,
+        ),
+        lines(
+            "Run-queue wait, median",
+            units.Seconds,
+            "Half of the waits were no longer.",
+            Query(quantile(0.5, WAIT, POD), POD_NAME),
+            log=True,
+        ),
+        lines(
+            "Tasks waiting",
+            units.Short,
+            "Mean number of tasks that could run and did not: what a pod lacks in CPUs, whatever it uses.",
+            Query(rate_by(f"{WAIT}_sum", POD), POD_NAME),
+        ),
+        lines(
+            "Request latency that pods report, p99",
+            units.Seconds,
+            "The pods' own word, where they publish it: it should stay put while work is lent.",
+            Query(quantile(0.99, latency, POD), POD_NAME),
+        ),
+    ]
+
+
+def _use() -> list[Panel]:
+    throttled = rate_by("dioptase_cgroup_cpu_throttled_periods_total", POD)
+    periods = rate_by("dioptase_cgroup_cpu_periods_total", POD)
+    return [
+        lines(
+            "CPU use by pod",
+            "cores",
+            "Cores in use, stacked.",
+            Query(rate_by("dioptase_cgroup_cpu_usage_seconds_total", POD), POD_NAME),
+            stacked=True,
+        ),
+        lines(
+            "CPU use of the node by mode",
+            "cores",
+            "Steal is time that the hypervisor gave to somebody else.",
+            Query(
+                rate_by("dioptase_node_cpu_seconds_total", f'{NODE},mode!="idle"', "instance, mode"),
+                "{{mode}} on {{instance}}",
+            ),
+            stacked=True,
+        ),
+        lines(
+            "Periods throttled",
+            units.PercentUnit,
+            "Share of CFS periods in which a pod's own quota ran out. Lending does not cause this; a low limit does.",
+            Query(f"{throttled} / {periods}", POD_NAME),
+        ),
+        lines(
+            "Stalled on CPU (PSI)",
+            units.PercentUnit,
+            "Share of time in which some task of the pod waited for a CPU.",
+            Query(rate_by("dioptase_cgroup_pressure_seconds_total", f'{POD},resource="cpu",kind="some"'), POD_NAME),
+        ),
+    ]
+
+
+def _lent() -> list[Panel]:
+    used = rate_by("dioptase_cgroup_cpu_usage_seconds_total", RECLAIMED, "instance")
+    return [
+        lines(
+            "Lent, used, left",
+            "cores",
+            "What reclaimed pods may use, what they use, what could be promised on top, and what online pods need.",
+            Query(f"dioptase_reclaim_lent_cores{{{NODE}}}", "lent on {{instance}}"),
+            Query(used, "used by reclaimed pods on {{instance}}"),
+            Query(f"dioptase_reclaim_headroom_cores{{{NODE}}}", "headroom on {{instance}}"),
+            Query(f"dioptase_share_requirement_cores{{{NODE}}}", "needed by online pods on {{instance}}"),
+        ),
+        lines(
+            "CPUs of the pools",
+            units.Short,
+            "Pools overlap where priority, not partition, separates them.",
+            Query(f"dioptase_pool_cpus{{{NODE}}}", "{{pool}} on {{instance}}"),
+        ),
+    ]
+
+
+def _decided() -> list[Panel]:
+    changes = f'increase(dioptase_decisions_total{{{NODE},outcome!="unchanged"}}{RATE})'
+    return [
+        lines(
+            "Decisions that did something, or failed to",
+            units.Short,
+            "By the rule that fired and what came of it; `dioptase explain` tells each with its numbers.",
+            Query(f"sum by (instance, rule, outcome) ({changes})", "{{rule}}: {{outcome}} on {{instance}}"),
+            bars=True,
+        ),
+        lines(
+            "Rounds by trigger and action",
+            "rounds/s",
+            "`tick` is the clock; `wait` and `psi` mean that online pods suffered in between.",
+            Query(
+                rate_by("dioptase_rounds_total", NODE, "instance, trigger, action"),
+                "{{trigger}}: {{action}} on {{instance}}",
+            ),
+            stacked=True,
+        ),
+    ]
+
+
+def _health() -> list[Panel]:
+    return [
+        states(
+            "Sources",
+            "What an agent reads, green while it answers; `dioptase doctor` on the node has the remedy.",
+            Query(f"min by (instance, source) (dioptase_source_up{{{NODE}}})", "{{source}} on {{instance}}"),
+        ),
+        lines(
+            "Round and sources, duration",
+            units.Seconds,
+            "A round should stay far below its second.",
+            Query(f"dioptase_round_duration_seconds{{{NODE}}}", "round on {{instance}}"),
+            Query(f"dioptase_source_duration_seconds{{{NODE}}}", "{{source}} on {{instance}}"),
+        ),
+        lines(
+            "Snapshot age",
+            units.Seconds,
+            "Grows when an agent hangs; above the limit the alert DioptaseAgentSilent fires.",
+            Query(f"time() - dioptase_snapshot_timestamp_seconds{{{NODE}}}", "{{instance}}"),
+            Query(f"15 + 3 * dioptase_round_interval_seconds{{{NODE}}}", "limit on {{instance}}"),
+        ),
+        lines(
+            "What the agent costs",
+            "cores",
+            "CPU of the agent's own process.",
+            Query(
+                f"rate(process_cpu_seconds_total{{{NODE}}}{RATE}) and on (instance) dioptase_build_info", "{{instance}}"
+            ),
+        ),
+        lines(
+            "Memory of the agent",
+            units.BytesIEC,
+            "Resident memory of the agent's own process.",
+            Query(f"process_resident_memory_bytes{{{NODE}}} and on (instance) dioptase_build_info", "{{instance}}"),
+        ),
+        lines(
+            "Limitations",
+            units.Short,
+            "Things that a node lacks; the banner of its page names each with the remedy.",
+            Query(f"dioptase_limitations{{{NODE}}}", "{{instance}}"),
+        ),
+        lines(
+            "Reports lost",
+            units.Short,
+            "1 where decisions do not reach the disk of the node, and exports that no OpenTelemetry collector took.",
+            Query(f"1 - dioptase_journal_writable{{{NODE}}}", "journal on {{instance}}"),
+            Query(f"increase(dioptase_otel_failures_total{{{NODE}}}{RATE})", "exports of {{instance}}"),
+            Query(f"increase(dioptase_otel_dropped_spans_total{{{NODE}}}{RATE})", "spans of {{instance}}"),
+        ),
+    ]

@@ -1,0 +1,265 @@
+"""What every dashboard is made of: queries, panels and their defaults, and the board around them.
+
+Every panel says in its description what to conclude from it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import count
+from typing import NamedTuple
+
+from grafana_foundation_sdk.builders import bargauge, heatmap, stat, statetimeline, timeseries
+from grafana_foundation_sdk.builders import common as common_builder
+from grafana_foundation_sdk.builders import dashboard as dashboard_builder
+from grafana_foundation_sdk.builders import prometheus as prometheus_builder
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import common, dashboard, units
+from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+SOURCE = dashboard.DataSourceRef(type_val="prometheus", uid="${datasource}")
+NODE = 'instance=~"$node"'
+POD = f'{NODE},namespace=~"$namespace",pod=~"$pod"'
+ANY = f'{NODE},cgroup=~"$cgroup"'
+"""Cgroups by path, whether a listed pod owns them or not."""
+ONLINE = f'{POD},qos=~"shared_cores|dedicated_cores"'
+RECLAIMED = f'{NODE},qos="reclaimed_cores"'
+RATE = "[$__rate_interval]"
+BY_POD = "instance, namespace, pod"
+BY_CGROUP = "instance, cgroup"
+POD_NAME = "{{namespace}}/{{pod}} on {{instance}}"
+CGROUP_NAME = "{{cgroup}} on {{instance}}"
+TARGET = f"dioptase_latency_target_seconds{{{NODE}}}"
+"""What the policy holds p99 against, and so does the alert DioptaseOnlineWaitHigh. A setting: no number of it stands here."""
+MOST = 12
+"""Lines of one panel: more cannot be told apart."""
+
+
+class Query(NamedTuple):
+    """One PromQL expression and how its series are called."""
+
+    expr: str
+    legend: str
+
+
+Panel = bargauge.Panel | heatmap.Panel | stat.Panel | statetimeline.Panel | timeseries.Panel
+
+
+class Board(NamedTuple):
+    """One dashboard: NAME.json, what it answers, its variables beside `datasource` and `node`, and its rows."""
+
+    name: str
+    title: str
+    answers: str
+    variables: tuple[str, ...]
+    rows: tuple[tuple[str, list[Panel]], ...]
+
+    def json(self) -> str:
+        """The whole dashboard as Grafana imports it."""
+        board = (
+            dashboard_builder.Dashboard(self.title)
+            .uid(f"dioptase-{self.name}")
+            .description(self.answers)
+            .tags(["dioptase"])
+            .time("now-15m", "now")
+            .refresh("10s")
+            .timezone("browser")
+            .tooltip(dashboard.DashboardCursorSync.CROSSHAIR)
+            .link(_links())
+            .readonly()
+        )
+        for variable in _variables(self.variables):
+            board = board.with_variable(variable)
+        numbers = count(1)
+        for title, panels in self.rows:
+            board = board.with_row(dashboard_builder.Row(title).id(next(numbers)))
+            for panel in panels:
+                board = board.with_panel(panel.id(next(numbers)))
+        return json.dumps(board.build(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
+
+
+def quantile(q: float, metric: str, selector: str, by: str = BY_POD) -> str:
+    """The q-quantile of a histogram, of each group of series."""
+    return f"histogram_quantile({q}, sum by ({by}, le) (rate({metric}_bucket{{{selector}}}{RATE})))"
+
+
+def rate_by(metric: str, selector: str, by: str = BY_POD) -> str:
+    """Growth a second of a counter, summed within each group of series."""
+    return f"sum by ({by}) (rate({metric}{{{selector}}}{RATE}))"
+
+
+def most(expr: str, number: int = MOST) -> str:
+    """Only the largest series."""
+    return f"topk({number}, {expr})"
+
+
+def _links() -> Builder[dashboard.DashboardLink]:
+    return (
+        dashboard_builder.DashboardLink("Dioptase")
+        .type(dashboard.DashboardLinkType.DASHBOARDS)
+        .tags(["dioptase"])
+        .as_dropdown(as_dropdown=True)
+        .keep_time(keep_time=True)
+        .include_vars(include_vars=True)
+    )
+
+
+def _variables(names: Sequence[str]) -> list[Builder[dashboard.VariableModel]]:
+    def of(name: str, label: str, query: str) -> Builder[dashboard.VariableModel]:
+        return (
+            dashboard_builder.QueryVariable(name)
+            .label(label)
+            .datasource(SOURCE)
+            .query(query)
+            .refresh(dashboard.VariableRefresh.ON_TIME_RANGE_CHANGED)
+            .sort(dashboard.VariableSort.ALPHABETICAL_ASC)
+            .multi(multi=True)
+            .include_all(include_all=True)
+            .all_value(".+")
+            .current(dashboard.VariableOption(text="All", value="$__all"))
+        )
+
+    known = {
+        "namespace": of("namespace", "Namespace", f"label_values(dioptase_cgroup_threads{{{NODE}}}, namespace)"),
+        "pod": of("pod", "Pod", f'label_values(dioptase_cgroup_threads{{{NODE},namespace=~"$namespace"}}, pod)'),
+        "cgroup": of("cgroup", "Cgroup", f"label_values(dioptase_cgroup_threads{{{NODE}}}, cgroup)"),
+    }
+    return [
+        dashboard_builder.DatasourceVariable("datasource").label("Prometheus").type("prometheus"),
+        of("node", "Node", "label_values(dioptase_build_info, instance)"),
+        *(known[name] for name in names),
+    ]
+
+
+def _target(
+    query: Query, ref: str = "A", form: PromQueryFormat = PromQueryFormat.TIME_SERIES, *, now: bool = False
+) -> prometheus_builder.Dataquery:
+    target = (
+        prometheus_builder.Dataquery()
+        .datasource(SOURCE)
+        .ref_id(ref)
+        .expr(query.expr)
+        .legend_format(query.legend)
+        .format(form)
+    )
+    return target.instant() if now else target.range()
+
+
+def _thresholds(marks: tuple[float, ...]) -> dashboard_builder.ThresholdsConfig:
+    colors = ("green", "orange", "red")
+    steps = [dashboard.Threshold(color=color, value=at) for color, at in zip(colors, (None, *marks), strict=False)]
+    return dashboard_builder.ThresholdsConfig().mode(dashboard.ThresholdsMode.ABSOLUTE).steps(steps)
+
+
+def number(title: str, unit: str, expr: str, why: str, marks: tuple[float, ...] = ()) -> stat.Panel:
+    """One number, large."""
+    return (
+        stat.Panel()
+        .title(title)
+        .description(why)
+        .datasource(SOURCE)
+        .unit(unit)
+        .decimals(2 if unit == "cores" else 0 if unit == units.Short else 1)
+        .thresholds(_thresholds(marks))
+        .color_mode(common.BigValueColorMode.VALUE)
+        .graph_mode(common.BigValueGraphMode.AREA)
+        .reduce_options(common_builder.ReduceDataOptions().calcs(["lastNotNull"]))
+        .with_target(_target(Query(expr, "")))
+        .height(4)
+        .span(4)
+    )
+
+
+def lines(
+    title: str, unit: str, why: str, *queries: Query,
+    stacked: bool = False, bars: bool = False, log: bool = False,
+) -> timeseries.Panel:  # fmt: skip
+    """Lines over time."""
+    panel = (
+        timeseries.Panel()
+        .title(title)
+        .description(why)
+        .datasource(SOURCE)
+        .unit(unit)
+        .fill_opacity(60 if bars else 20 if stacked else 0)
+        .draw_style(common.GraphDrawStyle.BARS if bars else common.GraphDrawStyle.LINE)
+        .show_points(common.VisibilityMode.NEVER)
+        .legend(
+            common_builder.VizLegendOptions().show_legend(show_legend=True).placement(common.LegendPlacement.BOTTOM)
+        )
+        .tooltip(common_builder.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI))
+        .height(8)
+        .span(12)
+    )
+    if stacked or bars:
+        panel = panel.stacking(common_builder.StackingConfig().mode(common.StackingMode.NORMAL).group("A"))
+    if not log:
+        panel = panel.min(0)
+    else:
+        scale = common_builder.ScaleDistributionConfig().type(common.ScaleDistribution.LOG).log(2)
+        panel = panel.scale_distribution(scale)
+    for ref, query in zip("ABCDEFGH", queries, strict=False):
+        panel = panel.with_target(_target(query, ref))
+    return panel
+
+
+def heat(title: str, metric: str, selector: str, why: str) -> heatmap.Panel:
+    """A histogram over time: each column is a moment, each cell how often something took so long."""
+    expr = f"sum by (le) (increase({metric}_bucket{{{selector}}}{RATE}))"
+    return (
+        heatmap.Panel()
+        .title(title)
+        .description(why)
+        .datasource(SOURCE)
+        .calculate(calculate=False)
+        .color(heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Inferno").exponent(0.5).steps(64))
+        .y_axis(heatmap.YAxisConfig().unit(units.Seconds))
+        .cell_gap(0)
+        .with_target(_target(Query(expr, "{{le}}"), form=PromQueryFormat.HEATMAP))
+        .height(8)
+        .span(12)
+    )
+
+
+def states(title: str, why: str, query: Query) -> statetimeline.Panel:
+    """Up or down over time."""
+    states = dashboard.ValueMap(
+        options={
+            "0": dashboard.ValueMappingResult(text="down", color="red"),
+            "1": dashboard.ValueMappingResult(text="up", color="green"),
+        }
+    )
+    return (
+        statetimeline.Panel()
+        .title(title)
+        .description(why)
+        .datasource(SOURCE)
+        .mappings([states])
+        .show_value(common.VisibilityMode.NEVER)
+        .with_target(_target(query))
+        .height(8)
+        .span(12)
+    )
+
+
+def ranking(title: str, unit: str, why: str, query: Query, marks: tuple[float, ...] = ()) -> bargauge.Panel:
+    """A bar for each series as it is now, the longest first."""
+    return (
+        bargauge.Panel()
+        .title(title)
+        .description(why)
+        .datasource(SOURCE)
+        .unit(unit)
+        .min(0)
+        .thresholds(_thresholds(marks))
+        .orientation(common.VizOrientation.HORIZONTAL)
+        .display_mode(common.BarGaugeDisplayMode.BASIC)
+        .value_mode(common.BarGaugeValueMode.TEXT)
+        .reduce_options(common_builder.ReduceDataOptions().calcs(["lastNotNull"]))
+        .with_target(_target(Query(f"sort_desc({query.expr})", query.legend), now=True))
+        .height(8)
+        .span(12)
+    )

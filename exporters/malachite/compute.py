@@ -1,0 +1,129 @@
+"""`system/compute`: CPU time by CPU, run-queue waits, load and tasks; also the client's health check, so always answered.
+
+Shares of time are over the last five seconds, the interval at which the client asks.
+"""
+
+from __future__ import annotations
+
+from api.facts import CpuTimes
+from api.samples import Snapshot
+from exporters.malachite.past import History, Past
+from exporters.malachite.waits import Waits
+from exporters.malachite.wire import Loads, Stalls, Wire, counts, real, seconds, stalls, u64
+
+RESCTRL = "/sys/fs/resctrl/"
+MODES = tuple(field for field in CpuTimes.__struct_fields__)
+BUSY = tuple(mode for mode in MODES if mode not in ("idle_ns", "iowait_ns", "steal_ns"))
+
+
+class Cpu(Wire, frozen=True):
+    """One CPU, or all together. Percent, but for the waits in milliseconds and iowait, which the client takes as it is."""
+
+    name: str
+    cpu_usage: float | None = None
+    cpu_sys_usage: float | None = None
+    cpu_iowait_ratio: float | None = None
+    cpu_sched_wait: float | None = None
+    cpu_steal_ratio: float | None = None
+    cpu_usr_ratio: float | None = None
+    cpu_irq_ratio: float | None = None
+
+
+class Processes(Wire, frozen=True):
+    """Tasks of the node."""
+
+    procs_running: int | None = None
+    procs_blocked: int | None = None
+
+
+class L3(Wire, frozen=True):
+    """Counters of one L3 cache, in bytes. What a victim cache passes on per second no kernel interface gives."""
+
+    id: int
+    mbm_total_bytes: int | None = None
+    mbm_local_bytes: int | None = None
+    llc_occupancy: int | None = None
+
+
+class L3Monitors(Wire, frozen=True):
+    """Memory bandwidth monitoring (resctrl)."""
+
+    l3mon: tuple[L3, ...]
+    path: str
+    update_time: int | None = None
+
+
+class Compute(Wire, frozen=True, kw_only=True):
+    """The document."""
+
+    cpu: tuple[Cpu, ...]
+    global_cpu: Cpu
+    load: Loads | None = None
+    process_stats: Processes
+    cpu_codename: str | None = None
+    l3_mon: L3Monitors | None = None
+    pressure: Stalls | None = None
+    update_time: int | None = None
+
+
+def compute(now: Snapshot, history: History) -> Compute:
+    """CPUs and load now; shares and waits are absent until there is something to compare with."""
+    node, past, waits = now.node, history.past, Waits(now, history)
+    return Compute(
+        cpu=tuple(_cpu(now, past, waits, number) for number in sorted(node.per_cpu or now.topology.ids)),
+        global_cpu=_shares("cpu", None if past is None else past.cpu, node.cpu, waits.of_all()),
+        load=None
+        if node.load is None
+        else Loads(**dict(zip(("one", "five", "fifteen"), map(real, node.load), strict=True))),
+        process_stats=Processes(procs_running=u64(node.procs_running), procs_blocked=u64(node.procs_blocked)),
+        cpu_codename=node.machine.codename or None,
+        l3_mon=_l3(now),
+        pressure=stalls(node.cpu_pressure),
+        update_time=seconds(now.wall_time_ns),
+    )
+
+
+def _cpu(now: Snapshot, past: Past | None, waits: Waits, number: int) -> Cpu:
+    name = f"cpu{number}"
+    before = None if past is None else past.per_cpu.get(number)
+    return _shares(name, before, now.node.per_cpu.get(number), waits.of(number))
+
+
+def _shares(name: str, before: CpuTimes | None, after: CpuTimes | None, wait_ms: float | None) -> Cpu:
+    if before is None or after is None:
+        return Cpu(name=name, cpu_sched_wait=wait_ms)
+    # Single modes do go backwards (Documentation/filesystems/proc.rst says so of iowait): then they did not grow.
+    grown = {mode: max(getattr(after, mode) - getattr(before, mode), 0) for mode in MODES}
+    total = sum(grown.values())
+    if not total:
+        return Cpu(name=name, cpu_sched_wait=wait_ms)
+
+    def share(*modes: str) -> float:
+        return float(sum(grown[mode] for mode in modes) / total)
+
+    return Cpu(
+        name=name,
+        cpu_usage=100 * share(*BUSY),
+        cpu_sys_usage=100 * share("system_ns"),
+        cpu_iowait_ratio=share("iowait_ns"),
+        cpu_sched_wait=wait_ms,
+        cpu_steal_ratio=100 * share("steal_ns"),
+        cpu_usr_ratio=100 * share("user_ns", "nice_ns"),
+        cpu_irq_ratio=100 * share("irq_ns", "softirq_ns"),
+    )
+
+
+def _l3(now: Snapshot) -> L3Monitors | None:
+    monitors = tuple(
+        L3(
+            id=monitor.id,
+            mbm_total_bytes=u64(monitor.total_bytes),
+            mbm_local_bytes=u64(monitor.local_bytes),
+            llc_occupancy=u64(monitor.occupancy_bytes),
+        )
+        for monitor in now.node.l3
+        if not monitor.group and counts(monitor.id)
+    )
+    if not monitors:
+        return None
+    return L3Monitors(l3mon=monitors, path=RESCTRL, update_time=seconds(now.wall_time_ns))

@@ -1,0 +1,199 @@
+"""Rounds in OpenTelemetry's own terms: families as metrics, a round as a span. Pure, and a door to opentelemetry.
+
+Metrics are the families that Prometheus gets too, with the instant of the snapshot behind them, and beside them those for
+which OpenTelemetry has names of its own; each round is one span of the length it took, each decision one event in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    Metric,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
+
+from api.decisions import Outcome, Round
+from api.decisions import Status as OutcomeStatus
+from api.text import printable
+from exporters.conventions import Instrument, instruments
+from exporters.families import Observed, families
+from exporters.points import Distribution, Family
+from exporters.traces import round_ids
+
+UNITS = {"seconds": "s", "bytes": "By", "cores": "{core}", "hertz": "Hz", "joules": "J"}
+"""UCUM. What has no unit keeps none: `1` would make Prometheus' translation call it a ratio."""
+MAX_EVENTS = 128
+"""Events of one span, OpenTelemetry's own default; what changed something comes first."""
+POINTS_PER_REQUEST = 4000
+"""About 1 MiB; collectors refuse requests over 4 MiB unless told otherwise."""
+FAILURES = (OutcomeStatus.REFUSED, OutcomeStatus.MISMATCH)
+Value = str | int | float | bool | list[str]
+
+
+class Sender:
+    """Who sends, and since when its counters count."""
+
+    def __init__(self, resource: Mapping[str, str], release: str, since: Mapping[str, int]) -> None:
+        """`since` has the instants of boot and of the agent's start, in nanoseconds of CLOCK_REALTIME."""
+        self.resource = Resource(dict(resource))
+        self.scope = InstrumentationScope("dioptase", release)
+        self.since = since
+
+    def requests(self, observed: Observed) -> Iterator[MetricsData]:
+        """The newest round in portions that a collector takes, made one at a time: all at once is tens of MiB."""
+        portion: list[Metric] = []
+        room = POINTS_PER_REQUEST
+        for metric in self._metrics(observed):
+            points = len(metric.data.data_points)
+            if portion and points > room:
+                yield self._wrapped(portion)
+                portion, room = [], POINTS_PER_REQUEST
+            portion.append(metric)
+            room -= points
+        if portion:
+            yield self._wrapped(portion)
+
+    def _metrics(self, observed: Observed) -> Iterator[Metric]:
+        assert observed.latest is not None
+        snapshot = observed.latest.snapshot
+        now = snapshot.wall_time_ns
+        for family in families(observed):
+            row = family.metric
+            for portion in _parts(family):
+                data = _data(portion, self.since[row.since], now)
+                yield Metric(name=row.otel_name, description=row.help, unit=UNITS.get(row.unit, ""), data=data)
+        for instrument in instruments(snapshot, observed.about.max_cgroups):
+            for start in range(0, len(instrument.points), POINTS_PER_REQUEST):
+                part = instrument._replace(points=instrument.points[start : start + POINTS_PER_REQUEST])
+                data = _conventional(part, self.since["boot"], now)
+                yield Metric(name=part.name, description=part.description, unit=part.unit, data=data)
+
+    def _wrapped(self, metrics: list[Metric]) -> MetricsData:
+        scoped = ScopeMetrics(scope=self.scope, metrics=metrics, schema_url="")
+        return MetricsData([ResourceMetrics(resource=self.resource, scope_metrics=[scoped], schema_url="")])
+
+    def span(self, finished: Round) -> ReadableSpan:
+        """One round: it began when its snapshot was taken and ended when its decisions had been carried out."""
+        trace_id, span_id = round_ids(finished.snapshot)
+        began = finished.snapshot.wall_time_ns
+        ended = began + finished.duration_ns
+        changed_first = sorted(finished.outcomes, key=lambda outcome: outcome.status is OutcomeStatus.UNCHANGED)
+        failed = [outcome.error for outcome in finished.outcomes if outcome.status in FAILURES]
+        return ReadableSpan(
+            name="round",
+            context=SpanContext(trace_id, span_id, False, TraceFlags(TraceFlags.SAMPLED)),  # noqa: FBT003
+            resource=self.resource,
+            attributes=dict(_kept(_about(finished))),
+            events=tuple(Event("decision", dict(_kept(_decided(o))), ended) for o in changed_first[:MAX_EVENTS]),
+            status=Status(StatusCode.ERROR, printable(failed[0])) if failed else Status(),
+            start_time=began,
+            end_time=ended,
+            instrumentation_scope=self.scope,
+        )
+
+
+def _parts(family: Family) -> Iterator[Family]:
+    """A family of a full node can be larger than a request; its points are sent under its name again."""
+    size = POINTS_PER_REQUEST
+    for start in range(0, max(len(family.points), len(family.distributions)), size):
+        end = start + size
+        yield Family(family.metric, family.points[start:end], family.distributions[start:end])
+
+
+def _data(family: Family, since: int, now: int) -> Sum | Gauge | Histogram:
+    names = family.metric.labels
+    if family.metric.kind == "histogram":
+        distributions = [_distribution(names, d, since, now) for d in family.distributions]
+        return Histogram(distributions, AggregationTemporality.CUMULATIVE)
+    counts = family.metric.kind == "counter"
+    points = [NumberDataPoint(dict(zip(names, p.labels, strict=True)), since, now, p.value) for p in family.points]
+    return Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=True) if counts else Gauge(points)
+
+
+def _conventional(instrument: Instrument, since: int, now: int) -> Sum | Gauge:
+    points = [NumberDataPoint(attributes, since, now, value) for attributes, value in instrument.points]
+    if instrument.kind == "gauge":
+        return Gauge(points)
+    return Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=instrument.kind == "counter")
+
+
+def _distribution(names: tuple[str, ...], shown: Distribution, since: int, now: int) -> HistogramDataPoint:
+    counts = shown.cumulative
+    return HistogramDataPoint(
+        attributes=dict(zip(names, shown.labels, strict=True)),
+        start_time_unix_nano=since,
+        time_unix_nano=now,
+        count=counts[-1],
+        sum=shown.sum_s,
+        bucket_counts=[after - before for before, after in zip((0, *counts), counts, strict=False)],
+        explicit_bounds=shown.bounds_s,
+        min=None,  # type: ignore[arg-type] # optional in the protocol; a histogram does not know its extremes
+        max=None,  # type: ignore[arg-type]
+    )
+
+
+def _about(finished: Round) -> dict[str, Value | None]:
+    advice = finished.advice
+    about: dict[str, Value | None] = {
+        "dioptase.seq": finished.snapshot.seq,
+        "dioptase.trigger": finished.trigger,
+        "dioptase.act": finished.act.value,
+        "dioptase.outcomes": len(finished.outcomes),
+        "dioptase.banner": list(finished.banner),
+    }
+    if advice is None:
+        return about
+    return about | {
+        "dioptase.policy": advice.policy,
+        "dioptase.action": advice.action,
+        "dioptase.rule": advice.verdict.rule,
+        "dioptase.reason": advice.verdict.text,
+        "dioptase.threshold": advice.verdict.threshold,
+        "dioptase.lent_cores": advice.lent_cores,
+        "dioptase.requirement_cores": advice.requirement_cores,
+        "dioptase.headroom_cores": advice.headroom_cores,
+        "dioptase.idle": advice.idle,
+    }
+
+
+def _decided(outcome: Outcome) -> dict[str, Value | None]:
+    decision, verdict = outcome.decision, outcome.decision.verdict
+    return {
+        "dioptase.pod": decision.pod,
+        "dioptase.cgroup": decision.cgroup,
+        "dioptase.knob": decision.knob.value,
+        "dioptase.value": decision.value,
+        "dioptase.status": outcome.status.value,
+        "dioptase.before": outcome.before,
+        "dioptase.after": outcome.after,
+        "dioptase.clamped_from": outcome.clamped_from,
+        "dioptase.error": outcome.error or None,
+        "dioptase.rule": verdict.rule,
+        "dioptase.reason": verdict.text,
+        "dioptase.threshold": verdict.threshold,
+        **{f"dioptase.input.{name}": value for name, value in verdict.inputs.items()},
+    }
+
+
+def _kept(attributes: Mapping[str, Value | None]) -> Iterator[tuple[str, Value]]:
+    """Attributes that have a value, in text that the protocol can carry."""
+    for name, value in attributes.items():
+        if isinstance(value, str):
+            yield name, printable(value)
+        elif isinstance(value, list):
+            yield name, list(map(printable, value))
+        elif value is not None:
+            yield name, value

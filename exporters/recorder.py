@@ -1,0 +1,192 @@
+"""Writes the recording (recording.py) as rounds come, in a thread of its own, within a bound, and through a full disk.
+
+A round waits for its turn in a queue of a few; a disk slower than rounds loses rounds, never time of the loop. Where the
+disk is full or fails, recording stops, what was begun is cut off again, and it is tried anew every ten seconds; the
+recorder is a source of the snapshot too (`read`), so that page, metrics and doctor say so. Losses are counted.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from api.decisions import Round
+from api.ports import Seen, Unavailable
+from exporters.families import RecordingState
+from exporters.recording import KEY_EVERY, SUFFIX, header, is_segment, pack, segments
+
+log = logging.getLogger(__name__)
+
+DEFAULT_MAX_MIB, MIN_MIB = 256, 8
+SEGMENTS = 8
+"""Parts that the bound is divided into: the oldest eighth goes when there is no room for another."""
+WAITING = 4
+RETRY_S = 10.0
+CLOSE_S = 2.0
+FULL = (errno.ENOSPC, errno.EDQUOT)
+MIB = 1 << 20
+
+
+class Recorder:
+    """Sink of rounds, and a source that says how the recording fares."""
+
+    name, form = "recording", "zlib"
+
+    def __init__(self, directory: Path, max_mib: int, product: str, retry_s: float = RETRY_S) -> None:
+        """Begin a new segment. Raises Unavailable where the directory cannot be written at all."""
+        self._directory, self._max_bytes, self._product = directory, max_mib * MIB, product
+        self._retry_s = retry_s
+        self._fd: int | None = None
+        self._path = directory
+        self._written = 0
+        self._boot_id = ""
+        self._base: Round | None = None
+        self._since_key = 0
+        self._rounds = self._lost = 0
+        self._trouble: Unavailable | None = None
+        self._retry_at = 0.0
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._sizes = {path: path.stat().st_size for path in segments(directory)}
+            self._size_bytes = sum(self._sizes.values())
+            self._number = max((int(path.stem) for path in self._sizes), default=0)
+            if not os.access(directory, os.W_OK | os.X_OK):
+                raise PermissionError(13, os.strerror(13), str(directory))
+        except OSError as error:
+            raise Unavailable(
+                f"cannot record to {directory}: {error.strerror}", "name a directory that can be written with --record"
+            ) from error
+        self._queue: queue.Queue[Round | None] = queue.Queue(WAITING)
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+        self._thread.start()
+
+    def publish(self, finished: Round) -> None:
+        """Hand the round over; never waits."""
+        try:
+            self._queue.put_nowait(finished)
+        except queue.Full:
+            self._lost += 1
+
+    @property
+    def state(self) -> RecordingState:
+        return RecordingState(
+            writable=self._trouble is None, size_bytes=self._size_bytes, rounds=self._rounds,
+            lost_rounds=self._lost,
+        )  # fmt: skip
+
+    def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:  # noqa: ARG002 - as every source is asked
+        """Nothing is counted here. Raises Unavailable while rounds do not reach the disk."""
+        trouble = self._trouble
+        if trouble is not None:
+            raise Unavailable(trouble.reason, trouble.remedy)
+        return Seen()
+
+    def problem(self) -> Unavailable | None:
+        """What `read` does not say already: nothing."""
+        return None
+
+    def close(self) -> None:
+        """Write what waits and close the segment; a disk that hangs is left alone after two seconds. Idempotent."""
+        if self._thread.is_alive():
+            try:
+                self._queue.put(None, timeout=CLOSE_S)
+            except queue.Full:
+                return
+            self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        while (finished := self._queue.get()) is not None:
+            if self._trouble is not None and time.monotonic() < self._retry_at:
+                self._lost += 1
+                continue
+            try:
+                self._write(finished)
+            except OSError as error:
+                self._failed(error)
+            except Exception:
+                self._lost += 1
+                log.exception("round %d could not be recorded", finished.snapshot.seq)
+        self._end_segment()
+
+    def _write(self, finished: Round) -> None:
+        alone = msgspec.structs.replace(finished, previous=None)
+        record = pack(alone, self._base if self._since_key < KEY_EVERY else None)
+        full = self._written + len(record) > self._max_bytes // SEGMENTS
+        if self._fd is None or full or finished.snapshot.boot_id != self._boot_id:
+            record = pack(alone)
+            self._begin_segment(alone, len(record))
+        assert self._fd is not None
+        self._append(record)
+        self._since_key = 1 if self._base is None or self._since_key >= KEY_EVERY else self._since_key + 1
+        self._base = alone
+        self._rounds += 1
+        if self._trouble is not None:
+            log.info("recording to %s goes on; %d rounds are missing", self._directory, self._lost)
+            self._trouble = None
+
+    def _append(self, data: bytes) -> None:
+        """All of it or nothing: a disk may take part of a record before it is full."""
+        assert self._fd is not None
+        done = 0
+        try:
+            while done < len(data):
+                done += os.write(self._fd, data[done:])
+        except OSError:
+            os.ftruncate(self._fd, self._written)
+            raise
+        self._written += done
+        self._sizes[self._path] = self._written
+        self._size_bytes = sum(self._sizes.values())
+
+    def _begin_segment(self, finished: Round, record_bytes: int) -> None:
+        self._end_segment()
+        boot_id, began_ns = finished.snapshot.boot_id, finished.snapshot.wall_time_ns
+        first = header(self._product, boot_id, began_ns)
+        self._make_room(max(self._max_bytes // SEGMENTS, len(first) + record_bytes))
+        self._number += 1
+        path = self._directory / f"{self._number:08d}{SUFFIX}"
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o640)
+        self._path, self._written, self._boot_id = path, 0, boot_id
+        self._base = None
+        try:
+            self._append(first)
+        except OSError:
+            self._end_segment()
+            path.unlink(missing_ok=True)
+            raise
+
+    def _end_segment(self) -> None:
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            os.close(fd)
+
+    def _make_room(self, wanted: int) -> None:
+        """Delete the oldest segments until `wanted` bytes more stay within the bound."""
+        for path in sorted(self._sizes):
+            if sum(self._sizes.values()) + wanted <= self._max_bytes:
+                break
+            assert is_segment(path)
+            path.unlink(missing_ok=True)
+            del self._sizes[path]
+        self._size_bytes = sum(self._sizes.values())
+
+    def _failed(self, error: OSError) -> None:
+        self._lost += 1
+        self._retry_at = time.monotonic() + self._retry_s
+        trouble = Unavailable(
+            f"rounds are not recorded to {self._directory}: {error.strerror}",
+            "make room on its disk, or record elsewhere with --record, or less with --record-max-mib",
+        )
+        if self._trouble is None:
+            log.warning("%s; %s", trouble.reason, trouble.remedy)
+        self._trouble = trouble
+        if error.errno not in FULL:
+            self._end_segment()  # it may be what fails; the next attempt begins another one

@@ -1,0 +1,154 @@
+"""TLS and passwords for the HTTP server, by the web configuration file that Prometheus' exporters share (exporter-toolkit).
+
+    tls_server_config:
+      cert_file: server.crt          # paths are relative to this file
+      key_file: server.key
+      client_auth_type: RequireAndVerifyClientCert
+      client_ca_file: clients.crt
+      min_version: TLS13
+    basic_auth_users:
+      prometheus: $2b$12$...         # bcrypt: htpasswd -nBC 12 prometheus
+
+Fields of that file which are not served here are refused by name: a setting that silently does nothing is no protection.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from api.ports import Unavailable
+
+LARGEST_BYTES = 1 << 20
+MOST_ROUNDS = 16
+"""log2 of bcrypt's rounds; 16 takes seconds to check, and nobody would wait for more."""
+HASH = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}")
+VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
+VERIFY = {
+    "NoClientCert": ssl.CERT_NONE,
+    "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
+    "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
+}
+REMEDY = "correct the web configuration file; docs/operations.md lists what it may hold"
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+class TlsServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Certificate and key, and whether clients must show one."""
+
+    cert_file: str
+    key_file: str
+    client_auth_type: Literal["NoClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert"] = "NoClientCert"
+    client_ca_file: str = ""
+    min_version: Literal["TLS12", "TLS13"] = "TLS12"
+
+
+class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file as a whole."""
+
+    tls_server_config: TlsServerConfig | None = None
+    basic_auth_users: Mapping[str, str] | None = None
+
+
+class Web(msgspec.Struct, frozen=True):
+    """What is in force."""
+
+    tls: ssl.SSLContext | None = None
+    users: Mapping[str, str] = {}
+    """bcrypt hashes by name; empty: everyone."""
+
+
+class WebConfig:
+    """One web configuration file and those it names. `stamp` tells cheaply whether they changed, `load` reads them anew."""
+
+    def __init__(self, path: Path, check: Callable[[str], None]) -> None:
+        """`check` raises ValueError where the text is not one plain YAML document without repeated keys."""
+        self._path, self._check = path, check
+        self._files: tuple[Path, ...] = (path,)
+
+    def stamp(self) -> Stamp:
+        """Equal as long as no file was written or replaced; also where one is missing."""
+        return tuple(_stamp(path) for path in self._files)
+
+    def load(self) -> Web:
+        """What the files say now. Raises Unavailable that names the file and what is wrong in it."""
+        try:
+            document = self._document()
+            tls = document.tls_server_config
+            self._files = (self._path, *(() if tls is None else tuple(self._named(tls))))
+            users = dict(self._users(document.basic_auth_users or {}))
+            return Web(None if tls is None else self._context(tls), users)
+        except OSError as error:
+            name = getattr(error, "filename", None) or self._path
+            raise Unavailable(f"{name}: cannot be used: {error.strerror or error}", REMEDY) from error
+        except ValueError as error:
+            raise Unavailable(f"{self._path}: {error}", REMEDY) from error
+
+    def _document(self) -> Document:
+        with self._path.open("rb") as file:
+            text = file.read(LARGEST_BYTES + 1).decode()
+        self._check(text)
+        try:
+            return msgspec.convert(msgspec.yaml.decode(text) or {}, Document)
+        except msgspec.ValidationError as error:
+            reason, _, where = str(error).partition(" - at `$.")
+            field = where.rstrip("`").replace("[...]", "") or "top level"
+            raise ValueError(f"{field}: {reason}") from None
+
+    def _named(self, tls: TlsServerConfig) -> Iterator[Path]:
+        for name in (tls.cert_file, tls.key_file, tls.client_ca_file):
+            if name:
+                yield self._path.parent / name
+
+    def _context(self, tls: TlsServerConfig) -> ssl.SSLContext:
+        verify = VERIFY[tls.client_auth_type]
+        if verify is not ssl.CERT_NONE and not tls.client_ca_file:
+            raise ValueError(f"client_auth_type is {tls.client_auth_type}, and client_ca_file is missing")
+        if verify is ssl.CERT_NONE and tls.client_ca_file:
+            raise ValueError("client_ca_file is set, and client_auth_type lets every client in; set that too")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = VERSIONS[tls.min_version]
+        certificate, key, *authorities = self._named(tls)
+        for path in (certificate, key, *authorities):
+            path.open("rb").close()  # ssl does not say which file it could not read
+        try:
+            # The callback keeps OpenSSL from asking for the password of an encrypted key on the terminal.
+            context.load_cert_chain(certificate, key, password=lambda: "")
+        except ssl.SSLError as error:
+            raise ValueError(f"{certificate} and {key} are no certificate and its key: {_reason(error)}") from None
+        for path in authorities:
+            try:
+                context.load_verify_locations(path)
+            except ssl.SSLError as error:
+                raise ValueError(f"{path} has no certificates: {_reason(error)}") from None
+        context.verify_mode = verify
+        return context
+
+    def _users(self, users: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        for name, hashed in users.items():
+            if not name or ":" in name:
+                raise ValueError(f"basic_auth_users: {name!r} is no user name: it may not be empty or have a colon")
+            match = HASH.fullmatch(hashed)
+            if match is None:
+                raise ValueError(f"basic_auth_users: {name}: not a bcrypt hash; make one with htpasswd -nBC 12 {name}")
+            if not 4 <= int(match[1]) <= MOST_ROUNDS:
+                raise ValueError(f"basic_auth_users: {name}: a cost of {match[1]}; use 4 to {MOST_ROUNDS}, such as 12")
+            yield name, hashed
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        status = os.stat(path)  # noqa: PTH116 - once a second, for every file
+    except OSError:
+        return (0, 0, 0)
+    return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or str(error)).replace("_", " ").lower()

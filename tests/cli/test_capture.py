@@ -1,0 +1,120 @@
+"""`dioptase capture` on this machine: what is in the archive, what is not, and that the sources read the same from it."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from agent.hierarchy import detect
+from agent.sense.capture import Text
+from agent.sense.cgroups import CgroupReader
+from agent.sense.node import NodeReader
+from agent.sense.topology import read_topology
+from api.ports import Unavailable
+from cli.capture import Manifest, bounded, capture, write_archive
+from tests.captures import Captured
+
+MANIFEST = Manifest(
+    version="1", kernel="Linux 6.18", machine="x86_64", captured_at="", mode="v2", ticks_per_second=100,
+    page_bytes=4096, files=0, left_out=0,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        detect()
+    except Unavailable as missing:
+        pytest.skip(missing.reason)
+    path = tmp_path_factory.mktemp("capture") / "capture.tar.gz"
+    result = CliRunner().invoke(capture, ["-o", str(path), "--cgroups", "20"])
+    assert result.exit_code == 0, result.output
+    return path
+
+
+def test_the_sources_read_the_same_from_it_as_from_the_machine(archive: Path, tmp_path: Path) -> None:
+    captured = Captured(archive, tmp_path)
+    told = captured.snapshot()
+    live_node, live_cgroups = NodeReader(Path("/proc"), live=False), CgroupReader(detect(), limit=20)
+    node, cgroups = live_node.read(), live_cgroups.read()
+    live_node.close()
+    live_cgroups.close()
+    for field in ("machine", "sysctl", "cpu_khz"):
+        assert getattr(told.node, field) == getattr(node, field)
+    for field in (
+        "meminfo",
+        "vmstat",
+        "netstat",
+        "numa",
+        "disks",
+        "interfaces",
+        "interrupts",
+        "per_cpu",
+        "fragmentation",
+    ):
+        assert getattr(told.node, field).keys() == getattr(node, field).keys(), field
+    assert told.node.numa[0].distances == node.numa[0].distances
+    assert [zone.managed for zone in told.node.zones] == [zone.managed for zone in node.zones]
+    assert told.node.cpu is not None
+    assert node.cpu is not None
+    assert 0 <= node.cpu.total_ns - told.node.cpu.total_ns < 600e9
+    assert told.boot_id == live_node.boot_id
+    assert told.topology == read_topology(Path("/sys"))
+    assert "/" in told.cgroups
+    assert len(told.cgroups) <= 20
+    for path in told.cgroups.keys() & cgroups.keys():
+        before, after = told.cgroups[path], cgroups[path]
+        assert before.limits == after.limits
+        assert before.memory_stat.keys() == after.memory_stat.keys()
+        if before.cpu_usage_ns is not None and after.cpu_usage_ns is not None:
+            assert before.cpu_usage_ns <= after.cpu_usage_ns
+    assert not [
+        status for status in told.sources if not status.ok and status.name in ("node", "node-files", "cgroup-files")
+    ]
+
+
+def test_nothing_of_processes_is_in_it(archive: Path) -> None:
+    with tarfile.open(archive) as tar:
+        names = tar.getnames()
+    assert names[0] == "manifest.json"
+    assert len(names) == len(set(names))
+    assert not [name for name in names if name.endswith(("environ", "cmdline", "comm", "/status"))]
+    assert not [name for name in names if name.startswith("proc/") and name.split("/")[1].isdigit()]
+    assert {name.split("/")[0] for name in names} == {"manifest.json", "proc", "sys"}
+    assert archive.stat().st_mode & 0o777 == 0o600, "counters of a machine are its owner's to show"
+
+
+def test_the_manifest_tells_where_it_is_from(archive: Path, tmp_path: Path) -> None:
+    manifest = Captured(archive, tmp_path).manifest
+    assert manifest.kernel.startswith("Linux ")
+    assert manifest.mode == detect().mode
+    with tarfile.open(archive) as tar:
+        assert manifest.files == len(tar.getnames()) - 1
+    assert manifest.left_out == 0
+
+
+def test_what_does_not_fit_is_left_out_and_counted() -> None:
+    texts = [Text(Path(f"/proc/{size}"), b"x" * size) for size in (10, 95, 80)]
+    kept, left_out = bounded(texts, most_bytes=100)
+    assert ([len(text.text or b"") for text in kept], left_out) == ([10, 80], 1)
+
+
+def test_names_of_any_bytes_come_back(tmp_path: Path) -> None:
+    name = b"caf\xe9 \xff\n".decode(errors="surrogateescape")
+    stream = io.BytesIO()
+    write_archive(stream, MANIFEST, [Text(Path("/sys") / name / "cpu.stat", b"1"), Text(Path("/sys/empty"), None)], 0)
+    stream.seek(0)
+    with tarfile.open(fileobj=stream) as tar:
+        tar.extractall(tmp_path, filter="data")
+    assert (tmp_path / "sys" / name / "cpu.stat").read_bytes() == b"1"
+    assert (tmp_path / "sys/empty").is_dir()
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    result = CliRunner().invoke(capture, ["-o", str(tmp_path / "none" / "x.tar.gz"), "--cgroups", "1"])
+    assert result.exit_code == 2
+    assert "No such file or directory" in result.output

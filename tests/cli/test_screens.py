@@ -1,0 +1,174 @@
+"""The screens of `dioptase top` beside the overview, and the keys that choose them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from rich.console import Group
+from rich.text import Text
+
+from cli import words
+from cli.frame import lines, render
+from cli.keys import BY_NAME, Choice, pressed
+from cli.screens import SCREENS
+from exporters.view import View, build
+from tests import fakes
+from tests.cli import neighbours, story
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+
+
+def views(count: int = 40, **kinds: object) -> list[View]:
+    return [build(finished) for finished in neighbours.rounds(count, **kinds)]  # type: ignore[arg-type]
+
+
+def frame_of(seen: list[View], choice: Choice, width: int, height: int) -> list[Text]:
+    """The lines that are drawn in a terminal of that size."""
+    group = render(seen[-1], seen, (), (width, height), choice)
+    assert isinstance(group, Group)
+    return [line for line in group.renderables if isinstance(line, Text)]
+
+
+def screen(key: str, *, width: int = 80, height: int = 24, sort: int = 0, seen: list[View] | None = None) -> list[str]:
+    shown = seen or views()
+    return [line.plain.rstrip() for line in frame_of(shown, Choice(screen=key, sort=sort), width, height)]
+
+
+@pytest.mark.parametrize("key", ["2", "3", "4"])
+def test_golden_screens(key: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"top-{key}-80x24.txt", "".join(f"{line}\n" for line in screen(key)))
+
+
+def test_who_waits_on_whom_can_be_computed_by_hand() -> None:
+    """See the table at the top of tests/cli/neighbours.py; a dot is less than 0.05 ms a second."""
+    frame = screen("2", width=100)
+    rows: dict[str, list[str]] = {}
+    for line in frame:
+        if line.startswith(("shop/web", "lab/batch", "/system")):
+            rows.setdefault(line.split()[0], line.split()[1:])
+    head = next(line for line in frame if line.startswith("ms of wait"))
+    assert head.split()[-8:] == ["all", "A", "B", "C", "rest", "quota", "rt", "other"]
+    # A is /batch (500 + 240 + 100), B the build (300 + 100 + 15), C /web.
+    assert frame.index("A lab/batch train") < frame.index("B /system.slice/build") < frame.index("C shop/web")
+    assert rows["shop/web"][:8] == ["400", "240", "100", "20", "·", "30", "4.0", "6.0"]
+
+
+def test_the_table_is_sorted_as_chosen() -> None:
+    def order(sort: int) -> list[str]:
+        # The table is below the matrix: take what follows its heading.
+        frame = screen("3", sort=sort, width=100)
+        start = next(i for i, line in enumerate(frame) if line.startswith("cgroup"))
+        return [line.split()[0] for line in frame[start + 1 : start + 4]]
+
+    assert order(0)[0] == "lab/batch", "most memory"
+    direct = [column.title for column in SCREENS["3"].columns].index("direct")
+    assert order(direct) == ["/system.slice/build", "shop/web", "lab/batch"], "70, 12 and 0 ms a second"
+    assert order(BY_NAME) == ["/system.slice/build", "lab/batch", "shop/web"]
+
+
+def test_memory_says_what_is_short_and_who_was_killed() -> None:
+    frame = "\n".join(screen("3", width=120))
+    assert "2.00 GiB of 8.00 GiB could be had" in frame
+    assert "direct reclaim 82.0 ms/s · at limits 200 ms/s · stalled some 12 % · all 3.0 %" in frame
+    assert "kswapd0 active 40 % · wakeups 3.0/s" in frame
+    assert "below the low watermark: 0 Normal" in frame
+    assert (
+        f"{words.clock((neighbours.STARTED_AT_NS + 5 * neighbours.S) / 1e6)} killed for memory: train<b> (process 4242)"
+        in frame
+    )
+    batch = next(line for line in frame.splitlines() if line.startswith("lab/batch"))
+    assert batch.split()[2:7] == ["300M", "320M", "94%", "0", "200"]
+
+
+def test_a_value_that_is_read_rarely_stays_on_the_screen() -> None:
+    seen = views(6)
+    stripped = [
+        view if i == 2 else _without_refaults(view) for i, view in enumerate(seen)
+    ]  # the file was read in the third round alone
+    batch = next(line for line in screen("3", width=120, seen=stripped) if line.startswith("lab/batch"))
+    assert "40" in batch.split()
+
+
+def _without_refaults(view: View) -> View:
+    return msgspec.structs.replace(
+        view, containers=tuple(msgspec.structs.replace(c, refaults=None) for c in view.containers)
+    )
+
+
+def test_threads_and_pressure() -> None:
+    frame = screen("4", width=120)
+    assert any("memory" in line and "some 12 % · all 3.0 %" in line for line in frame)
+    assert any(f"some 30 % · all {words.NONE}" in line for line in frame)
+    web = next(line for line in frame if line.startswith("shop/web"))
+    assert web.split()[1:] == ["3", "2", "1", "7", "1.50", "25%", "2.0%", "0.5%"]
+
+
+def test_a_source_that_blames_nobody_is_said() -> None:
+    told = [build(fakes.busy_round(seq)) for seq in range(1, 6)]
+    assert any("Who had the CPU meanwhile is not known" in line for line in screen("2", seen=told))
+
+
+@pytest.mark.parametrize("size", [(20, 3), (40, 10), (60, 16), (80, 24), (140, 40), (300, 90)])
+@pytest.mark.parametrize("key", ["1", "2", "3", "4", "?"])
+@pytest.mark.parametrize("kind", ["plain", "hostile", "many", "nobody", "bare", "story"])
+def test_no_screen_leaves_its_terminal(size: tuple[int, int], key: str, kind: str) -> None:
+    seen = {
+        "plain": lambda: views(3),
+        "hostile": lambda: views(3, hostile=True, pods=()),
+        "many": lambda: views(3, more=200),
+        "nobody": lambda: views(3, pods=()),
+        "bare": lambda: [build(fakes.bare_round())],
+        "story": lambda: [build(r) for r in story.tell(3, others=(story.HOSTILE,)).rounds],
+    }[kind]()
+    width, height = size
+    choice = Choice(help=True) if key == "?" else Choice(screen=key)
+    frame = frame_of(seen, choice, width, height)
+    assert len(frame) == height
+    assert max(line.cell_len for line in frame) <= width
+    assert not any(char for line in frame for char in line.plain if not char.isprintable())
+
+
+def test_without_pods_the_overview_shows_who_runs_and_waits() -> None:
+    frame = screen("1", seen=views(pods=()), width=100, height=30)
+    assert any(line.startswith("/batch") for line in frame)
+    assert any("No pods are listed: every cgroup is watched" in line for line in frame)
+    assert any("all p50" in line and "slowest p50" in line for line in frame)
+
+
+def test_the_last_line_names_the_keys_and_marks_the_screen() -> None:
+    seen = views(3)
+    for key, chosen in SCREENS.items():
+        last = frame_of(seen, Choice(screen=key), 120, 24)[-1]
+        assert [
+            span.style for span in last.spans if last.plain[span.start : span.end] == f" {key} {chosen.title} "
+        ] == ["reverse"]
+        assert last.plain.endswith("q quit")
+    assert "q quit" not in lines(seen[-1], seen, (), 120, 24)[-1].plain, "a frame on paper has no keys"
+
+
+def test_keys() -> None:
+    start = Choice()
+    assert pressed(start, "q") is None
+    assert pressed(start, "x") == start
+    assert pressed(start, "s") == start, "nothing to sort on the overview"
+    memory = pressed(start, "3")
+    assert memory == Choice(screen="3")
+    assert memory is not None
+    assert pressed(memory, "s") == Choice(screen="3", sort=1)
+    assert pressed(memory, "S") == Choice(screen="3", sort=len(SCREENS["3"].columns) - 1)
+    by_name = pressed(memory, "n")
+    assert by_name == Choice(screen="3", sort=BY_NAME)
+    assert by_name is not None
+    assert pressed(by_name, "s") == Choice(screen="3", sort=0)
+    helped = pressed(memory, "?")
+    assert helped == Choice(screen="3", help=True)
+    assert helped is not None
+    assert pressed(helped, "?") == memory
+    assert pressed(helped, "2") == Choice(screen="2")

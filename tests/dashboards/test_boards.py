@@ -1,0 +1,113 @@
+"""The dashboards, rules.yaml and runbook.md agree with the code they are made from and with each other."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.catalogue import CATALOGUE
+from dashboards import build
+from dashboards.panels import Board
+from tests.dashboards.support import DASHBOARDS, committed, panel_queries, rules
+
+METRIC = re.compile(r"\b(?:dioptase|process)_[a-z0-9_]+")
+KNOWN = {metric.name for metric in CATALOGUE} | {"process_cpu_seconds_total", "process_resident_memory_bytes"}
+BOARDS = build.boards()
+
+
+def panels(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(path.read_text())["panels"]
+    return found
+
+
+def test_there_is_a_file_for_every_board_and_no_other() -> None:
+    assert committed() == sorted(build.path_of(board) for board in BOARDS)
+    assert len({json.loads(path.read_text())["uid"] for path in committed()}) == len(BOARDS)
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=[board.name for board in BOARDS])
+def test_the_committed_dashboard_is_what_the_code_makes(board: Board) -> None:
+    assert build.path_of(board).read_text() == board.json(), "run: python -m dashboards.build"
+
+
+def test_making_them_again_makes_the_same() -> None:
+    assert [board.json() for board in build.boards()] == [board.json() for board in build.boards()]
+
+
+@pytest.mark.parametrize("path", committed(), ids=lambda path: path.stem)
+def test_panels_have_ids_places_and_explanations_of_their_own(path: Path) -> None:
+    found = panels(path)
+    assert len({panel["id"] for panel in found}) == len(found)
+    cells = [
+        (x, y)
+        for panel in found
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(set(cells)) == len(cells), "panels overlap"
+    assert max(x for x, _ in cells) < 24
+    titles = [panel["title"] for panel in found if panel["type"] != "row"]
+    assert len(set(titles)) == len(titles), "two panels of a board are called the same"
+    assert [panel["title"] for panel in found if panel["type"] != "row" and not panel["description"]] == []
+
+
+@pytest.mark.parametrize("path", committed(), ids=lambda path: path.stem)
+def test_every_variable_of_a_query_is_one_of_the_board(path: Path) -> None:
+    board = json.loads(path.read_text())
+    declared = {variable["name"] for variable in board["templating"]["list"]} | {"__rate_interval"}
+    used = {
+        name
+        for panel in panels(path)
+        for target in panel.get("targets", [])
+        for name in re.findall(r"\$(\w+)", target["expr"])
+    }
+    assert used <= declared
+    assert declared - used <= {"datasource"}, "a variable that chooses nothing"
+
+
+def test_every_metric_that_is_asked_for_is_in_the_catalogue() -> None:
+    asked = [expr for _, expr in panel_queries()] + [rule.expr for rule in rules()]
+    names = {re.sub(r"_(bucket|sum|count)$", "", name) for expr in asked for name in METRIC.findall(expr)}
+    recorded = {rule.record.partition(":")[0] for rule in rules() if rule.record}
+    assert names - recorded <= KNOWN
+    assert "dioptase_cgroup_runq_wait_seconds" in names
+
+
+def test_every_alert_has_an_entry_in_the_runbook_and_every_entry_an_alert() -> None:
+    entries = re.findall(r"^## (\w+)$", (DASHBOARDS / "runbook.md").read_text(), re.MULTILINE)
+    alerts = [rule for rule in rules() if rule.alert]
+    assert sorted(rule.alert for rule in alerts) == sorted(entries)
+    for rule in alerts:
+        assert rule.annotations["runbook"] == f"dashboards/runbook.md#{rule.alert.lower()}"
+
+
+def test_every_alert_is_shown_to_fire_and_not_to_fire() -> None:
+    text = (DASHBOARDS / "rules_test.yaml").read_text()
+    for rule in rules():
+        if rule.alert:
+            assert re.search(rf"alertname: {rule.alert}\n\s+exp_alerts:\n\s+- exp_labels", text), (
+                f"{rule.alert} never fires"
+            )
+
+
+def test_the_runbook_names_boards_and_panels_that_there_are() -> None:
+    text = (DASHBOARDS / "runbook.md").read_text()
+    assert {f"{board.name}.json" for board in BOARDS} >= set(re.findall(r"`(\w+\.json)`", text))
+    titles = {panel["title"] for path in committed() for panel in panels(path)} | {"Sources", "Killed for memory"}
+    quoted = {" ".join(name.split()) for name in re.findall(r'"([A-Z][^"]+)"', text)}
+    quoted |= {" ".join(name.split()) for name in re.findall(r"(?<!\*)\*([A-Z][^*]+)\*(?!\*)", text)}
+    assert quoted - titles == set()
+
+
+@pytest.mark.prometheus
+@pytest.mark.parametrize(
+    "command", [["check", "rules", "--lint-fatal", "rules.yaml"], ["test", "rules", "rules_test.yaml"]]
+)
+def test_promtool_is_content(promtool: str, command: list[str]) -> None:
+    checked = subprocess.run([promtool, *command], cwd=DASHBOARDS, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -1,0 +1,449 @@
+"""Every document of a machine whose numbers can be computed by hand: whole as golden files, and the ones in dispute here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from api.facts import BlockIo, CpuTimes, Disk, Durations, Limits, NumaNode
+from api.ports import Unavailable
+from api.samples import CgroupSample, NodeSample, Snapshot
+from exporters.malachite import cgroup_v1, cgroup_v2
+from exporters.malachite.cgroups import Layout, view
+from exporters.malachite.io import io
+from exporters.malachite.memory import memory, unusable
+from exporters.malachite.past import History
+from exporters.malachite.realtime import freq, info, power, resctrl
+from exporters.malachite.server import DOCUMENTS
+from exporters.malachite.subtree import Subtree
+from exporters.malachite.wire import envelope
+from tests.exporters.malachite import contract
+from tests.exporters.malachite.machine import (
+    BUSY,
+    GIB,
+    IDLE,
+    KIB,
+    MIB,
+    MS,
+    POD,
+    V1,
+    V2,
+    S,
+    busy,
+    history,
+    snapshot,
+)
+
+TEN_SECONDS = range(1, 11)
+
+
+def document(name: str, seen: History) -> dict[str, Any]:
+    assert seen.latest is not None
+    decoded = json.loads(envelope(DOCUMENTS[name](seen.latest, seen)))
+    assert list(decoded) == ["status", "data"]
+    assert decoded["status"] == 0
+    return dict(decoded["data"])
+
+
+def cgroup(path: str, seen: History, layout: Layout = V1) -> dict[str, Any]:
+    assert seen.latest is not None
+    groups = cgroup_v1.groups if layout.version == "V1" else cgroup_v2.groups
+    sample = seen.latest.cgroups[path]
+    made = groups(view(sample, seen.latest, seen, Subtree(seen.latest, seen), layout))
+    return dict(json.loads(envelope(made))["data"])
+
+
+def changed(node: NodeSample | None = None, **fields: Any) -> History:
+    """A history of one snapshot whose node, or fields of it, are others."""
+    seen = History()
+    base = snapshot(1)
+    node = msgspec.structs.replace(base.node, **fields) if node is None else node
+    seen.add(msgspec.structs.replace(base, node=node))
+    return seen
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_golden_documents_of_the_node(name: str, golden: Callable[[str, str], None]) -> None:
+    shown = document(name, history(*TEN_SECONDS))
+    golden(f"malachite/{name.replace('/', '-')}.json", json.dumps(shown, indent=1) + "\n")
+    assert not list(contract.breaches(shown, contract.DOCUMENTS[name]))
+
+
+@pytest.mark.parametrize("layout", [V1, V2], ids=lambda layout: layout.version)
+@pytest.mark.parametrize(("path", "what"), [(BUSY, "container"), (POD, "pod"), ("/", "root")])
+def test_golden_documents_of_cgroups(path: str, what: str, layout: Layout, golden: Callable[[str, str], None]) -> None:
+    shown = cgroup(path, history(*TEN_SECONDS, layout=layout), layout)
+    golden(f"malachite/{what}-{layout.version.lower()}.json", json.dumps(shown, indent=1) + "\n")
+    assert not list(contract.breaches(shown, contract.groups(layout.version)))
+
+
+def test_shares_of_cpu_time_are_percent_but_iowait_is_a_fraction() -> None:
+    shown = document("system/compute", history(*TEN_SECONDS))
+    assert [cpu["name"] for cpu in shown["cpu"]] == ["cpu0", "cpu1", "cpu2", "cpu3"]
+    for cpu in (*shown["cpu"], shown["global_cpu"]):
+        assert cpu["cpu_usage"] == pytest.approx(78.0)
+        assert cpu["cpu_sys_usage"] == pytest.approx(20.0)
+        assert cpu["cpu_usr_ratio"] == pytest.approx(55.0)
+        assert cpu["cpu_irq_ratio"] == pytest.approx(3.0)
+        assert cpu["cpu_steal_ratio"] == pytest.approx(2.0)
+        assert cpu["cpu_iowait_ratio"] == pytest.approx(0.1)
+
+
+def test_scheduling_wait_is_the_mean_of_one_wait_in_milliseconds() -> None:
+    """CPU n makes 100 tasks a second wait (n + 1) * 50 ms together."""
+    shown = document("system/compute", history(*TEN_SECONDS))
+    assert [cpu["cpu_sched_wait"] for cpu in shown["cpu"]] == [0.5, 1.0, 1.5, 2.0]
+    assert shown["global_cpu"]["cpu_sched_wait"] == 1.25
+
+
+def test_without_schedstats_waits_of_cgroups_tell_pools_of_cpus_apart() -> None:
+    """On CPUs 0 and 1 100 waits of 2 ms a second; on 2 and 3 50 of 8 ms; and on all of them 200 of 1 ms."""
+    seen = History()
+    for second in TEN_SECONDS:
+        base = snapshot(second)
+        cgroups = {
+            path: CgroupSample(
+                path=path,
+                id=number,
+                limits=Limits(cpus=cpus),
+                wait=Durations(sum_ns=count * ms * MS * second, count=count * second),
+            )
+            for number, (path, cpus, count, ms) in enumerate(
+                (("/a", "0-1", 100, 2), ("/b", "2-3", 50, 8), ("/c", None, 200, 1), ("/d", "garbage", 0, 0))
+            )
+        }
+        node = msgspec.structs.replace(base.node, run_delay_ns={}, timeslices={})
+        seen.add(msgspec.structs.replace(base, node=node, cgroups=cgroups))
+    shown = document("system/compute", seen)
+    first, second_pool = (50 * 2 + 50 * 1) / 100, (25 * 8 + 50 * 1) / 75
+    assert [cpu["cpu_sched_wait"] for cpu in shown["cpu"]] == pytest.approx([first, first, second_pool, second_pool])
+    assert shown["global_cpu"]["cpu_sched_wait"] == pytest.approx((200 + 400 + 200) / 350)
+
+
+def test_nobody_waited_is_zero_and_nobody_knows_is_absent() -> None:
+    def shown(**node: Any) -> dict[str, Any]:
+        seen = History()
+        for second in (1, 6):
+            base = snapshot(second)
+            seen.add(msgspec.structs.replace(base, node=msgspec.structs.replace(base.node, **node)))
+        return document("system/compute", seen)["cpu"][0]
+
+    assert shown(run_delay_ns={0: 5}, timeslices={0: 7})["cpu_sched_wait"] == 0.0
+    assert "cpu_sched_wait" not in shown(run_delay_ns={}, timeslices={})
+
+
+def test_without_a_past_the_cpus_are_there_and_their_shares_are_not() -> None:
+    shown = document("system/compute", history(1))
+    assert shown["cpu"] == [{"name": f"cpu{number}"} for number in range(4)]
+    assert shown["load"]["one"] == 1.5
+
+
+def test_a_mode_that_goes_backwards_has_not_grown() -> None:
+    seen = History()
+    before = CpuTimes(user_ns=0, nice_ns=0, system_ns=0, idle_ns=100, iowait_ns=50, irq_ns=0, softirq_ns=0, steal_ns=0)
+    after = msgspec.structs.replace(before, user_ns=60, idle_ns=140, iowait_ns=40)
+    for second, times in ((1, before), (6, after)):
+        base = snapshot(second)
+        seen.add(msgspec.structs.replace(base, node=msgspec.structs.replace(base.node, per_cpu={0: times}, cpu=times)))
+    shown = document("system/compute", seen)
+    assert (shown["cpu"][0]["cpu_usage"], shown["cpu"][0]["cpu_iowait_ratio"]) == (60.0, 0.0)
+
+
+def test_used_memory_of_the_node_is_without_caches_and_of_a_numa_node_with_them() -> None:
+    """The agent reports the first as it is and subtracts file pages from the second."""
+    shown = document("system/memory", history(1))
+    assert shown["system"]["mem_used"] * KIB == (24 - 16 - 1 - 4 - 1) * GIB
+    assert shown["system"]["mem_util"] == pytest.approx(100 * 2 / 24)
+    assert [numa["mem_used"] * KIB for numa in shown["numa"]] == [6 * GIB, 2 * GIB]
+    assert [numa["mem_file_pages"] * KIB for numa in shown["numa"]] == [3 * GIB, GIB]
+    assert (shown["system"]["mem_total"] * KIB, shown["numa"][0]["mem_total"] * KIB) == (24 * GIB, 12 * GIB)
+
+
+def test_what_a_numa_node_could_give_is_the_kernels_estimate() -> None:
+    """Node 0: 6 GiB free less 384 pages; 12 MiB of cache less the low watermark of 1 MiB; 4 MiB of slab less 1 MiB."""
+    shown = document("system/memory", history(1))
+    assert shown["numa"][0]["mem_available"] * KIB == 6 * GIB - 384 * 4096 + 11 * MIB + 3 * MIB
+    assert shown["numa"][1]["mem_available"] * KIB == 2 * GIB + 12 * MIB + 4 * MIB, "no zones are known"
+
+
+def test_cpus_of_numa_nodes_are_always_listed() -> None:
+    shown = document("system/memory", changed(numa={0: NumaNode(), 1: NumaNode()}))
+    assert [numa["cpu_list"] for numa in shown["numa"]] == [
+        {"meta": "0-1", "inner": [0, 1]},
+        {"meta": "2-3", "inner": [2, 3]},
+    ]
+    shown = document("system/memory", changed(numa={}))
+    assert [numa["cpu_list"]["inner"] for numa in shown["numa"]] == [[0, 1], [2, 3]]
+    assert "mem_total" not in shown["numa"][0], "nobody knows how the memory is spread"
+
+
+def test_a_kernel_without_numa_has_one_node_with_all_memory() -> None:
+    base = snapshot(1)
+    cpus = tuple(msgspec.structs.replace(cpu, numa=0) for cpu in base.topology.cpus)
+    topology = msgspec.structs.replace(base.topology, cpus=cpus)
+    seen = History()
+    seen.add(msgspec.structs.replace(base, topology=topology, node=msgspec.structs.replace(base.node, numa={})))
+    shown = document("system/memory", seen)["numa"]
+    assert [(numa["id"], numa["cpu_list"]["meta"]) for numa in shown] == [(0, "0-3")]
+    assert (shown[0]["mem_total"] * KIB, shown[0]["mem_used"] * KIB) == (24 * GIB, 8 * GIB)
+    assert (shown[0]["mem_file_pages"] * KIB, shown[0]["mem_available"] * KIB) == (5 * GIB, 20 * GIB)
+
+
+def test_fragmentation_is_the_share_of_free_memory_that_is_in_smaller_blocks() -> None:
+    """1024 pages in single ones and 3 blocks of 1024: for order 9 a quarter is useless. Node 1: half; and all for 10."""
+    free = {0: 1024, 9: 0, 10: 3}
+    assert [unusable(free, order) for order in (0, 1, 9, 10, 11)] == [0, 25, 25, 25, 100]
+    assert unusable({0: 0}, 0) is None, "nothing is free, so nothing is in pieces"
+    shown = document("system/memory", history(1))["extfrag"]
+    assert shown[0]["mem_frag_score"] == 25
+    assert shown[1]["mem_order_scores"] == [
+        {"order": 0, "score": 0},
+        {"order": 9, "score": 50},
+        {"order": 10, "score": 100},
+    ]
+    assert shown[1]["mem_frag_score"] == 75
+
+
+def test_disks_are_those_of_sys_block_and_busy_is_milliseconds() -> None:
+    shown = document("system/io", history(*TEN_SECONDS))["disk_io"]
+    assert [disk["device_name"] for disk in shown] == ["vda"]
+    assert (shown[0]["primary_device_id"], shown[0]["secondary_device_id"]) == (254, 0)
+    assert (shown[0]["io_read"], shown[0]["io_busy"], shown[0]["wbt_lat_usec"]) == (200, 159, 2000)
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["sda", "sda1", "sda12"], ["sda"]),
+        (["nvme0n1", "nvme0n1p1", "nvme0n12"], ["nvme0n1", "nvme0n12"]),
+        (["md1", "md12", "md1p2"], ["md1", "md12"]),
+        (["dm-1", "dm-11"], ["dm-1", "dm-11"]),
+        (["sda1"], ["sda1"]),
+        (["mmcblk0", "mmcblk0p1", "loop0p1", "loop0"], ["loop0", "mmcblk0"]),
+    ],
+)
+def test_a_partition_is_told_by_its_disk(names: list[str], shown: list[str]) -> None:
+    disk = Disk(
+        number="8:0", reads=0, read_bytes=0, read_ns=0, writes=0, write_bytes=0, write_ns=0, busy_ns=0, in_flight=0
+    )
+    seen = changed(disks=dict.fromkeys(names, disk))
+    assert [disk["device_name"] for disk in document("system/io", seen)["disk_io"]] == shown
+
+
+@pytest.mark.parametrize("number", ["", "8", "8:", ":0", "8:x", "-8:0", "8:٣", "9" * 20 + ":0"])
+def test_a_disk_without_numbers_is_left_out(number: str) -> None:
+    seen = changed(disks={"sda": msgspec.structs.replace(snapshot(1).node.disks["vda"], number=number)})
+    assert seen.latest is not None
+    assert io(seen.latest, seen).disk_io == ()
+
+
+def test_retransmissions_are_a_percentage_of_the_last_five_seconds() -> None:
+    shown = document("system/network", history(*TEN_SECONDS))
+    assert shown["tcp"]["tcp_retran"] == pytest.approx(0.5)
+    assert (shown["tcp"]["tcp_out_segs"], shown["tcp"]["tcp_old_out_segs"]) == (10_000, 5_000)
+    assert [card["name"] for card in shown["networkcard"]] == ["eth0", "lo"]
+    assert (shown["networkcard"][0]["speeds"], shown["networkcard"][0]["receive_bytes"]) == (10_000, 10_000)
+    assert "speeds" not in shown["networkcard"][1]
+
+
+def test_power_is_that_of_the_last_second() -> None:
+    shown = document("realtime/power", history(*TEN_SECONDS))["sensors"]
+    assert (shown["cpu_power"], shown["mem_power"], shown["total_power"]) == (60.0, 5.5, 65.5)
+
+
+def test_the_platforms_own_counter_is_the_total() -> None:
+    seen = History()
+    for second in (1, 2):
+        base = snapshot(second)
+        energy = base.node.power_uj | {"psys": 200_000_000 * second}
+        seen.add(msgspec.structs.replace(base, node=msgspec.structs.replace(base.node, power_uj=energy)))
+    assert document("realtime/power", seen)["sensors"]["total_power"] == 200.0
+
+
+def test_a_counter_of_energy_that_wrapped_gives_no_power() -> None:
+    seen = history(9)
+    base = snapshot(10)
+    wrapped = base.node.power_uj | {"package-0": 17}
+    seen.add(msgspec.structs.replace(base, node=msgspec.structs.replace(base.node, power_uj=wrapped)))
+    with pytest.raises(Unavailable, match="two samples"):
+        document("realtime/power", seen)
+
+
+@pytest.mark.parametrize(
+    ("make", "fields"),
+    [
+        (power, {"power_uj": {}}),
+        (freq, {"cpu_khz": {}}),
+        (resctrl, {"l3": ()}),
+        (info, {"machine": NodeSample().machine}),
+    ],
+)
+def test_what_the_machine_cannot_tell_is_an_error_and_no_zero(
+    make: Callable[[Snapshot, History], object], fields: dict[str, Any]
+) -> None:
+    seen = changed(**fields)
+    assert seen.latest is not None
+    with pytest.raises(Unavailable) as caught:
+        make(seen.latest, seen)
+    assert caught.value.remedy
+
+
+def test_frequencies_are_in_order_of_cpu_number() -> None:
+    shown = document("realtime/freq", history(1))["sysfreq"]["cpu_freq"]
+    assert shown == [{"scaling_cur_freq": 2_500_000}, {"scaling_cur_freq": 2_400_000}]
+
+
+def test_groups_of_resctrl_and_the_one_of_all_others() -> None:
+    shown = document("realtime/resctrl", history(1))["resctrl"]["group_mbm"]
+    assert shown == {
+        "root": [{"id": 0, "mbm_local_bytes": 2000, "mbm_total_bytes": 3000}],
+        "shared-50": [{"id": 0, "mbm_local_bytes": 200, "mbm_total_bytes": 300}],
+    }
+
+
+def test_usage_ratios_of_a_cgroup_are_cores() -> None:
+    for layout in (V1, V2):
+        cpu = cgroup(BUSY, history(*TEN_SECONDS, layout=layout), layout)["Cpuacct"]["Cpu"][layout.version]
+        ratios = (cpu["cpu_usage_ratio"], cpu["cpu_user_usage_ratio"], cpu["cpu_sys_usage_ratio"])
+        assert ratios == (1.5, 1.25, 0.25)
+
+
+@pytest.mark.parametrize("layout", [V1, V2], ids=lambda layout: layout.version)
+def test_no_limit_is_what_each_version_says(layout: Layout) -> None:
+    base = snapshot(1, layout)
+    huge = (1 << 64) - 1
+    free = Limits(quota_us=-1, period_us=100_000, memory_max_bytes=huge, memory_high_bytes=huge, swap_max_bytes=huge)
+    seen = History()
+    sample = msgspec.structs.replace(busy(layout, 1), limits=free)
+    seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: sample}))
+    shown = cgroup(BUSY, seen, layout)
+    if layout.version == "V1":
+        assert shown["Cpuacct"]["Cpu"]["V1"]["cfs_quota_us"] == -1
+        assert shown["Memory"]["Memory"]["V1"]["memory_limit_in_bytes"] == 9223372036854771712
+    else:
+        assert shown["Cpuacct"]["Cpu"]["V2"]["max"] == huge
+        of = shown["Memory"]["Memory"]["V2"]
+        assert (of["max"], of["high"], of["swap_max"]) == (huge, huge, huge)
+
+
+@pytest.mark.parametrize("period", [None, 0, -1])
+def test_the_client_never_divides_by_zero(period: int | None) -> None:
+    seen = History()
+    base = snapshot(1)
+    sample = msgspec.structs.replace(busy(V1, 1), limits=Limits(quota_us=-1, period_us=period))
+    seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: sample}))
+    assert cgroup(BUSY, seen)["Cpuacct"]["Cpu"]["V1"]["cfs_period_us"] == 100_000
+
+
+def test_threads_load_and_sockets_of_a_pod_are_those_of_its_containers() -> None:
+    shown = cgroup(POD, history(*TEN_SECONDS))
+    cpu = shown["Cpuacct"]["Cpu"]["V1"]
+    assert (cpu["task_nr_runnable"], cpu["task_nr_unint"], cpu["task_nr_sleeping"]) == (3, 1, 5)
+    assert (cpu["load"]["one"], cpu["load"]["runnable_one"]) == (3.0, 2.75)
+    assert shown["NetCls"]["Net"]["bpf_net_data"]["net_tcp_tx_bytes"] == 30_000
+
+
+def test_old_io_and_traffic_lie_five_seconds_before_the_new() -> None:
+    """The client divides the difference by its own interval, five seconds: 16 reads and 3 packets a second."""
+    shown = cgroup(BUSY, history(*TEN_SECONDS))
+    blocks = shown["Blkio"]["BlkIO"]["V1"]
+    assert blocks["bpf_fs_data"]["fs_read"] - blocks["old_bpf_fs_data"]["fs_read"] == 5 * 16
+    assert blocks["bpf_fs_data"]["fs_write_bytes"] - blocks["old_bpf_fs_data"]["fs_write_bytes"] == 5 * 2 * MIB
+    net = shown["NetCls"]["Net"]
+    assert net["bpf_net_data"]["net_tcp_tx"] - net["old_bpf_net_data"]["net_tcp_tx"] == 5 * 3
+
+
+def test_requests_that_a_probe_saw_stand_in_where_files_count_none() -> None:
+    """Two containers of a pod, 4 reads of 4096 bytes a second each; the second one is new since three seconds."""
+    seen = History()
+    for second in TEN_SECONDS:
+        base = snapshot(second)
+        reads = [(BUSY, 4 * second), (IDLE, 4 * (second - 7))]
+        cgroups = dict(base.cgroups)
+        for path, count in reads:
+            done = Durations(sum_ns=count, count=count)
+            counted = BlockIo(reads=done, writes=Durations(sum_ns=0, count=0), read_bytes=4096 * count, write_bytes=0)
+            cgroups[path] = msgspec.structs.replace(cgroups[path], io={}, block_io={"254:0": counted})
+        if second <= 7:
+            del cgroups[IDLE]
+        seen.add(msgspec.structs.replace(base, cgroups=cgroups))
+    for path, new, old in ((BUSY, 40, 20), (IDLE, 12, 0), (POD, 52, 20)):
+        blocks = cgroup(path, seen)["Blkio"]["BlkIO"]["V1"]
+        assert (blocks["bpf_fs_data"]["fs_read"], blocks["old_bpf_fs_data"]["fs_read"]) == (new, old)
+        assert blocks["bpf_fs_data"]["fs_read_bytes"] == 4096 * new
+        assert blocks["update_time"] == 1_700_000_010, "probes count in every round"
+
+
+def test_a_cgroup_made_again_shares_nothing_with_the_one_before() -> None:
+    seen = history(*TEN_SECONDS)
+    base = snapshot(11)
+    again = msgspec.structs.replace(busy(V1, 1), id=99, files_read_at_ns=base.node.files_read_at_ns)
+    seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: again}))
+    shown = cgroup(BUSY, seen)
+    assert "cpu_usage_ratio" not in shown["Cpuacct"]["Cpu"]["V1"]
+    blocks, net = shown["Blkio"]["BlkIO"]["V1"], shown["NetCls"]["Net"]
+    assert blocks["old_bpf_fs_data"] == blocks["bpf_fs_data"]
+    assert net["old_bpf_net_data"] == net["bpf_net_data"]
+
+
+def test_a_cgroup_that_is_new_has_moved_all_its_traffic_since_then() -> None:
+    seen = history(*range(1, 9))
+    for second in (9, 10):
+        base = snapshot(second)
+        young = msgspec.structs.replace(busy(V1, second - 8), path=f"{POD}/c3", id=13)
+        seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {young.path: young}))
+    net = cgroup(f"{POD}/c3", seen)["NetCls"]["Net"]
+    assert (net["bpf_net_data"]["net_tcp_tx"], net["old_bpf_net_data"]["net_tcp_tx"]) == (6, 0)
+
+
+def test_new_minus_old_is_never_negative_when_a_counter_goes_back() -> None:
+    seen = history(*TEN_SECONDS)
+    base = snapshot(11)
+    back = msgspec.structs.replace(busy(V1, 2), files_read_at_ns=base.node.files_read_at_ns)
+    seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: back}))
+    shown = cgroup(BUSY, seen)
+    for new, old in (
+        (shown["Blkio"]["BlkIO"]["V1"]["bpf_fs_data"], shown["Blkio"]["BlkIO"]["V1"]["old_bpf_fs_data"]),
+        (shown["NetCls"]["Net"]["bpf_net_data"], shown["NetCls"]["Net"]["old_bpf_net_data"]),
+    ):
+        assert all(new[key] >= old[key] for key in new)
+
+
+def test_what_nobody_counts_is_left_out_and_so_never_zero() -> None:
+    seen = History()
+    base = snapshot(1)
+    seen.add(
+        msgspec.structs.replace(base, cgroups={path: sample for path, sample in base.cgroups.items() if path != BUSY})
+    )
+    shown = cgroup(IDLE, seen)
+    assert set(shown) == {"Cpuacct", "Blkio"}
+    cpu = shown["Cpuacct"]["Cpu"]["V1"]
+    assert "cpu_nr_throttled" not in cpu
+    assert cpu["new_cpu_basic_info"]["cpu_usage"] == 5 * MS
+
+
+def test_a_cgroup_that_never_used_a_socket_has_sent_nothing_where_sockets_are_counted() -> None:
+    net = cgroup(IDLE, history(*TEN_SECONDS))["NetCls"]["Net"]
+    assert net["bpf_net_data"] == net["old_bpf_net_data"] == dict.fromkeys(net["bpf_net_data"], 0)
+    assert len(net["bpf_net_data"]) == 8
+    assert net["update_time"] == 1_700_000_010
+
+
+def test_each_part_says_when_it_was_read() -> None:
+    """The snapshot of second 10 at 10.25 s, its memory and I/O at 9.85 s; both rounded down."""
+    boot = 1_700_000_000
+    for layout in (V1, V2):
+        shown = cgroup(BUSY, history(*TEN_SECONDS, layout=layout), layout)
+        version = layout.version
+        assert shown["Cpuacct"]["Cpu"][version]["update_time"] == boot + 10
+        assert shown["Memory"]["Memory"][version]["update_time"] == boot + 9
+        assert shown["Blkio"]["BlkIO"][version]["update_time"] == boot + 9
+        assert shown["NetCls"]["Net"]["update_time"] == boot + 10
+    seen = changed(files_read_at_ns=(boot - 7) * S)
+    assert seen.latest is not None
+    assert memory(seen.latest, seen).update_time == boot - 7
+    assert document("system/compute", seen)["update_time"] == boot + 1

@@ -1,0 +1,137 @@
+"""OpenTelemetry's own names carry the right numbers, and are those of its package of conventions."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import msgspec
+import opentelemetry.semconv
+import pytest
+
+from api.samples import NodeSample
+from exporters.conventions import Instrument, instruments
+from exporters.families import MAX_CGROUPS
+from tests.fakes import MIB, bare_round
+from tests.rich import rich_round
+
+PACKAGE = Path(opentelemetry.semconv.__path__[0]) / "_incubating"
+
+
+def shown(seq: int = 2) -> dict[str, Instrument]:
+    return {instrument.name: instrument for instrument in instruments(rich_round(seq).snapshot, MAX_CGROUPS)}
+
+
+def value(name: str, **attributes: str | int) -> float:
+    """The one point that has these attributes, their dots written as underscores twice."""
+    wanted = {key.replace("__", "."): given for key, given in attributes.items()}
+    (found,) = [number for own, number in shown()[name].points if wanted.items() <= own.items()]
+    return found
+
+
+def documented() -> dict[str, tuple[str, str]]:
+    """Instrument and unit of every metric that is not deprecated, from the docstrings of the conventions' package."""
+    known = {}
+    for stem in ("system", "container", "k8s"):
+        tree = ast.parse((PACKAGE / "metrics" / f"{stem}_metrics.py").read_text())
+        for node, after in zip(tree.body, tree.body[1:], strict=False):
+            if (
+                isinstance(node, ast.AnnAssign)
+                and isinstance(after, ast.Expr)
+                and isinstance(after.value, ast.Constant)
+            ):
+                text = str(after.value.value)
+                lines = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+                if "Deprecated" not in text:
+                    known[ast.literal_eval(node.value)] = (lines["Instrument"], lines["Unit"])
+    return known
+
+
+def test_names_kinds_and_units_are_those_of_the_conventions() -> None:
+    known = documented()
+    assert len(known) > 40
+    kinds = {"counter": "counter", "updown": "updowncounter", "gauge": "gauge"}
+    for instrument in shown().values():
+        assert known[instrument.name] == (kinds[instrument.kind], instrument.unit), instrument.name
+
+
+def test_attributes_are_those_of_the_conventions() -> None:
+    known = {
+        str(ast.literal_eval(node.value))
+        for stem in ("system", "cpu", "disk", "network", "container", "k8s")
+        for node in ast.parse((PACKAGE / "attributes" / f"{stem}_attributes.py").read_text()).body
+        if isinstance(node, ast.AnnAssign)
+    }
+    used = {key for instrument in shown().values() for attributes, _ in instrument.points for key in attributes}
+    assert used - known == set()
+    assert "cpu.mode" in used
+
+
+def test_the_numbers_are_those_of_the_snapshot() -> None:
+    assert value("system.cpu.time", cpu__logical_number=3, cpu__mode="user") == 1.25
+    assert value("system.cpu.frequency", cpu__logical_number=0) == 2.5e9
+    assert value("system.memory.usage", system__memory__state="used") == (8192 - 4096 - 64 - 2048) * MIB
+    assert value("system.memory.linux.slab.usage", system__memory__linux__slab__state="reclaimable") == 128 * MIB
+    assert value("system.paging.faults", system__paging__fault__type="minor") == 2 * (5000 - 10)
+    assert value("system.disk.operation_time", system__device="vda", disk__io__direction="write") == pytest.approx(
+        0.024
+    )
+    assert (
+        value("system.network.packet.dropped", network__interface__name="eth0", network__io__direction="transmit") == 2
+    )
+    web = {"k8s__pod__name": "web", "k8s__namespace__name": "default", "k8s__container__name": "web"}
+    assert value("container.cpu.time", cpu__mode="system", **web) == 1.0
+    assert value("container.memory.working_set", **web) == 44 * MIB
+    assert value("container.memory.rss", **web) == 32 * MIB
+    assert value("container.paging.faults", system__paging__fault__type="major", **web) == 6
+    assert value("container.disk.io", system__device="vda", disk__io__direction="read", **web) == 2 * MIB
+
+
+def test_what_a_pod_asks_for_is_named_as_kubernetes_does() -> None:
+    web = {"k8s__pod__name": "web"}
+    assert value("k8s.container.cpu.request.desired", **web) == 2.0
+    assert value("k8s.container.memory.request.desired", **web) == 256 * MIB
+    assert "k8s.container.cpu.limit.desired" not in shown(), "no pod has one"
+
+
+def test_cpu_time_without_modes_is_sent_as_one() -> None:
+    finished = rich_round(2)
+    web = msgspec.structs.replace(finished.snapshot.cgroups["/web"], cpu_user_ns=None)
+    snapshot = msgspec.structs.replace(finished.snapshot, cgroups={"/web": web})
+    ((attributes, number),) = next(i.points for i in instruments(snapshot, 9) if i.name == "container.cpu.time")
+    assert ("cpu.mode" in attributes, number) == (False, 3.0)
+
+
+def test_states_of_memory_add_up_to_the_whole() -> None:
+    assert sum(number for _, number in shown()["system.memory.usage"].points) == 8192 * MIB
+
+
+def test_the_container_and_pod_are_named_as_kubernetes_does() -> None:
+    finished = rich_round(2)
+    pod = finished.snapshot.pods[0]
+    identity = "0123456789abcdef" * 4
+    path = f"/kubepods.slice/cri-containerd-{identity}.scope"
+    container = msgspec.structs.replace(pod.containers[0], cgroup=path)
+    pod = msgspec.structs.replace(pod, uid="9b2f-uid", containers=(container,))
+    sample = finished.snapshot.cgroups["/web"]
+    snapshot = msgspec.structs.replace(finished.snapshot, pods=(pod,), cgroups={path: sample})
+    usage = next(i for i in instruments(snapshot, 10) if i.name == "container.memory.usage")
+    assert usage.points[0][0] == {
+        "k8s.namespace.name": "default", "k8s.pod.name": "web", "k8s.pod.uid": "9b2f-uid", "k8s.container.name": "web",
+        "container.id": identity,
+    }  # fmt: skip
+
+
+def test_what_is_not_known_is_not_sent() -> None:
+    assert [i.name for i in instruments(bare_round().snapshot, 10)] == ["system.cpu.logical.count"]
+    finished = rich_round(2)
+    node = NodeSample(meminfo={"MemFree": 5}, vmstat={"pgfault": 3})
+    snapshot = msgspec.structs.replace(finished.snapshot, node=node)
+    by_name = {i.name: i.points for i in instruments(snapshot, 10)}
+    assert by_name["system.memory.usage"] == (({"system.memory.state": "free"}, 5),)
+    assert "system.paging.faults" not in by_name
+
+
+def test_containers_are_bounded() -> None:
+    usage = next(i for i in instruments(rich_round(2).snapshot, 1) if i.name == "container.memory.usage")
+    assert [attributes["k8s.pod.name"] for attributes, _ in usage.points] == ["web"]

@@ -1,0 +1,233 @@
+"""The same rounds over both protocols of OTLP, with TLS, headers, compression and retries by the standard variables."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.catalogue import CATALOGUE
+from api.ports import Unavailable
+from exporters import otel
+from exporters.otel import read, start
+from exporters.otlp import OtelSink
+from exporters.traces import round_ids
+from tests.exporters.certificates import Authority
+from tests.exporters.receivers import COLLECTORS, Collected, Tls
+from tests.fakes import busy_round
+from tests.rich import RICH_ABOUT, rich_round
+
+PATIENCE_S = 20
+QUICK = {"OTEL_METRIC_EXPORT_INTERVAL": "100", "OTEL_BSP_SCHEDULE_DELAY": "100"}
+Collect = Callable[..., Collected]
+
+
+@pytest.fixture(params=sorted(COLLECTORS))
+def protocol(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def collect(protocol: str) -> Iterator[Collect]:
+    running: list[Any] = []
+
+    def run(tls: Tls | None = None) -> Any:
+        running.append(COLLECTORS[protocol](tls=tls))
+        return running[-1]
+
+    yield run
+    for collector in running:
+        collector.stop()
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch, protocol: str) -> Callable[..., dict[str, str]]:
+    """The variables, in the process' own environment too, where the SDK's exporters look."""
+
+    def given(port: int, *, scheme: str = "http", **more: str) -> dict[str, str]:
+        named = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"{scheme}://localhost:{port}", "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+        } | QUICK | more  # fmt: skip
+        for name, value in named.items():
+            monkeypatch.setenv(name, value)
+        return named
+
+    return given
+
+
+def started(environ: dict[str, str]) -> OtelSink:
+    sink = start(environ, lambda: RICH_ABOUT)
+    assert sink is not None
+    return sink
+
+
+def names_of(collected: Collected) -> set[str]:
+    """Of every metric that came, in however many requests."""
+    names: set[str] = set()
+    deadline = time.monotonic() + PATIENCE_S
+    while not names >= {row.otel_name for row in CATALOGUE} | {"container.disk.io"}:
+        received = collected.metrics.get(timeout=max(0.0, deadline - time.monotonic()))
+        names |= {metric.name for scope in received.scope_metrics for metric in scope.metrics}
+    return names
+
+
+def test_every_row_and_the_span_arrive(collect: Collect, environment: Any) -> None:
+    collected = collect()
+    sink = started(environment(collected.port))
+    finished = rich_round(2)
+    sink.publish(finished)
+    names = names_of(collected)
+    span = collected.traces.get(timeout=PATIENCE_S).scope_spans[0].spans[0]
+    sink.close()
+    assert {"system.cpu.time", "container.cpu.time", "system.memory.usage"} <= names
+    assert (int.from_bytes(span.trace_id), int.from_bytes(span.span_id)) == round_ids(finished.snapshot)
+    assert (sink.failures, sink.dropped_spans) == (0, 0)
+
+
+def test_headers_and_compression_are_those_of_the_environment(collect: Collect, environment: Any) -> None:
+    collected = collect()
+    environ = environment(
+        collected.port, OTEL_EXPORTER_OTLP_HEADERS="authorization=Bearer%20abc,x-tenant=edge",
+        OTEL_EXPORTER_OTLP_COMPRESSION="gzip",
+    )  # fmt: skip
+    sink = started(environ)
+    sink.publish(busy_round(2))
+    collected.metrics.get(timeout=PATIENCE_S)
+    headers = collected.headers.get(timeout=PATIENCE_S)
+    sink.close()
+    assert (headers["authorization"], headers["x-tenant"]) == ("Bearer abc", "edge")
+    if environ["OTEL_EXPORTER_OTLP_PROTOCOL"] != "grpc":  # gRPC's library unpacks before anyone could look
+        assert headers["content-encoding"] == "gzip"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ca"))
+
+
+def test_tls_with_an_authority_and_a_client_certificate_of_our_own(
+    collect: Collect, environment: Any, authority: Authority
+) -> None:
+    certificate, key = authority.issue("collector")
+    client, client_key = authority.issue("agent")
+    collected = collect(Tls(certificate, key, authority.certificate))
+    environ = environment(
+        collected.port, scheme="https", OTEL_EXPORTER_OTLP_CERTIFICATE=str(authority.certificate),
+        OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE=str(client), OTEL_EXPORTER_OTLP_CLIENT_KEY=str(client_key),
+    )  # fmt: skip
+    sink = started(environ)
+    sink.publish(busy_round(2))
+    collected.metrics.get(timeout=PATIENCE_S)
+    collected.traces.get(timeout=PATIENCE_S)
+    sink.close()
+    assert sink.failures == 0
+
+
+def test_a_collector_of_another_authority_gets_nothing(
+    collect: Collect, environment: Any, authority: Authority, tmp_path: Path
+) -> None:
+    collected = collect(Tls(*authority.issue("collector")))
+    other = Authority(tmp_path, "other")
+    environ = environment(
+        collected.port, scheme="https", OTEL_EXPORTER_OTLP_CERTIFICATE=str(other.certificate),
+        OTEL_EXPORTER_OTLP_TIMEOUT="500",
+    )  # fmt: skip
+    sink = started(environ)
+    sink.publish(busy_round(2))
+    wait_for(lambda: sink.failures >= 2)
+    sink.close()
+    assert collected.headers.empty()
+
+
+def test_what_a_collector_cannot_take_just_now_is_sent_again(collect: Collect, environment: Any) -> None:
+    collected = collect()
+    collected.refusals = 1
+    sink = started(environment(collected.port, OTEL_TRACES_EXPORTER="none"))
+    sink.publish(busy_round(2))
+    assert collected.metrics.get(timeout=PATIENCE_S).scope_metrics
+    wait_for(lambda: collected.headers.qsize() >= 2)
+    sink.close()
+    assert sink.failures == 0, "the retry belongs to the same export"
+
+
+def test_a_collector_that_hangs_costs_its_counter_alone(environment: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as accepts_and_says_nothing:
+        sink = started(environment(accepts_and_says_nothing.getsockname()[1], OTEL_EXPORTER_OTLP_TIMEOUT="200"))
+        for seq in range(2, 700):
+            sink.publish(busy_round(2) if seq == 2 else busy_round(seq))
+        wait_for(lambda: sink.failures >= 2)
+        sink.close()
+        assert not sink._thread.is_alive()
+        assert sink.dropped_spans >= 700 - 2 - otel_queue()
+
+
+def otel_queue() -> int:
+    from exporters.otlp import MAX_SPANS  # noqa: PLC0415
+
+    return MAX_SPANS
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.02)
+
+
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({ENDPOINT: "http://c:4318/"}, "http://c:4318/v1/metrics"),
+        ({ENDPOINT: "http://c:4318/otlp"}, "http://c:4318/otlp/v1/metrics"),
+        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "https://c/ingest"}, "https://c/ingest"),
+    ],
+)
+def test_http_endpoints_get_the_path_of_the_signal_unless_it_is_their_own(more: dict[str, str], expected: str) -> None:
+    settings = read({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"} | more)
+    assert settings is not None
+    assert settings.metrics is not None
+    assert settings.metrics.endpoint == expected
+
+
+def test_a_signal_may_have_its_own_protocol_timeout_and_compression() -> None:
+    settings = read({
+        ENDPOINT: "http://c:4317", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:4318/v1/traces", "OTEL_EXPORTER_OTLP_TIMEOUT": "3000",
+        "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "700", "OTEL_EXPORTER_OTLP_METRICS_COMPRESSION": "gzip",
+    })  # fmt: skip
+    assert settings is not None
+    assert settings.metrics == otel.Signal(
+        endpoint="http://c:4317", protocol="grpc", compression="gzip", every_s=60.0, timeout_s=3.0
+    )
+    assert settings.traces == otel.Signal(
+        endpoint="http://c:4318/v1/traces", protocol="http/protobuf", compression="none", every_s=5.0, timeout_s=0.7
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
+        ("OTEL_EXPORTER_OTLP_METRICS_COMPRESSION", "brotli"),
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere.crt"),
+        ("OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY", "/nowhere.key"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "a=b,rubbish"),
+        ("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "-1"),
+    ],
+)
+def test_a_setting_that_cannot_hold_is_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(Unavailable, match=name) as refused:
+        read({ENDPOINT: "http://localhost:1", name: value})
+    assert refused.value.remedy
+
+
+def test_an_http_endpoint_without_a_scheme_is_refused() -> None:
+    with pytest.raises(Unavailable, match="OTEL_EXPORTER_OTLP_ENDPOINT is 'collector:4318'"):
+        read({ENDPOINT: "collector:4318", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"})

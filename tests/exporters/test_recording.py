@@ -1,0 +1,343 @@
+"""What was recorded comes back exactly, whatever happened to the file; and the recorder keeps within its bound."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from api.decisions import Round
+from api.ports import Unavailable
+from exporters import recorder as recorder_module
+from exporters import recording
+from exporters.recorder import Recorder
+from exporters.recording import NotARecording, header, pack, read, segments
+from tests.fakes import MIB, bare_round, busy_round
+from tests.rich import rich_round
+
+PATIENCE_S = 20
+Problems = list[tuple[str, str]]
+
+
+def listed(path: Path, problems: Problems | None = None) -> list[Round]:
+    """Every round; a damage that the test does not ask for fails it."""
+
+    def damage(file: Path, text: str) -> None:
+        assert problems is not None, f"{file}: {text}"
+        problems.append((file.name, text))
+
+    return list(read(path, damage))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.01)
+
+
+def record(directory: Path, rounds: list[Round], max_mib: int = 8) -> None:
+    writer = Recorder(directory, max_mib, "1.2.3", retry_s=0.0)
+    for done, finished in enumerate(rounds, 1):
+        writer.publish(finished)
+        wait_for(lambda done=done: writer.state.rounds + writer.state.lost_rounds >= done)
+    writer.close()
+    assert writer.state.lost_rounds == 0
+
+
+def test_rounds_come_back_exactly_and_each_knows_the_one_before_it(tmp_path: Path) -> None:
+    rounds = [rich_round(seq, cgroups=3) for seq in range(1, 6)]
+    record(tmp_path, rounds)
+    back = listed(tmp_path)
+    assert back == rounds
+    assert isinstance(back[0].snapshot.node.run_delay_ns, dict)
+    assert back[2].previous is back[1].snapshot
+
+
+def test_a_gap_and_another_boot_leave_the_round_before_unknown(tmp_path: Path) -> None:
+    other = msgspec.structs.replace(rich_round(3).snapshot, boot_id="another")
+    rounds = [rich_round(1), rich_round(2), msgspec.structs.replace(rich_round(3), snapshot=other), rich_round(9)]
+    record(tmp_path, rounds)
+    back = listed(tmp_path)
+    assert [r.snapshot.seq for r in back] == [1, 2, 3, 9]
+    assert [r.previous is None for r in back] == [True, False, True, True]
+    assert len(segments(tmp_path)) == 3, "a segment belongs to one boot"
+
+
+@pytest.mark.parametrize("name", ["/caf\udce9", "/\x00e9", "/\x00", "/größe ☃", "/new\nline\"'", "/\ud800x", "\x00"])
+def test_hostile_names_come_back_exactly(tmp_path: Path, name: str) -> None:
+    finished = busy_round(2)
+    web = msgspec.structs.replace(finished.snapshot.cgroups["/web"], path=name)
+    pods = tuple(msgspec.structs.replace(pod, annotations={name: name}) for pod in finished.snapshot.pods)
+    snapshot = msgspec.structs.replace(finished.snapshot, cgroups={name: web}, pods=pods)
+    hostile = msgspec.structs.replace(finished, snapshot=snapshot, previous=None, banner=(name, "\x00plain"))
+    record(tmp_path, [hostile])
+    assert listed(tmp_path) == [hostile]
+
+
+@given(
+    st.dictionaries(st.text(st.characters(), max_size=8), st.integers(0, 2**63)), st.text(st.characters(), max_size=20)
+)
+@settings(deadline=None, max_examples=200)
+def test_any_text_comes_back_exactly(stat: dict[str, int], name: str) -> None:
+    finished = bare_round(1)
+    root = msgspec.structs.replace(finished.snapshot.cgroups["/"], memory_stat=stat, path=name)
+    snapshot = msgspec.structs.replace(finished.snapshot, cgroups={name: root})
+    packed = pack(msgspec.structs.replace(finished, snapshot=snapshot))
+    mark, length, _, flags = recording.FRAME.unpack_from(packed)
+    assert (mark, length) == (recording.MARK, len(packed) - recording.FRAME.size)
+    assert recording.Unpacker().unpack(packed[recording.FRAME.size :], flags).snapshot == snapshot
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A segment of four rounds, each whole."""
+    path = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(recorder_module, "KEY_EVERY", 1)
+        record(path, [busy_round(seq) for seq in range(1, 5)])
+    return segments(path)[0].read_bytes()
+
+
+def test_a_segment_says_what_it_is(whole: bytes) -> None:
+    line, _, records = whole.partition(b"\n")
+    described = msgspec.json.decode(line)
+    assert (described["format"], described["version"], described["product"]) == ("dioptase-recording", 1, "1.2.3")
+    assert "snapshot" in described["fields"]["$defs"]["Round"]["properties"]
+    assert records.startswith(recording.MARK)
+
+
+def test_a_tail_that_was_cut_anywhere_costs_the_last_round_alone(tmp_path: Path, whole: bytes) -> None:
+    path = tmp_path / "00000001.dioptase"
+    last = whole.rindex(recording.MARK)
+    for cut in [last + 1, last + 4, last + recording.FRAME.size, last + 100, len(whole) - 1]:
+        path.write_bytes(whole[:cut])
+        problems: Problems = []
+        assert [r.snapshot.seq for r in listed(tmp_path, problems)] == [1, 2, 3]
+        ((name, text),) = problems
+        assert name == path.name
+        assert f"{cut - last} bytes at {last} are left out" in text
+    path.write_bytes(whole[:last])
+    assert len(listed(tmp_path)) == 3
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=300)
+def test_any_damage_is_survived_and_said(
+    tmp_path_factory: pytest.TempPathFactory, whole: bytes, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("damaged") / "00000001.dioptase"
+    start = whole.index(b"\n") + 1
+    at = data.draw(st.integers(start, len(whole) - 1))
+    garbage = data.draw(st.binary(min_size=1, max_size=40))
+    damaged = whole[:at] + garbage + whole[at + len(garbage) :]
+    path.write_bytes(damaged)
+    problems: Problems = []
+    back = listed(path.parent, problems)
+    good = {seq: busy_round(seq).snapshot for seq in range(1, 5)}
+    assert all(r.snapshot == good[r.snapshot.seq] for r in back), "what comes back is true"
+    assert len(back) >= 2, "damage in one place costs at most the two records it touches"
+    assert bool(problems) == (damaged != whole)
+
+
+def test_damage_in_the_middle_costs_that_round_alone(tmp_path: Path, whole: bytes) -> None:
+    second = whole.index(recording.MARK, whole.index(recording.MARK) + 1)
+    damaged = bytearray(whole)
+    damaged[second + 60] ^= 1
+    (tmp_path / "00000001.dioptase").write_bytes(damaged)
+    problems: Problems = []
+    back = listed(tmp_path, problems)
+    assert [r.snapshot.seq for r in back] == [1, 3, 4]
+    assert [r.previous is None for r in back] == [True, True, False]
+    assert problems[0][1].startswith("a record is damaged; ")
+
+
+def test_only_what_changed_is_recorded_and_every_sixtieth_round_is_whole(tmp_path: Path) -> None:
+    rounds = [rich_round(seq, cgroups=5) for seq in range(1, 2 * recording.KEY_EVERY + 3)]
+    record(tmp_path, rounds)
+    assert listed(tmp_path) == rounds
+    _sizes, flags = frames(segments(tmp_path)[0].read_bytes())
+    assert [at for at, flag in enumerate(flags) if flag == 0] == [0, recording.KEY_EVERY, 2 * recording.KEY_EVERY]
+    still = msgspec.structs.replace(rounds[-1], snapshot=msgspec.structs.replace(rounds[-1].snapshot, seq=999))
+    assert len(pack(still, rounds[-1])) < len(pack(still)) / 4, "a node where nothing moves costs next to nothing"
+
+
+def frames(text: bytes) -> tuple[list[int], list[int]]:
+    """Sizes and flags of the records of a segment."""
+    at, sizes, flags = text.index(b"\n") + 1, [], []
+    while at < len(text):
+        _, length, _, flag = recording.FRAME.unpack_from(text, at)
+        sizes.append(length)
+        flags.append(flag)
+        at += recording.FRAME.size + length
+    return sizes, flags
+
+
+def test_cgroups_that_come_go_and_are_made_anew_come_back_exactly(tmp_path: Path) -> None:
+    first, second, third = (rich_round(seq, cgroups=3) for seq in (1, 2, 3))
+    cgroups = dict(second.snapshot.cgroups)
+    del cgroups["/other-1"]
+    cgroups["/caf\udce9"] = msgspec.structs.replace(cgroups["/web"], path="/caf\udce9", id=77)
+    anew = msgspec.structs.replace(cgroups["/other-2"], id=78, blame=None, wait=None)
+    cgroups["/other-2"] = anew
+    second = msgspec.structs.replace(second, snapshot=msgspec.structs.replace(second.snapshot, cgroups=cgroups))
+    second = msgspec.structs.replace(second, previous=first.snapshot)
+    third = msgspec.structs.replace(third, previous=second.snapshot, advice=None, outcomes=())
+    record(tmp_path, [first, second, third])
+    back = listed(tmp_path)
+    assert back == [first, second, third]
+    assert frames(segments(tmp_path)[0].read_bytes())[1] == [0, 3, 3]
+
+
+def test_what_builds_on_a_damaged_record_is_left_out_up_to_the_next_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "KEY_EVERY", 4)
+    record(tmp_path, [busy_round(seq) for seq in range(1, 10)])
+    path = segments(tmp_path)[0]
+    text = bytearray(path.read_bytes())
+    second = text.index(recording.MARK, text.index(recording.MARK) + 1)
+    text[second + 40] ^= 1
+    path.write_bytes(text)
+    problems: Problems = []
+    assert [r.snapshot.seq for r in listed(tmp_path, problems)] == [1, 5, 6, 7, 8, 9]
+    assert [text.partition("; ")[0] for _, text in problems] == [
+        "a record is damaged",
+        "a record is whole, and no round comes of it: it builds on round 2, which is missing",
+        "a record is whole, and no round comes of it: it builds on round 3, which is missing",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"", "not a recording"),
+        (b"\x00\xff" * 50, "not a recording"),
+        (b"{}\n", "not a recording"),
+        (b'{"product":"","boot_id":"","began_ns":0,"version":9}\n', "dioptase-recording of version 9"),
+        (b'{"product":"","boot_id":"","began_ns":0,"format":"tar"}\n', "tar of version 1"),
+    ],
+)
+def test_what_is_no_recording_is_refused(tmp_path: Path, text: bytes, said: str) -> None:
+    (tmp_path / "00000001.dioptase").write_bytes(text)
+    with pytest.raises(NotARecording, match=said):
+        listed(tmp_path)
+
+
+def test_an_empty_directory_and_other_files_are_no_recording(tmp_path: Path) -> None:
+    (tmp_path / "notes.dioptase").write_text("mine")
+    (tmp_path / "00000001.txt").write_text("mine")
+    with pytest.raises(NotARecording, match="no recording is there"):
+        listed(tmp_path)
+
+
+def test_the_oldest_go_when_the_bound_is_reached_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "MIB", 1 << 15)  # eight "MiB" of 32 kB: segments of 32 kB
+    mine = tmp_path / "mine.txt"
+    mine.write_text("x" * 100_000)
+    rounds = [busy_round(seq, cgroups=40) for seq in range(1, 120)]
+    record(tmp_path, rounds)
+    size = sum(path.stat().st_size for path in segments(tmp_path))
+    assert size <= 8 * (1 << 15)
+    back = listed(tmp_path)
+    assert 1 < len(back) < len(rounds)
+    assert back[1:] == rounds[-len(back) + 1 :], "the newest, without a gap"
+    assert mine.exists()
+
+
+def test_a_new_recorder_goes_on_behind_what_an_earlier_one_left(tmp_path: Path) -> None:
+    record(tmp_path, [busy_round(1), busy_round(2)])
+    torn = segments(tmp_path)[0]
+    torn.write_bytes(torn.read_bytes()[:-10])
+    record(tmp_path, [busy_round(3)])
+    assert [path.name for path in segments(tmp_path)] == ["00000001.dioptase", "00000002.dioptase"]
+    problems: Problems = []
+    assert [r.snapshot.seq for r in listed(tmp_path, problems)] == [1, 3]
+    assert len(problems) == 1
+
+
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(Unavailable, match="cannot record to") as refused:
+        Recorder(file, 8, "1")
+    assert "--record" in refused.value.remedy
+
+
+def test_a_disk_slower_than_rounds_costs_rounds_and_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = recorder_module.threading.Event()
+    monkeypatch.setattr(recorder_module, "pack", lambda *rounds: stuck.wait(PATIENCE_S) and pack(*rounds))
+    writer = Recorder(tmp_path, 8, "1")
+    for seq in range(1, 21):
+        writer.publish(busy_round(seq))
+    stuck.set()
+    wait_for(lambda: writer.state.rounds + writer.state.lost_rounds == 20)
+    writer.close()
+    assert writer.state.lost_rounds >= 20 - recorder_module.WAITING - 1
+    assert len(listed(tmp_path)) == writer.state.rounds
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a file system")
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"this machine mounts no tmpfs: {mounted.stderr.decode().strip()}")
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+@pytest.mark.kernel
+def test_a_full_disk_stops_the_recording_says_so_and_lets_it_go_on(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ballast = small_disk / "ballast"
+    writer = Recorder(small_disk, 8, "1", retry_s=0.0)
+    with caplog.at_level(logging.INFO):
+        writer.publish(busy_round(1, cgroups=20))
+        wait_for(lambda: writer.state.rounds == 1)
+        assert writer.read({}).cgroups == {}
+        room = os.statvfs(small_disk)
+        ballast.write_bytes(b"x" * (room.f_bavail * room.f_frsize))
+        seq = 2
+        while writer.state.writable:
+            writer.publish(busy_round(seq, cgroups=20))
+            wait_for(lambda seq=seq: writer.state.rounds + writer.state.lost_rounds == seq)
+            seq += 1
+        with pytest.raises(Unavailable, match="No space left on device") as said:
+            writer.read({})
+        assert "--record" in said.value.remedy
+        good = writer.state.rounds
+        for more in range(seq, seq + 3):
+            writer.publish(busy_round(more, cgroups=20))
+            wait_for(lambda more=more: writer.state.lost_rounds == more - good)
+        assert len(listed(small_disk)) == good, "nothing is half written"
+        ballast.unlink()
+        writer.publish(busy_round(seq + 3, cgroups=20))
+        wait_for(lambda: writer.state.writable)
+        writer.close()
+    assert [r.snapshot.seq for r in listed(small_disk)] == [*range(1, good + 1), seq + 3]
+    assert writer.read({}).cgroups == {}
+    messages = [record.getMessage() for record in caplog.records]
+    assert sum("are not recorded" in message for message in messages) == 1
+    assert sum("goes on; " in message for message in messages) == 1
+
+
+def test_the_bound_is_at_least_one_mebibyte_a_segment() -> None:
+    assert 32 * len(header("1", "b", 0)) <= recorder_module.MIN_MIB * MIB // recorder_module.SEGMENTS

@@ -1,0 +1,188 @@
+"""What a person sees of a round: numbers that tests/cli/neighbours.py lists, and what is never made up."""
+
+from __future__ import annotations
+
+import zlib
+
+import msgspec
+import pytest
+
+from api.decisions import Round
+from api.facts import UNLIMITED, Limits
+from api.samples import CgroupSample
+from api.text import to_json
+from exporters.cgroup_view import MOST_CULPRITS, BlameView, ContainerView
+from exporters.view import MOST_OTHERS, View, build
+from tests.cli import neighbours
+from tests.cli.neighbours import BATCH, BUILD, WEB, rounds
+
+
+def of(view: View, cgroup: str) -> ContainerView:
+    return next(c for c in (*view.containers, *view.others) if c.cgroup == cgroup)
+
+
+def changed(finished: Round, cgroup: str, **fields: object) -> Round:
+    """The round with other values in one cgroup of its snapshot."""
+    sample = msgspec.structs.replace(finished.snapshot.cgroups[cgroup], **fields)
+    snapshot = msgspec.structs.replace(finished.snapshot, cgroups={**finished.snapshot.cgroups, cgroup: sample})
+    return msgspec.structs.replace(finished, snapshot=snapshot)
+
+
+@pytest.fixture
+def view() -> View:
+    return build(rounds(5)[-1])
+
+
+def test_waits_are_split_by_who_had_the_cpu(view: View) -> None:
+    assert of(view, WEB).blame == BlameView(
+        culprits=((BATCH, 240.0), (BUILD, 100.0), (WEB, 20.0)), rest_ms=0.0, throttled_ms=30.0, higher_class_ms=4.0,
+        other_ms=6.0,
+    )  # fmt: skip
+    assert of(view, WEB).wait_cores == pytest.approx(0.4)
+    assert of(view, BUILD).blame is not None, "a cgroup of no pod is a victim like any other"
+
+
+def test_only_the_worst_culprits_are_named_and_the_rest_is_one_number() -> None:
+    last = rounds(5)[-1]
+    assert last.previous is not None
+    before, after = last.previous.cgroups[WEB], last.snapshot.cgroups[WEB]
+    assert before.blame is not None
+    assert after.blame is not None
+    many = {f"/c{k}": (k + 1) * 1_000_000 for k in range(10)}
+    blame = msgspec.structs.replace(after.blame, by_cgroup={**before.blame.by_cgroup, **many})
+    seen = of(build(changed(last, WEB, blame=blame)), WEB).blame
+    assert seen is not None
+    assert seen.culprits[:2] == (("/c9", 10.0), ("/c8", 9.0))
+    assert len(seen.culprits) == MOST_CULPRITS
+    assert seen.rest_ms == pytest.approx(4 + 3 + 2 + 1), "the six worst are 10 to 5"
+
+
+def test_what_a_vanished_culprit_did_is_no_news() -> None:
+    """Its sum moves to the others: 240 ms a second for 3 seconds, of which nothing happened in the last interval."""
+    last = rounds(5)[-1]
+    after = last.snapshot.cgroups[WEB].blame
+    assert last.previous is not None
+    before = last.previous.cgroups[WEB].blame
+    assert after is not None
+    assert before is not None
+    gone = msgspec.structs.replace(
+        after,
+        by_cgroup={path: ns for path, ns in after.by_cgroup.items() if path != BATCH},
+        other_ns=after.other_ns + before.by_cgroup[BATCH],
+    )
+    seen = of(build(changed(last, WEB, blame=gone)), WEB).blame
+    assert seen is not None
+    assert seen.other_ms == 6.0
+    assert BATCH not in dict(seen.culprits)
+
+
+@pytest.mark.parametrize("field", ["throttled_ns", "higher_class_ns", "other_ns"])
+def test_blame_that_went_backwards_is_not_known(field: str) -> None:
+    last = rounds(5)[-1]
+    blame = last.snapshot.cgroups[WEB].blame
+    assert blame is not None
+    assert of(build(changed(last, WEB, blame=msgspec.structs.replace(blame, **{field: -1}))), WEB).blame is None
+
+
+def test_memory_reclaim_and_traffic_are_per_second(view: View) -> None:
+    batch, build_ = of(view, BATCH), of(view, BUILD)
+    assert batch.reclaim is not None
+    assert build_.reclaim is not None
+    assert (batch.reclaim.direct_ms, batch.reclaim.limit_ms, build_.reclaim.direct_ms) == (0, 200, 70)
+    assert (batch.reclaim.pages, batch.reclaim.kswapd_wakeups) == (640, 2)
+    assert (batch.memory_limit_bytes, build_.memory_limit_bytes) == (320 << 20, None), "no limit is no number"
+    assert batch.refaults == 40
+    assert (batch.oom_kills, build_.oom_kills) == (1, 0)
+    assert batch.traffic is not None
+    assert (batch.traffic.disk_read, batch.traffic.disk_write, batch.traffic.sent) == (1 << 20, 0, 2 << 20)
+    assert batch.traffic.retransmits == 3
+    assert 2048 < (batch.traffic.disk_p99_us or 0) <= 4096, "3 ms, up to the slot"
+    assert batch.load == (1.5, 1.25, 1.0)
+    assert batch.threads_by_state is not None
+    assert batch.threads_by_state.uninterruptible == 2
+
+
+@pytest.mark.parametrize("limit", [UNLIMITED, 9_223_372_036_854_771_712, None])
+def test_no_limit_is_none_however_a_kernel_spells_it(limit: int | None) -> None:
+    last = changed(rounds(3)[-1], BATCH, limits=Limits(memory_max_bytes=limit))
+    assert of(build(last), BATCH).memory_limit_bytes is None
+
+
+def test_between_two_reads_of_a_file_its_rate_is_not_known() -> None:
+    last = rounds(3)[-1]
+    assert last.previous is not None
+    same = last.previous.cgroups[WEB].files_read_at_ns
+    assert of(build(changed(last, WEB, files_read_at_ns=same)), WEB).refaults is None
+
+
+def test_the_node_is_the_sum_of_its_cgroups(view: View) -> None:
+    node = view.node
+    assert {name: (p.some, p.full) for name, p in node.pressure.items()} == {
+        "cpu": (0.3, None), "memory": (0.12, 0.03), "io": (0.05, 0.01),
+    }  # fmt: skip
+    assert node.reclaim is not None
+    assert (node.reclaim.direct_ms, node.reclaim.limit_ms) == (82, 200)
+    (kswapd,) = node.kswapd
+    assert (kswapd.active_ratio, kswapd.wakeups, kswapd.scanned_pages, kswapd.reclaimed_pages) == (0.4, 3, 5000, 4000)
+    assert node.wait is not None
+    assert node.wait.count == 200 + 30 + 20
+    assert node.wait.mean_us == pytest.approx(1_420_000 / 250)
+    assert node.refaults == 80
+    assert [zone.name for zone in node.zones] == ["DMA32", "Normal"]
+
+
+def test_a_node_without_pods_shows_who_runs_and_waits_most() -> None:
+    view = build(rounds(5, pods=())[-1])
+    assert view.containers == ()
+    assert [c.cgroup for c in view.others] == [BATCH, WEB, BUILD]
+    # 1.5 + 0.9, 0.8 + 0.4, 0.6 + 0.12 + 0.07 in reclaim; the root itself uses nothing.
+    assert [c.cpu_cores for c in view.others] == pytest.approx([1.5, 0.8, 0.6])
+    assert view.other_cgroups == 4
+    assert {c.qos for c in view.others} == {""}
+
+
+def test_use_of_a_group_is_without_the_groups_below_it() -> None:
+    first, second = (
+        {path: CgroupSample(path=path, id=k, cpu_usage_ns=ns * s) for k, (path, ns) in enumerate(usage.items(), 1)}
+        for usage in ({"/": 3_000_000_000, "/a": 2_000_000_000, "/a/b": 1_500_000_000, "/a/b/c": 100_000_000},)
+        for s in (1, 2)
+    )
+    last = rounds(3, pods=())[-1]
+    assert last.previous is not None
+    last = msgspec.structs.replace(
+        last,
+        snapshot=msgspec.structs.replace(last.snapshot, cgroups=second),
+        previous=msgspec.structs.replace(last.previous, cgroups=first),
+    )
+    assert {c.cgroup: c.cpu_cores for c in build(last).others} == pytest.approx(
+        {"/": 1.0, "/a": 0.5, "/a/b": 1.4, "/a/b/c": 0.1}
+    )
+
+
+def test_what_does_nothing_is_counted_and_not_shown() -> None:
+    view = build(rounds(3, more=200)[-1])
+    assert len(view.others) == MOST_OTHERS
+    assert view.other_cgroups == 202, "200, the build and the root"
+
+
+def test_a_view_of_200_managed_containers_stays_small() -> None:
+    """Five minutes of them are kept in memory (exporters/history.py)."""
+    many = rounds(3, more=200, waves=True)[-1]
+    pods = tuple(
+        msgspec.structs.replace(
+            neighbours.PODS[0], uid=f"p{k}", name=f"pod-{k}",
+            containers=(msgspec.structs.replace(neighbours.PODS[0].containers[0], cgroup=f"/kubepods/burstable/pod{k:03}"),),
+        )
+        for k in range(200)
+    )  # fmt: skip
+    shown = to_json(build(msgspec.structs.replace(many, snapshot=msgspec.structs.replace(many.snapshot, pods=pods))))
+    assert len(zlib.compress(shown, 1)) < 40_000
+
+
+def test_the_first_round_has_no_rates() -> None:
+    view = build(rounds(1)[0])
+    assert view.others == ()
+    assert view.containers[0].blame is None
+    assert view.containers[0].reclaim is None
+    assert (view.node.pressure, view.node.kswapd, view.node.wait, view.node.reclaim) == ({}, (), None, None)
+    assert view.containers[0].threads_by_state is not None, "what is no rate is there at once"

@@ -1,0 +1,276 @@
+"""The server with TLS and passwords: what it lets in, what it refuses to start with, and that it follows its files."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import aiohttp
+import bcrypt
+import pytest
+
+from agent.report.journal import DecisionJournal
+from agent.sense.documents import check
+from api.ports import Unavailable
+from cli.client import Client
+from exporters import http, passwords
+from exporters.http import Server
+from exporters.passwords import Busy, Passwords
+from exporters.webconfig import WebConfig
+from tests.exporters.certificates import Authority
+from tests.fakes import busy_round
+
+SECRET = "correct horse"
+HASHED = bcrypt.hashpw(SECRET.encode(), bcrypt.gensalt(4)).decode()
+SLOW = bcrypt.hashpw(SECRET.encode(), bcrypt.gensalt(10)).decode()
+USERS = f"basic_auth_users:\n  prometheus: {HASHED}\n"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    authority = Authority(tmp_path_factory.mktemp("ca"))
+    authority.issue("server")
+    authority.issue("client")
+    return authority
+
+
+@pytest.fixture
+def web(tmp_path: Path, authority: Authority) -> Callable[[str], WebConfig]:
+    """Write the web configuration file beside the certificates that it names, and read it."""
+    for file in authority.directory.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+
+    def write(text: str) -> WebConfig:
+        path = tmp_path / "web.yml"
+        path.write_text(text)
+        return WebConfig(path, check)
+
+    return write
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Callable[[WebConfig | None], object]]:
+    servers: list[Server] = []
+
+    async def start(config: WebConfig | None) -> int:
+        server = Server(journal=DecisionJournal(None), version="1", web_config=config)
+        servers.append(server)
+        port = await server.start("127.0.0.1", 0)
+        server.publish(busy_round(2))
+        return port
+
+    yield start
+    for server in servers:
+        await server.stop()
+
+
+def trusting(authority: Authority, *, certificate: str = "") -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(authority.certificate))
+    if certificate:
+        context.load_cert_chain(authority.directory / f"{certificate}.crt", authority.directory / f"{certificate}.key")
+    return context
+
+
+def basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+async def get(url: str, *, tls: ssl.SSLContext | bool = True, user: str = "", password: str = "") -> tuple[int, str]:
+    headers = {"Authorization": basic(user, password)} if user else {}
+    async with aiohttp.ClientSession() as session, session.get(url, ssl=tls, headers=headers) as answer:
+        return answer.status, await answer.text()
+
+
+TLS = "tls_server_config: {cert_file: server.crt, key_file: server.key}\n"
+
+
+async def test_metrics_are_read_over_tls_by_whoever_trusts_the_authority(web, serve, authority) -> None:
+    port = await serve(web(TLS))
+    status, text = await get(f"https://localhost:{port}/metrics", tls=trusting(authority))
+    assert status == 200
+    assert "dioptase_reclaim_lent_cores 2.5" in text
+    with pytest.raises(aiohttp.ClientConnectorCertificateError):
+        await get(f"https://localhost:{port}/metrics")
+    with pytest.raises(aiohttp.ClientError):
+        await get(f"http://localhost:{port}/metrics")
+
+
+async def test_a_client_without_a_certificate_is_refused_where_one_is_required(web, serve, authority) -> None:
+    mutual = "client_auth_type: RequireAndVerifyClientCert, client_ca_file: ca.crt, min_version: TLS13"
+    port = await serve(web(TLS.replace("}", f", {mutual}}}")))
+    url = f"https://localhost:{port}/healthz"
+    assert (await get(url, tls=trusting(authority, certificate="client")))[0] == 200
+    with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
+        await get(url, tls=trusting(authority))
+    old = trusting(authority, certificate="client")
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises(aiohttp.ClientError):
+        await get(url, tls=old)
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/metrics", "/healthz", "/api/v1/view", "/api/v1/history", "/static/app.js", "/nothing"]
+)
+async def test_nothing_is_served_without_the_password(web, serve, path: str) -> None:
+    port = await serve(web(USERS))
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as answer:
+        assert answer.status == 401
+        assert answer.headers["WWW-Authenticate"].startswith('Basic realm="dioptase"')
+        assert (await answer.json())["error"] == "this agent asks for a user and a password"
+    status, _ = await get(f"http://127.0.0.1:{port}{path}", user="prometheus", password=SECRET)
+    assert status == (404 if path == "/nothing" else 200)
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["", "Basic", "Basic !!!", "Bearer abc", "Basic " + base64.b64encode(b"prometheus").decode(),
+     *("Basic " + base64.b64encode(text).decode() for text in (
+         b"prometheus:wrong", b"nobody:correct horse", b":correct horse", b"prometheus:", b"prometheus:correct horse\0",
+         b"\xff:correct horse", b"prometheus:" + b"x" * 5000))],
+)  # fmt: skip
+async def test_what_is_no_right_password_is_refused(header: str) -> None:
+    checker = Passwords({"prometheus": HASHED})
+    assert await checker.admits(header) is False
+    assert await checker.admits(header) is False
+
+
+@pytest.mark.parametrize("prefix", ["$2a$", "$2b$", "$2y$"])
+async def test_every_usual_spelling_of_bcrypt_is_taken(prefix: str) -> None:
+    checker = Passwords({"größe": HASHED.replace("$2b$", prefix)})
+    given = base64.b64encode(f"größe:{SECRET}".encode()).decode()
+    assert await checker.admits(f"basic {given}") is True
+
+
+async def test_a_right_password_is_checked_once_and_wrong_ones_push_nothing_out_for_long() -> None:
+    checker = Passwords({"prometheus": HASHED})
+    checks: list[bytes] = []
+    real = checker._check
+    checker._check = lambda password, hashed: bool(checks.append(password)) or real(password, hashed)
+    right = "Basic " + base64.b64encode(f"prometheus:{SECRET}".encode()).decode()
+    for _ in range(5):
+        assert await checker.admits(right)
+    assert checks == [SECRET.encode()]
+    for i in range(passwords.MOST_REMEMBERED + 20):
+        await checker.admits("Basic " + base64.b64encode(f"prometheus:{i}".encode()).decode())
+        if i % 50 == 0:
+            assert await checker.admits(right)
+    assert len(checker._known) == passwords.MOST_REMEMBERED
+    assert checks.count(SECRET.encode()) == 1, "whoever asks again and again stays known"
+
+
+async def test_guessers_wait_for_one_another_and_the_rest_is_turned_away() -> None:
+    checker = Passwords({"prometheus": SLOW})
+    guesses = [
+        checker.admits("Basic " + base64.b64encode(f"prometheus:{i}".encode()).decode())
+        for i in range(passwords.MOST_WAITING + 5)
+    ]
+    answers = await asyncio.gather(*guesses, return_exceptions=True)
+    assert answers.count(False) == passwords.MOST_WAITING
+    assert sum(isinstance(answer, Busy) for answer in answers) == 5
+
+
+async def test_a_name_that_nobody_has_is_checked_as_long_as_one_that_somebody_has() -> None:
+    checker = Passwords({"prometheus": HASHED})
+    hashes: list[bytes] = []
+    real = checker._check
+    checker._check = lambda password, hashed: bool(hashes.append(hashed)) or real(password, hashed)
+    assert not await checker.admits("Basic " + base64.b64encode(f"nobody:{SECRET}".encode()).decode())
+    assert hashes == [HASHED.encode()]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tls_server_config: {cert_file: server.crt}", "tls_server_config: Object missing required field `key_file`"),
+        ("http_server_config: {http2: false}", "top level: Object contains unknown field `http_server_config`"),
+        (TLS.replace("}", ", cipher_suites: [x]}"), "tls_server_config: Object contains unknown field `cipher_suites`"),
+        (TLS.replace("}", ", min_version: TLS10}"), "tls_server_config.min_version: Invalid enum value 'TLS10'"),
+        (TLS.replace("}", ", client_auth_type: RequireAnyClientCert}"), "Invalid enum value 'RequireAnyClientCert'"),
+        (TLS.replace("}", ", client_auth_type: RequireAndVerifyClientCert}"), "client_ca_file is missing"),
+        (TLS.replace("}", ", client_ca_file: ca.crt}"), "client_auth_type lets every client in"),
+        (TLS.replace("server.key", "client.key"), "are no certificate and its key: "),
+        (TLS.replace("server.key", "gone.key"), "gone.key: cannot be used: No such file or directory"),
+        (TLS.replace("server.crt", "web.yml"), "are no certificate and its key: "),
+        ("basic_auth_users: {a: secret}", "basic_auth_users: a: not a bcrypt hash; make one with htpasswd"),
+        (f"basic_auth_users: {{'a:b': {HASHED}}}", "'a:b' is no user name"),
+        (f"basic_auth_users: {{a: {HASHED.replace('$04$', '$31$')}}}", "a cost of 31; use 4 to 16"),
+        (f"basic_auth_users:\n  a: {HASHED}\n  a: {HASHED}\n", "line 3: key 'a' is there twice"),
+        ("basic_auth_users: [", "not YAML"),
+        ("- 1", "top level: Expected `object`, got `array`"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_hold_is_refused_by_field(web, text: str, said: str) -> None:
+    with pytest.raises(Unavailable) as refused:
+        web(text).load()
+    assert said in refused.value.reason
+    assert refused.value.remedy
+
+
+def test_an_empty_file_asks_for_nothing_and_a_missing_one_is_refused(web, tmp_path: Path) -> None:
+    for text in ("", "basic_auth_users:\ntls_server_config:\n"):
+        nothing = web(text).load()
+        assert (nothing.tls, nothing.users) == (None, {})
+    with pytest.raises(Unavailable, match=r"none\.yml: cannot be used: No such file or directory"):
+        WebConfig(tmp_path / "none.yml", check).load()
+
+
+async def until(condition) -> None:
+    deadline = time.monotonic() + 20
+    while not await condition():
+        assert time.monotonic() < deadline, "it never happened"
+        await asyncio.sleep(0.05)
+
+
+async def test_new_users_and_certificates_are_taken_without_a_connection_lost(
+    web, serve, authority, tmp_path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(http, "FOLLOW_S", 0.02)
+    port = await serve(web(TLS))
+    url = f"https://localhost:{port}/healthz"
+    other = Authority(tmp_path, "other-ca")
+    certificate, key = other.issue("next")
+    before = trusting(authority)  # a connection is used again under the same context alone
+    async with aiohttp.ClientSession() as session:
+        async with session.get(url, ssl=before) as answer:
+            await answer.read()
+        for path, name in ((certificate, "server.crt"), (key, "server.key")):
+            path.replace(tmp_path / name)
+
+        async def renewed() -> bool:
+            try:
+                return (await get(url, tls=trusting(other)))[0] == 200
+            except aiohttp.ClientConnectorCertificateError:
+                return False
+
+        await until(renewed)
+        async with session.get(url, ssl=before) as answer:
+            assert answer.status == 200, "the connection that was open goes on"
+    with caplog.at_level(logging.INFO):
+        web(TLS + USERS)
+
+        async def asked() -> bool:
+            return (await get(url, tls=trusting(other)))[0] == 401
+
+        await until(asked)
+        web(TLS + "basic_auth_users: {a: b}\n")
+        await until(lambda: _said(caplog, "stays as it was"))
+    assert (await get(url, tls=trusting(other), user="prometheus", password=SECRET))[0] == 200
+
+
+async def _said(caplog: pytest.LogCaptureFixture, text: str) -> bool:
+    return text in caplog.text
+
+
+async def test_the_command_line_comes_in_with_the_user_of_its_url(web, serve) -> None:
+    port = await serve(web(USERS))
+    secret = SECRET.replace(" ", "%20")
+    client = Client(f"http://prometheus:{secret}@127.0.0.1:{port}")
+    assert (await asyncio.to_thread(client.view)).seq == 2
+    assert client.url == f"http://127.0.0.1:{port}", "what is shown has no password in it"
+    with pytest.raises(Unavailable, match="asks for a user and a password"):
+        await asyncio.to_thread(Client(f"http://127.0.0.1:{port}").view)

@@ -1,0 +1,74 @@
+"""The agent as a process with everything that it can hand out: TLS and a password, a recording, OpenTelemetry."""
+
+from __future__ import annotations
+
+import base64
+import ssl
+import urllib.request
+from pathlib import Path
+
+import bcrypt
+import msgspec
+import pytest
+
+from api.samples import Snapshot
+from exporters.recording import read
+from tests.exporters.certificates import Authority
+from tests.exporters.receivers import HttpCollector
+from tests.live.running import Agent, eventually, pods_file
+
+pytestmark = pytest.mark.live
+
+
+def test_one_agent_serves_by_tls_records_and_sends(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    authority.issue("server")
+    hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(8)).decode()
+    web = tmp_path / "web.yml"
+    web.write_text(f"""
+tls_server_config: {{cert_file: server.crt, key_file: server.key}}
+basic_auth_users: {{me: "{hashed}"}}
+""")
+    context = ssl.create_default_context(cafile=str(authority.certificate))
+    header = {"Authorization": "Basic " + base64.b64encode(b"me:secret").decode()}
+    collector = HttpCollector()
+    options = (
+        "--pods", str(pods_file(tmp_path / "pods.yaml", "/nowhere-web", "/nowhere-batch")),
+        "--state-dir", str(tmp_path / "state"), "--act", "off",
+        "--web-config", str(web), "--record", str(tmp_path / "recording"),
+    )  # fmt: skip
+    env = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.port}", "OTEL_BSP_SCHEDULE_DELAY": "200",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf", "OTEL_METRIC_EXPORT_INTERVAL": "500",
+    }  # fmt: skip
+    try:
+        with Agent(*options, env=env) as agent:
+            eventually(f"it says where: {agent.log}", lambda: "metrics on https://127.0.0.1:" in agent.log)
+            url = agent.log.partition("metrics on ")[2].split()[0].replace("127.0.0.1", "localhost")
+
+            def get(path: str) -> bytes:
+                request = urllib.request.Request(url + path, headers=header)
+                with urllib.request.urlopen(request, timeout=5, context=context) as answer:
+                    return bytes(answer.read())
+
+            eventually(
+                "four rounds are recorded", lambda: b"\ndioptase_recording_rounds_total 4\n" in get("/metrics"), 30
+            )
+            text = get("/metrics").decode()
+            assert "\ndioptase_recording_writable 1\n" in text
+            assert 'dioptase_source_up{source="recording",detail="zlib"} 1\n' in text
+            assert "\ndioptase_otel_failures_total 0\n" in text
+            snapshot = msgspec.json.decode(get("/api/v1/snapshot"), type=Snapshot)
+            span = collector.traces.get(timeout=20).scope_spans[0].spans[0]
+            names = {metric.name for metric in collector.metrics.get(timeout=20).scope_metrics[0].metrics}
+            assert agent.end() == 0, agent.log
+    finally:
+        collector.stop()
+    assert span.name == "round"
+    assert "dioptase.node.cpus" in names
+    damage: list[str] = []
+    rounds = {r.snapshot.seq: r for r in read(tmp_path / "recording", lambda _path, what: damage.append(what))}
+    assert damage == []
+    assert list(rounds) == list(range(1, len(rounds) + 1))
+    assert rounds[snapshot.seq].snapshot == snapshot, "what was served is what was recorded"
+    assert rounds[2].previous == rounds[1].snapshot

@@ -1,0 +1,396 @@
+"""Katalyst's provisioner, unchanged, against a live agent on real cgroups; what it stored against reads of the same files.
+
+Two runs of the client: one while a pod computes, writes and talks (rates), one while all its processes are stopped
+(every counter to the last unit). `Checks` counts what was compared.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.hierarchy import Hierarchy
+from tests.kernel.support import TestCgroup, require_writable_cgroups
+from tests.live.running import Agent, eventually, pods_file
+from tests.malachite import stock
+from tests.malachite.reads import NS_PER_US, Files, cpus_of, disk, interface, meminfo, netstat, vmstat
+
+pytestmark = [pytest.mark.live, pytest.mark.kernel]
+
+PORT = 9002
+MIB = 1 << 20
+QUOTA_US, PERIOD_US, SHARES = 30_000, 100_000, 512
+LIMIT = 256 * MIB
+BLOCK, MESSAGE = 65536, 4096
+"""What the pod writes and reads, and what it sends itself, again and again."""
+UID, CONTAINER = "0d1a2b3c-dead-beef-0000-000000000001", "c0ffee"
+BEST_EFFORT, BURSTABLE = "/kubepods/besteffort", "/kubepods/burstable"
+WORK = """import mmap, os, socket, sys, threading, time
+kept = bytearray(b"x") * (40 << 20)
+server = socket.create_server(("127.0.0.1", 0))
+def answer():
+    peer, _ = server.accept()
+    while peer.recv(65536): pass
+threading.Thread(target=answer, daemon=True).start()
+talk = socket.create_connection(server.getsockname())
+file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT | getattr(os, "O_DIRECT", 0))
+block = mmap.mmap(-1, int(sys.argv[2]))
+while True:
+    ends = time.monotonic() + 0.05
+    while time.monotonic() < ends: pass
+    talk.sendall(b"y" * int(sys.argv[3]))
+    os.pwrite(file, block, 0); os.preadv(file, [block], 0)
+"""
+READS_BACK_S = 7.0
+"""All files of a cgroup are read within five seconds, and a round is a second."""
+
+
+class Checks:
+    """Comparisons, counted; all that fail are told together."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.wrong: list[str] = []
+
+    def equal(self, what: str, stored: float, read: float) -> None:
+        self.between(what, stored, read, read)
+
+    def near(self, what: str, stored: float, read: float, share: float, slack: float = 0.0) -> None:
+        margin = abs(read) * share + slack
+        self.between(what, stored, read - margin, read + margin)
+
+    def between(self, what: str, stored: float, low: float, high: float) -> None:
+        self.done += 1
+        if not low <= stored <= high:
+            self.wrong.append(f"{what}: the client stored {stored}, the files say {low} to {high}")
+
+    def verdict(self, at_least: int) -> None:
+        assert not self.wrong, "\n".join([f"{len(self.wrong)} of {self.done} are wrong:", *self.wrong])
+        assert self.done >= at_least, f"only {self.done} values were compared"
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    return stock.build()
+
+
+@pytest.fixture(scope="module")
+def hierarchy() -> Hierarchy:
+    found = require_writable_cgroups()
+    if found.mode == "v2":
+        pytest.skip("the reads of this test are of version 1 files")
+    if (found.primary / "kubepods").exists():
+        pytest.skip("a kubelet has its pods in /kubepods here, and the client asks for no others")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", PORT))
+        except OSError:
+            pytest.skip(f"port {PORT}, the only one that the client asks, is taken")
+    return found
+
+
+class Node:
+    """Cgroups as a kubelet makes them, a pod at work in them, and an agent that watches."""
+
+    def __init__(self, hierarchy: Hierarchy, directory: Path) -> None:
+        names = ["/kubepods", BEST_EFFORT, BURSTABLE, f"{BEST_EFFORT}/pod{UID}", f"{BEST_EFFORT}/pod{UID}/{CONTAINER}"]
+        self.groups = [TestCgroup(hierarchy, name) for name in names]
+        self.container = self.groups[-1]
+        self.container.file("cpu", "cpu.cfs_period_us").write_text(str(PERIOD_US))
+        self.container.file("cpu", "cpu.cfs_quota_us").write_text(str(QUOTA_US))
+        self.container.file("cpu", "cpu.shares").write_text(str(SHARES))
+        self.container.file("memory", "memory.limit_in_bytes").write_text(str(LIMIT))
+        pods = pods_file(directory / "pods.yaml", self.container.path, BURSTABLE)
+        state = str(directory / "state")
+        self.agent = Agent(
+            "--pods", str(pods), "--act", "off", "--malachite", f"127.0.0.1:{PORT}", "--state-dir", state
+        )
+        work = [sys.executable, "-c", WORK, str(directory / "blocks"), str(BLOCK), str(MESSAGE)]
+        self.process = self.container.start(work)
+
+    def stop_work(self) -> None:
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def close(self) -> None:
+        self.agent.__exit__()
+        for group in reversed(self.groups):
+            group.close()
+
+
+@pytest.fixture(scope="module")
+def node(hierarchy: Hierarchy, program: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    # On a disk, or there is no block I/O to see.
+    directory = tmp_path_factory.mktemp("node")
+    made = Node(hierarchy, directory)
+    try:
+        eventually("the agent serves Malachite's documents", lambda: "Malachite's documents on" in made.agent.log)
+        time.sleep(READS_BACK_S)
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def at_work(node: Node, program: Path) -> tuple[stock.Stored, Sample, Sample]:
+    """Three rounds while the pod works, and what the files said before and after."""
+    before = Sample(node.process.pid)
+    stored = ask(program, rounds=3)
+    return stored, before, Sample(node.process.pid)
+
+
+@pytest.fixture(scope="module")
+def at_rest(node: Node, program: Path, at_work: object) -> stock.Stored:
+    """One round after the pod's processes were stopped and its files read again."""
+    node.stop_work()
+    time.sleep(READS_BACK_S)
+    return ask(program, rounds=1)
+
+
+def ask(program: Path, rounds: int) -> stock.Stored:
+    pods = [f"{UID}/{CONTAINER}"]
+    return stock.run(program, pods=pods, paths=[f"{BEST_EFFORT}/pod{UID}"], rounds=rounds, reclaim=BEST_EFFORT)
+
+
+class Sample:
+    """Counters of the container at one moment."""
+
+    def __init__(self, pid: int) -> None:
+        files = Files(f"{BEST_EFFORT}/pod{UID}/{CONTAINER}")
+        # Version 1's own counters stay at zero until somebody limits a device; the process itself is counted always.
+        moved = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+        self.at = time.monotonic()
+        self.usage = files.number("cpuacct", "cpuacct.usage")
+        self.throttled = files.keyed("cpu", "cpu.stat", "nr_throttled")
+        self.periods = files.keyed("cpu", "cpu.stat", "nr_periods")
+        self.throttled_us = files.keyed("cpu", "cpu.stat", "throttled_time") // NS_PER_US
+        self.read_bytes, self.written_bytes = int(moved["read_bytes"]), int(moved["write_bytes"])
+        self.reads, self.writes = self.read_bytes / BLOCK, self.written_bytes / BLOCK
+        self.sent = self.writes * MESSAGE
+
+    def rate(self, before: Sample, field: str) -> float:
+        return float(getattr(self, field) - getattr(before, field)) / (self.at - before.at)
+
+
+def test_rates_of_a_container_at_work(at_work: tuple[stock.Stored, Sample, Sample]) -> None:
+    """Steady work: a rate over any five seconds is that over all ten, within what whole seconds can be off (one in five)."""
+    stored, before, after = at_work
+    checks = Checks()
+    assert after.rate(before, "writes") > 1, "the pod writes to a disk"
+    usage = after.rate(before, "usage") / 1e9
+    checks.near("cpu.usage", stored.container(UID, "cpu.usage.container"), usage, 0.15)
+    checks.near("cpu.usage.ratio", stored.container(UID, "cpu.usage.ratio.container"), usage / 0.3, 0.15)
+    for field, name in (
+        ("periods", "cpu.nr.period.container.rate"),
+        ("throttled", "cpu.nr.throttled.container.rate"),
+        ("throttled_us", "cpu.throttled.time.container.rate"),
+        ("reads", "blkio.read.iops.container"),
+        ("writes", "blkio.write.iops.container"),
+        ("read_bytes", "blkio.read.bps.container"),
+        ("written_bytes", "blkio.write.bps.container"),
+        ("sent", "net.tcp.send.bps.container"),
+        ("sent", "net.tcp.recv.bps.container"),
+    ):
+        checks.near(name, stored.container(UID, name), after.rate(before, field), 0.4, slack=1.0)
+    for path in (BEST_EFFORT, f"{BEST_EFFORT}/pod{UID}"):
+        checks.near(f"{path} cpu.usage", stored.cgroup(path, "cpu.usage.cgroup"), usage, 0.15)
+        five_s = 5 * after.rate(before, "written_bytes")
+        checks.near(f"{path} blkio", stored.cgroup(path, "blkio.write.bps.cgroup"), five_s, 0.4)
+        five_s = 5 * after.rate(before, "sent")
+        checks.near(f"{path} net", stored.cgroup(path, "net.tcp.send.byte.cgroup"), five_s, 0.4)
+    numa = [
+        stored.container_numa(UID, int(n), "cpu.usage.numa.container")
+        for n in stored.keys("podContainerNumaMetricMap", UID, "c")
+        if "cpu.usage.numa.container" in stored.keys("podContainerNumaMetricMap", UID, "c", n)
+    ]
+    checks.near("cpu.usage.numa", sum(numa), usage, 0.4)
+    checks.verdict(at_least=18)
+
+
+def test_every_counter_and_setting_of_a_container(at_rest: stock.Stored) -> None:
+    """Nothing runs: what the client has is what the files say, to the last unit."""
+    files = Files(f"{BEST_EFFORT}/pod{UID}/{CONTAINER}")
+    checks = Checks()
+
+    def same(name: str, read: float) -> None:
+        checks.equal(name, at_rest.container(UID, f"{name}.container"), read)
+
+    same("cpu.quota", QUOTA_US)
+    same("cpu.period", PERIOD_US)
+    same("cpu.limit", QUOTA_US / PERIOD_US)
+    same("cpu.share", SHARES)
+    same("cpu.nr.period", files.keyed("cpu", "cpu.stat", "nr_periods"))
+    same("cpu.nr.throttled", files.keyed("cpu", "cpu.stat", "nr_throttled"))
+    same("cpu.throttled.time", files.keyed("cpu", "cpu.stat", "throttled_time") // NS_PER_US)
+    same("mem.limit", LIMIT)
+    same("mem.usage", files.number("memory", "memory.usage_in_bytes"))
+    same("mem.usage.kern", files.number("memory", "memory.kmem.usage_in_bytes"))
+    same("mem.usage.user", LIMIT - files.number("memory", "memory.kmem.usage_in_bytes"))
+    same("mem.tcp.limit", files.number("memory", "memory.kmem.tcp.limit_in_bytes"))
+    for name, key in (
+        ("mem.rss", "total_rss"), ("mem.cache", "total_cache"), ("mem.shmem", "total_shmem"), ("mem.swap", "total_swap"),
+        ("mem.dirty", "dirty"), ("mem.writeback", "writeback"), ("mem.pgfault", "pgfault"),
+        ("mem.pgmajfault", "pgmajfault"), ("mem.inactiveanon", "total_inactive_anon"),
+        ("mem.inactivefile", "total_inactive_file"),
+    ):  # fmt: skip
+        same(name, files.memory(key))
+    same("mem.oom", files.keyed("memory", "memory.oom_control", "oom_kill"))
+    assert files.memory("total_rss") > 40 * MIB, "the pod holds what it was told to hold"
+    for node in range(_numa_nodes()):
+        for kind in ("total", "file", "anon"):
+            name = f"mem.{kind}.numa.container"
+            checks.equal(name, at_rest.container_numa(UID, node, name), 4096 * files.numa_pages(kind, node))
+    counted = sum(at_rest.container_numa(UID, node, "cpu.usage.count.numa.container") for node in range(_numa_nodes()))
+    checks.equal("cpu.usage.count.numa", counted, sum(files.per_cpu()))
+    checks.equal("cpu.usage of what is stopped", at_rest.container(UID, "cpu.usage.container"), 0.0)
+    checks.verdict(at_least=28)
+
+
+@pytest.mark.parametrize("path", [BEST_EFFORT, BURSTABLE, f"{BEST_EFFORT}/pod{UID}"])
+def test_every_counter_and_setting_of_a_cgroup(at_rest: stock.Stored, path: str) -> None:
+    files = Files(path)
+    checks = Checks()
+
+    def same(name: str, read: float) -> None:
+        checks.equal(f"{path} {name}", at_rest.cgroup(path, f"{name}.cgroup"), read)
+
+    same("cpu.quota", files.number("cpu", "cpu.cfs_quota_us"))
+    same("cpu.period", files.number("cpu", "cpu.cfs_period_us"))
+    same("cpu.share", files.number("cpu", "cpu.shares"))
+    same("cpu.limit", files.number("cpu", "cpu.cfs_quota_us") / files.number("cpu", "cpu.cfs_period_us"))
+    same("cpu.nr.throttled", files.keyed("cpu", "cpu.stat", "nr_throttled"))
+    same("cpu.throttled.period", files.keyed("cpu", "cpu.stat", "nr_periods"))
+    same("cpu.throttled.time", files.keyed("cpu", "cpu.stat", "throttled_time") // NS_PER_US)
+    same("mem.limit", files.number("memory", "memory.limit_in_bytes"))
+    same("mem.usage", files.number("memory", "memory.usage_in_bytes"))
+    same("mem.usage.sys", files.number("memory", "memory.kmem.usage_in_bytes"))
+    for name, key in (
+        ("mem.rss", "total_rss"), ("mem.cache", "total_cache"), ("mem.shmem", "total_shmem"),
+        ("mem.swap", "total_swap"), ("mem.dirty", "total_dirty"), ("mem.writeback", "total_writeback"),
+        ("mem.pgfault", "total_pgfault"), ("mem.pgmajfault", "total_pgmajfault"),
+        ("mem.activeanon", "total_active_anon"), ("mem.inactiveanon", "total_inactive_anon"),
+        ("mem.activefile", "total_active_file"), ("mem.inactivefile", "total_inactive_file"),
+    ):  # fmt: skip
+        same(name, files.memory(key))
+    same("mem.oom", files.keyed("memory", "memory.oom_control", "oom_kill"))
+    for node in range(_numa_nodes()):
+        for kind in ("total", "file", "anon"):
+            name = f"mem.{kind}.numa.cgroup"
+            pages = files.numa_pages(f"hierarchical_{kind}", node)
+            checks.equal(f"{path} {name}", at_rest.cgroup_numa(path, node, name), 4096 * pages)
+    for name in (
+        "blkio.read.iops", "blkio.write.iops", "blkio.read.bps", "blkio.write.bps",
+        "net.tcp.send.byte", "net.tcp.send.pps", "net.tcp.recv.byte", "net.tcp.recv.pps",
+    ):  # fmt: skip
+        same(name, 0)
+    checks.verdict(at_least=30)
+
+
+def test_the_node(node: Node, program: Path, at_rest: stock.Stored) -> None:
+    """The machine goes on working: counters lie between a read before and one after, sizes are near."""
+    counters: dict[str, Callable[[], float]] = {
+        "mem.kswapdsteal.system": lambda: vmstat("pgsteal_kswapd"),
+        "mem.direct.pgsteal.system": lambda: vmstat("pgsteal_direct"),
+        "mem.kswapd.pgscan.system": lambda: vmstat("pgscan_kswapd"),
+        "mem.direct.pgscan.system": lambda: vmstat("pgscan_direct"),
+        "mem.compact.stall.system": lambda: vmstat("compact_stall"),
+        "net.tcp.delay_acks": lambda: netstat("TcpExt", "DelayedACKs"),
+        "net.tcp.listen_overflows": lambda: netstat("TcpExt", "ListenOverflows"),
+        "net.tcp.listen_drops": lambda: netstat("TcpExt", "ListenDrops"),
+        "net.tcp.abort_on_memory": lambda: netstat("TcpExt", "TCPAbortOnMemory"),
+        "net.tcp.req_q_full_drop": lambda: netstat("TcpExt", "TCPReqQFullDrop"),
+        "net.tcp.retrans_segs": lambda: netstat("Tcp", "RetransSegs"),
+    }
+    before = {name: read() for name, read in counters.items()}
+    time.sleep(READS_BACK_S)
+    stored = ask(program, rounds=1)
+    checks = Checks()
+    for name, read in counters.items():
+        checks.between(name, stored.node(name), before[name], read())
+    for name, key in (
+        ("total", "MemTotal"), ("free", "MemFree"), ("available", "MemAvailable"), ("shmem", "Shmem"),
+        ("buffer", "Buffers"), ("pagecache", "Cached"), ("slab.reclaimable", "SReclaimable"),
+        ("active.anon", "Active(anon)"), ("inactive.anon", "Inactive(anon)"), ("active.file", "Active(file)"),
+        ("inactive.file", "Inactive(file)"), ("swap.total", "SwapTotal"), ("swap.free", "SwapFree"),
+    ):  # fmt: skip
+        checks.near(key, stored.node(f"mem.{name}.system"), meminfo(key), 0.0 if "total" in name else 0.05, 16 * MIB)
+    spare = sum(map(meminfo, ("MemFree", "Buffers", "Cached", "SReclaimable")))
+    checks.near("mem.used", stored.node("mem.used.system"), meminfo("MemTotal") - spare, 0.05, 64 * MIB)
+    factor = int(Path("/proc/sys/vm/watermark_scale_factor").read_text())
+    checks.equal("mem.scale.factor", stored.node("mem.scale.factor.system"), factor)
+    for protocol in ("tcp", "udp"):
+        most = int(Path(f"/proc/sys/net/ipv4/{protocol}_mem").read_text().split()[2])
+        checks.equal(f"mem.sock.{protocol}_limit", stored.node(f"mem.sock.{protocol}_limit.system"), most)
+    cpus = os.cpu_count() or 0
+    checks.equal("cpu.total", stored.node("cpu.total.system"), cpus)
+    averages = [float(word) for word in Path("/proc/loadavg").read_text().split()[:3]]
+    for minutes, average in zip(("1min", "5min", "15min"), averages, strict=True):
+        checks.near("load", stored.node(f"cpu.load.{minutes}.system"), average, 0.3, 0.3)
+    _check_devices(stored, checks)
+    _check_numa(stored, checks, cpus)
+    mhz = [float(line.split(":")[1]) for line in Path("/proc/cpuinfo").read_text().splitlines() if "cpu MHz" in line]
+    checks.near("scaling.cur.freq.khz", stored.node("scaling.cur.freq.khz"), 1000 * mhz[0], 0.5)
+    waits = [stored.cpu(cpu, "cpu.schedwait.cpu") for cpu in range(cpus)]
+    checks.between("cpu.schedwait, microseconds", min(waits), 0.1, 1_000_000)
+    vm = "hypervisor" in Path("/proc/cpuinfo").read_text()
+    assert stored.text("info.is.vm") is vm
+    checks.verdict(at_least=60)
+
+
+def _check_devices(stored: stock.Stored, checks: Checks) -> None:
+    for name in sorted(stored.keys("deviceMetricMap")):
+        assert (Path("/sys/block") / name).is_dir(), name
+        for metric, count in zip(("read", "write", "busy"), disk(name), strict=True):
+            checks.near(f"io.{metric} {name}", stored.device(name, f"io.{metric}.system"), count, 0.01, 2000)
+    kinds = ("bytes", "packets", "errs", "drop", "fifo", "frame", "compressed")
+    for name in sorted(stored.keys("networkMetricMap")):
+        received, sent = interface(name)
+        for kind, count in zip(kinds, received, strict=False):
+            checks.near(f"{name} {kind}", stored.network(name, f"net.tcp.receive_{kind}"), count, 0.01, 10)
+        for kind, count in zip((*kinds[:5], "colls", "carrier", "compressed"), sent, strict=True):
+            checks.near(f"{name} {kind}", stored.network(name, f"net.tcp.transmit_{kind}"), count, 0.01, 10)
+
+
+def _check_numa(stored: stock.Stored, checks: Checks, cpus: int) -> None:
+    assert sum(len(cpus_of(node)) for node in range(_numa_nodes())) == cpus
+    for node in range(_numa_nodes()):
+        for name, key in (
+            ("total", "MemTotal"), ("free", "MemFree"), ("used", "MemUsed"), ("shmem", "Shmem"),
+            ("filepage", "FilePages"), ("inactivefile", "Inactive(file)"),
+        ):  # fmt: skip
+            exact = name == "total"
+            read = meminfo(key, node)
+            checks.near(
+                f"node {node} {key}",
+                stored.numa(node, f"mem.{name}.numa"),
+                read,
+                0.0 if exact else 0.05,
+                0 if exact else 16 * MIB,
+            )
+        high = meminfo("MemTotal", node)
+        checks.between("available", stored.numa(node, "mem.available.numa"), meminfo("MemFree", node) * 0.9, high)
+        usage = [stored.cpu(cpu, "cpu.usage.ratio.cpu") for cpu in cpus_of(node)]
+        checks.near("cpu.usage.numa", stored.numa(node, "cpu.usage.numa"), sum(usage), 0.001)
+        checks.between("cpu.usage.numa.avg", stored.numa(node, "cpu.usage.numa.avg"), 0.0, 1.0)
+    for cpu in range(cpus):
+        checks.between("cpu.usage.ratio", stored.cpu(cpu, "cpu.usage.ratio.cpu"), 0.0, 1.0)
+        checks.between("cpu.iowait.ratio", stored.cpu(cpu, "cpu.iowait.ratio.cpu"), 0.0, 1.0)
+
+
+def test_the_client_complains_of_nothing(at_work: tuple[stock.Stored, Sample, Sample], at_rest: stock.Stored) -> None:
+    """It logs what it cannot decode, what is missing, and what is out of date."""
+    for stored in (at_work[0], at_rest):
+        loud = [line for line in stored.log.splitlines() if line.startswith(("E", "F")) or "outdated" in line]
+        assert not loud, "\n".join(loud)
+    assert at_rest.count() > 250
+
+
+def _numa_nodes() -> int:
+    return len(list(Path("/sys/devices/system/node").glob("node[0-9]*")))

@@ -1,0 +1,160 @@
+"""The round of tests/fakes.py on a machine that gives everything: every field of every sample has something to say.
+
+All counters are straight lines through zero here too: N a second have the value N * seq in the snapshot of that seq.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from api.decisions import Round
+from api.facts import (
+    Blame,
+    BlockIo,
+    CpuTimes,
+    Disk,
+    Durations,
+    Filesystem,
+    Interface,
+    IoStat,
+    Kswapd,
+    L3Monitor,
+    Limits,
+    Load,
+    Machine,
+    Net,
+    NumaNode,
+    OomVictim,
+    Reclaim,
+    ThreadStates,
+    Zone,
+)  # fmt: skip
+from api.histograms import BOUNDS_NS, SLOTS
+from api.samples import CgroupSample, NodeSample, Snapshot
+from exporters.families import RecordingState
+from tests.fakes import ABOUT, BOOTED_AT_NS, MIB, MS, S, busy_round
+
+RICH_ABOUT = msgspec.structs.replace(
+    ABOUT, traced=True, recording=RecordingState(writable=True, size_bytes=5 * MIB, rounds=40, lost_rounds=2)
+)
+DEVICE = "253:0"
+
+
+def durations(slot: int, per_second: int, seconds: int) -> Durations:
+    """So many a second, each as long as the upper bound of its slot."""
+    count = per_second * seconds
+    slots = tuple(count if k == slot else 0 for k in range(SLOTS))
+    return Durations(sum_ns=BOUNDS_NS[slot] * count, count=count, slots=slots)
+
+
+def rich_cgroup(sample: CgroupSample, seconds: int, blame: Blame | None) -> CgroupSample:
+    """A cgroup of version 2 with everything that files and probes give."""
+    return msgspec.structs.replace(
+        sample,
+        cpu_user_ns=1000 * MS * seconds,
+        cpu_system_ns=500 * MS * seconds,
+        limits=Limits(
+            quota_us=200_000, period_us=100_000, burst_us=0, weight=79, idle=False, cpus="0-3", mems="0",
+            memory_max_bytes=512 * MIB, memory_high_bytes=(1 << 64) - 1, memory_low_bytes=64 * MIB, memory_min_bytes=0,
+            swap_max_bytes=0, pids_max=1000,
+        ),
+        swap_bytes=MIB,
+        kernel_memory_bytes=2 * MIB,
+        memory_stat={
+            "anon": 32 * MIB, "file": 30 * MIB, "shmem": 0, "file_mapped": 8 * MIB, "file_dirty": 4096,
+            "file_writeback": 0, "active_anon": 30 * MIB, "inactive_anon": 2 * MIB, "active_file": 10 * MIB,
+            "inactive_file": 20 * MIB, "unevictable": 0, "anon_thp": 0, "slab_reclaimable": MIB,
+            "slab_unreclaimable": MIB, "kernel_stack": 131072, "pagetables": 262144, "sock": 4096,
+            "pgfault": 300 * seconds, "pgmajfault": 3 * seconds, "pgscan_kswapd": 50 * seconds,
+            "pgscan_direct": 20 * seconds, "pgsteal_kswapd": 40 * seconds, "pgsteal_direct": 10 * seconds,
+            "workingset_refault_anon": 0, "workingset_refault_file": 7 * seconds, "workingset_activate_anon": 0,
+            "workingset_activate_file": 3 * seconds, "workingset_restore_anon": 0,
+            "workingset_restore_file": 2 * seconds,
+        },
+        numa_stat={"anon": {0: 32 * MIB}, "file": {0: 30 * MIB}},
+        memory_events={"low": 0, "high": 0, "max": 5 * seconds, "oom": seconds, "oom_kill": seconds},
+        io={DEVICE: IoStat(read_bytes=MIB * seconds, write_bytes=2 * MIB * seconds, reads=16 * seconds,
+                           writes=32 * seconds, discard_bytes=MIB * seconds, discards=seconds)},
+        files_read_at_ns=BOOTED_AT_NS + seconds * S,
+        blame=blame,
+        throttles=durations(15, 2, seconds),
+        threads_by_state=ThreadStates(runnable=3, uninterruptible=2, iowait=1, sleeping=3),
+        load=Load(one=3.5, five=2.5, fifteen=1.5, runnable_one=3.0, runnable_five=2.0, runnable_fifteen=1.0),
+        reclaim=Reclaim(direct=durations(12, 4, seconds), limit=durations(10, 6, seconds),
+                        reclaimed_pages=320 * seconds, kswapd_wakeups=seconds),
+        oom_kills=seconds,
+        numa_migrations=5 * seconds,
+        block_io={DEVICE: BlockIo(reads=durations(8, 16, seconds), writes=durations(11, 32, seconds),
+                                  read_bytes=MIB * seconds, write_bytes=2 * MIB * seconds)},
+        net=Net(tcp_sent_bytes=3000 * seconds, tcp_received_bytes=2000 * seconds, tcp_sent_packets=3 * seconds,
+                tcp_received_packets=2 * seconds, udp_sent_bytes=500 * seconds, udp_received_bytes=0,
+                udp_sent_packets=seconds, udp_received_packets=0, tcp_retransmits=seconds),
+    )  # fmt: skip
+
+
+def rich_node(sample: NodeSample, seconds: int) -> NodeSample:
+    """Everything of tests/fakes.py, and four CPUs that share it evenly on one NUMA node."""
+    assert sample.cpu is not None
+    quarter = CpuTimes(**{field: getattr(sample.cpu, field) // 4 for field in sample.cpu.__struct_fields__})
+    columns = {"bytes": 1000 * seconds, "packets": 10 * seconds, "errs": 0, "drop": seconds}
+    return msgspec.structs.replace(
+        sample,
+        machine=Machine(codename="Intel_CascadeLake", is_vm=True),
+        per_cpu=dict.fromkeys(range(4), quarter),
+        procs_running=3,
+        procs_blocked=1,
+        run_delay_ns=dict.fromkeys(range(4), 10 * MS * seconds),
+        cpu_khz=dict.fromkeys(range(4), 2_500_000),
+        meminfo={"MemTotal": 8192 * MIB, "MemFree": 4096 * MIB, "MemAvailable": 6144 * MIB, "Buffers": 64 * MIB,
+                 "Cached": 2048 * MIB, "AnonPages": 1024 * MIB, "SReclaimable": 128 * MIB, "SUnreclaim": 64 * MIB,
+                 "SwapTotal": 1024 * MIB, "SwapFree": 1000 * MIB},
+        vmstat={"pgfault": 5000 * seconds, "pgmajfault": 10 * seconds, "pgscan_kswapd": 200 * seconds,
+                "pgscan_direct": 100 * seconds, "pgsteal_kswapd": 150 * seconds, "pgsteal_direct": 50 * seconds,
+                "workingset_refault_file": 30 * seconds, "oom_kill": seconds, "pswpin": 2 * seconds,
+                "pswpout": 3 * seconds, "kswapd_low_wmark_hit_quickly": seconds},
+        netstat={"Tcp.RetransSegs": 2 * seconds, "Tcp.OutSegs": 1000 * seconds, "TcpExt.ListenDrops": 0},
+        tcp_states={"established": 12, "close_wait": 1},
+        numa={0: NumaNode(cpus=(0, 1, 2, 3), distances={0: 10},
+                          meminfo={"MemTotal": 8192 * MIB, "MemFree": 4096 * MIB, "FilePages": 2048 * MIB})},
+        zones=(Zone(node=0, name="Normal", free=1_048_576, min=4096, low=5120, high=6144, managed=2_097_152),),
+        fragmentation={0: {0: -1000, 9: 823}},
+        disks={"vda": Disk(number=DEVICE, reads=20 * seconds, read_bytes=2 * MIB * seconds, read_ns=4 * MS * seconds,
+                           writes=40 * seconds, write_bytes=4 * MIB * seconds, write_ns=12 * MS * seconds,
+                           busy_ns=15 * MS * seconds, in_flight=2, kind="VIRTIO")},
+        interfaces={"eth0": Interface(received=columns, sent=columns, duplex="full", speed_mbit=10_000)},
+        filesystems={"/": Filesystem(size_bytes=1 << 36, available_bytes=1 << 35, inodes=1 << 20, free_inodes=1 << 19)},
+        interrupts=dict.fromkeys(range(4), 1000 * seconds),
+        power_uj={"package-0": 40_000_000 * seconds},
+        l3=(L3Monitor(id=0, group="", total_bytes=MIB * seconds, local_bytes=MIB * seconds, occupancy_bytes=8 * MIB),),
+        kswapd={0: Kswapd(wakeups=2 * seconds, active_ns=30 * MS * seconds, scanned_pages=200 * seconds,
+                          reclaimed_pages=150 * seconds)},
+        softirq_ns={key: {"NET_RX": 2 * MS * seconds, "TIMER": MS * seconds} for key in range(4)},
+        oom_victims=(OomVictim(wall_time_ns=BOOTED_AT_NS + S, cgroup="/web", pid=4711, command="web"),),
+    )  # fmt: skip
+
+
+def rich_snapshot(snapshot: Snapshot) -> Snapshot:
+    """The batch pod made the web pod wait 200 ms a second; its own tasks 10 ms, its quota 40 ms, others 2 ms."""
+    seconds = snapshot.seq
+    web = Blame(by_cgroup={"/batch": 200 * MS * seconds, "/web": 10 * MS * seconds}, throttled_ns=40 * MS * seconds,
+                higher_class_ns=MS * seconds, other_ns=MS * seconds)  # fmt: skip
+    batch = Blame(by_cgroup={"/web": 30 * MS * seconds}, throttled_ns=0, higher_class_ns=0, other_ns=0)
+    blames = {"/batch": batch, "/": None}
+    return msgspec.structs.replace(
+        snapshot,
+        node=rich_node(snapshot.node, seconds),
+        cgroups={
+            path: sample if path == "/" else rich_cgroup(sample, seconds, blames.get(path, web))
+            for path, sample in snapshot.cgroups.items()
+        },
+    )
+
+
+def rich_round(seq: int = 2, *, cgroups: int = 0) -> Round:
+    """A round of which every row of the catalogue has something to show; `cgroups` more, owned by nobody, like /web."""
+    finished = busy_round(seq, cgroups=cgroups)
+    return msgspec.structs.replace(
+        finished,
+        snapshot=rich_snapshot(finished.snapshot),
+        previous=None if finished.previous is None else rich_snapshot(finished.previous),
+    )
