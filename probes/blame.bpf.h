@@ -305,34 +305,37 @@ static __always_inline void split_older(struct parts *parts, struct waited *wait
 	parts->other_ns += end - wait->begin - throttled_within(hold, wait->begin, end);
 }
 
-/* Split a wait among those who had the CPU of that timeline meanwhile. */
-static __always_inline void split(struct parts *parts, struct waited *wait, struct timeline *line, struct hold hold)
+/* Split a wait among those who had the CPU of that timeline meanwhile, as far back as there are spans; returns how far. */
+static __always_inline u64 split(struct parts *parts, struct waited *wait, struct timeline *line, struct hold *hold)
 {
 	u64 head = line->head, from, end = wait->end;
 	struct span *span;
 	u32 back;
 
-	parts->throttled_ns += throttled_within(&hold, wait->begin, end);
 #pragma clang loop unroll(disable)
-	for (back = 0; back < SPANS; back++) {
+	for (back = 0; back < SPANS && end != wait->begin; back++) {
 		span = &line->spans[(head - back) & (SPANS - 1)];
 		from = span->since > wait->begin ? span->since : wait->begin;
-		give(parts, wait, span->who, end - from - throttled_within(&hold, from, end));
-		if (from == wait->begin)
-			return;
+		give(parts, wait, span->who, end - from - throttled_within(hold, from, end));
 		end = from;
 	}
-	split_older(parts, wait, line, &hold, end);
+	return end;
 }
 
 static __always_inline void split_here(struct parts *parts, struct waited *wait)
 {
 	struct timeline *line = this_timeline();
+	struct hold hold = throttle_of(wait);
+	u64 left;
 
-	if (line)
-		split(parts, wait, line, throttle_of(wait));
-	else
+	if (!line) {
 		parts->other_ns += wait->end - wait->begin;
+		return;
+	}
+	parts->throttled_ns += throttled_within(&hold, wait->begin, wait->end);
+	left = split(parts, wait, line, &hold);
+	if (left != wait->begin)
+		split_older(parts, wait, line, &hold, left);
 }
 
 /* How much of a task's run_delay beyond `mark` has been split. */
@@ -344,7 +347,10 @@ static __always_inline u64 split_before(u32 pid, u64 mark, u64 delay)
 	return until && *until > mark && *until <= delay ? *until - mark : 0;
 }
 
-/* A task is moved away that has waited: `delay` is its run_delay, which was `mark` when it began to wait. */
+/*
+ * A task is moved away that has waited: `delay` is its run_delay, which was `mark` when it began to wait. Without stretches,
+ * because the verifier would take as long again for a second walk over them, and few waits that end like this are so old.
+ */
 static __always_inline void split_there(struct parts *parts, struct waited *wait, u32 pid, u64 mark, u64 delay)
 {
 	u64 rq = FIELD(u64, wait->cfs_rq, RQ);
@@ -358,8 +364,7 @@ static __always_inline void split_there(struct parts *parts, struct waited *wait
 	wait->end = FIELD(u64, rq, RQ_CLOCK);
 	wait->begin = wait->end - (delay - mark - split_before(pid, mark, delay));
 	*until = delay;
-	if (wait->begin != wait->end)
-		split(parts, wait, line, none);
+	parts->other_ns += split(parts, wait, line, &none) - wait->begin;
 }
 
 #else

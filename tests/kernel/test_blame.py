@@ -24,12 +24,15 @@ from probes.maps import possible_cpus
 from probes.runqlat import RunqLat, job, open_waits
 from tests.kernel.probing import LAST_CPU, PINNED, Schedstat, eventually, probe
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+from tests.kernel.test_runqlat import Hog
 
 pytestmark = pytest.mark.kernel
 
 MS = 1_000_000
 FORMS = ("tp_btf", "raw_tp")
 WINDOW_S = 3.0
+SHARES = 16 * 1024
+"""Weight of every cgroup here, so that they have their CPU nearly for themselves however busy the machine is."""
 NOTHING = Blame(by_cgroup={}, throttled_ns=0, higher_class_ns=0, other_ns=0)
 FIFO_HALF = """
 import os, sys, time
@@ -164,16 +167,32 @@ def watch(source: RunqLat, groups: Sequence[TestCgroup], *, also: Sequence[TestC
     """A window of time once all groups wait for each other; `also` are groups without tasks of their own."""
     assert eventually(lambda: all(source.read(live(*groups))[group.id].count > 20 for group in groups))
     time.sleep(0.5)
-    before = shoot(source, [*groups, *also])
+    before = shoot_at_arrival(source, [*groups, *also])
     time.sleep(WINDOW_S)
-    return Watched(before, shoot(source, [*groups, *also]))
+    return Watched(before, shoot_at_arrival(source, [*groups, *also]))
+
+
+def shoot_at_arrival(source: RunqLat, groups: Sequence[TestCgroup]) -> Shot:
+    """Just after a task of the first group has come in: what others took of the wait that goes on is not counted yet."""
+    first = groups[0]
+
+    def arrivals() -> int:
+        return source.read(live(*groups), {first.id}, complete=False)[first.id].count
+
+    before, deadline = arrivals(), time.monotonic() + 5
+    while arrivals() == before and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return shoot(source, groups)
 
 
 @contextmanager
 def several(*names: str) -> Iterator[list[TestCgroup]]:
     hierarchy = require_writable_cgroups()
     with ExitStack() as stack:
-        yield [stack.enter_context(cgroup(hierarchy, name)) for name in names]
+        groups = [stack.enter_context(cgroup(hierarchy, name)) for name in names]
+        for group in groups:
+            weigh(group, SHARES)
+        yield groups
 
 
 @pytest.fixture(params=FORMS)
@@ -184,14 +203,14 @@ def source(request: pytest.FixtureRequest) -> Iterator[RunqLat]:
         yield opened
 
 
-@pytest.mark.parametrize("shares", [(1024, 2048), (1024, 2048, 4096)], ids=["two", "three"])
+@pytest.mark.parametrize("shares", [(1, 2), (1, 2, 4)], ids=["two", "three"])
 def test_each_neighbour_is_to_blame_for_what_it_ran(source: RunqLat, shares: tuple[int, ...]) -> None:
     """Within 5 % of what the kernel says that each burner ran. Together they ran all that the victim waited, but for what
     the rest of the machine took of this CPU meanwhile."""
     with several("victim", *(f"burner{k}" for k in range(len(shares)))) as (victim, *burners):
         pin(victim)
         for burner, weight in zip(burners, shares, strict=True):
-            weigh(burner, weight)
+            weigh(burner, weight * SHARES)
             pin(burner)
         seen = watch(source, [victim, *burners])
     blame = seen.blame(victim)
@@ -228,7 +247,7 @@ def test_waits_of_a_quota_are_nobody_elses_doing(source: RunqLat) -> None:
         pin(alone)
         seen = watch(source, [alone])
     blame = seen.blame(alone)
-    assert seen.throttled(alone) > 0.4 * seen.elapsed
+    assert seen.throttled(alone) > 0.2 * seen.elapsed
     assert blame.throttled_ns == pytest.approx(seen.throttled(alone), rel=0.05)
     contended = seen.elapsed - seen.ran(alone) - seen.throttled(alone)
     assert parts(blame) - blame.throttled_ns == pytest.approx(contended, abs=0.05 * seen.elapsed)
@@ -242,7 +261,7 @@ def test_a_neighbour_is_not_to_blame_for_what_it_ran_while_the_quota_was_used_up
         pin(neighbour)
         seen = watch(source, [victim, neighbour])
     blame = seen.blame(victim)
-    assert seen.throttled(victim) > 0.3 * seen.elapsed
+    assert seen.throttled(victim) > 0.2 * seen.elapsed
     assert blame.throttled_ns == pytest.approx(seen.throttled(victim), rel=0.05)
     contended = seen.elapsed - seen.ran(victim) - seen.throttled(victim)
     rest = sum(ns for path, ns in blame.by_cgroup.items() if path != neighbour.path)
@@ -261,7 +280,7 @@ def test_several_tasks_of_one_quota_are_throttled_each_by_itself(source: RunqLat
             pin(group)
         seen = watch(source, [group])
     blame = seen.blame(group)
-    assert seen.throttled(group) > 0.3 * seen.elapsed
+    assert seen.throttled(group) > 0.2 * seen.elapsed
     assert blame.throttled_ns == pytest.approx(3 * seen.throttled(group), rel=0.06)
     assert blame.by_cgroup[group.path] == pytest.approx(2 * seen.ran(group), rel=0.12)
 
@@ -277,12 +296,13 @@ def test_groups_below_a_quota_are_held_back_by_it_and_not_by_each_other(source: 
             leaf = TestCgroup(hierarchy, f"{parent.path}/{name}")
             stack.callback(leaf.close)
             leaves.append(leaf)
+        weigh(parent, SHARES)
         limit(parent, 40_000)
         for leaf in leaves:
             pin(leaf)
         seen = watch(source, leaves, also=[parent])
     held = seen.throttled(parent)
-    assert held > 0.3 * seen.elapsed
+    assert held > 0.2 * seen.elapsed
     first, second = leaves
     for victim, sibling in ((first, second), (second, first)):
         blame = seen.blame(victim)
@@ -300,9 +320,9 @@ def test_real_time_tasks_are_told_from_neighbours(source: RunqLat) -> None:
         try:
             assert eventually(lambda: os.sched_getscheduler(fifo.pid) == os.SCHED_FIFO)
             time.sleep(0.5)
-            before, stat = shoot(source, [victim, neighbour]), Schedstat(fifo.pid)
+            before, stat = shoot_at_arrival(source, [victim, neighbour]), Schedstat(fifo.pid)
             time.sleep(WINDOW_S)
-            seen, ran = Watched(before, shoot(source, [victim, neighbour])), stat.growth()[0]
+            seen, ran = Watched(before, shoot_at_arrival(source, [victim, neighbour])), stat.growth()[0]
         finally:
             fifo.kill()
             fifo.wait()
@@ -335,7 +355,28 @@ def test_neighbours_that_swap_the_cpu_all_the_time_do_not_hide(source: RunqLat) 
         assert blame.by_cgroup[player.path] == pytest.approx(seen.ran(player), rel=0.08)
 
 
-def test_tasks_that_are_moved_while_they_wait_leave_that_part_behind(source: RunqLat) -> None:
+def test_a_task_that_is_moved_while_it_waits_leaves_that_part_to_the_cpu_that_it_waited_on(source: RunqLat) -> None:
+    """A real-time task holds the CPU for 40 ms; after 10 of them the waiting one is sent to another CPU."""
+    others, times = os.sched_getaffinity(0) - {LAST_CPU}, 10
+    if not others:
+        pytest.skip("needs two CPUs")
+    with several("moved") as (group,):
+        workload = Hog(group, fifo=False, hold_s=0.040, times=times)
+        assert workload.ready
+        before = shoot(source, [group])
+        for _ in workload.holdings():
+            time.sleep(0.010)
+            os.sched_setaffinity(workload.sleeper.pid, others)
+            time.sleep(0.045)
+            os.sched_setaffinity(workload.sleeper.pid, {LAST_CPU})
+        workload.finish()
+        seen = Watched(before, shoot(source, [group]))
+    blame = seen.blame(group)
+    assert 9 * MS * (times - 1) <= blame.higher_class_ns <= 45 * MS * times
+    assert parts(blame) == pytest.approx(seen.waited(group), abs=MS)
+
+
+def test_on_all_cpus_little_is_left_without_a_name(source: RunqLat) -> None:
     """Six burners of three cgroups on all CPUs, so that the scheduler moves them: what it cannot tell stays small."""
     with several(*"abc") as groups:
         for group in groups:
