@@ -41,7 +41,7 @@ def options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=8.0, help="measured time of a cell, after its warm-up")
     parser.add_argument("--spikes", type=int, default=8, help="spikes of the reaction test; 0 leaves it out")
     parser.add_argument("--waits", action="store_true", help="also read the online cgroup's run-queue wait")
-    parser.add_argument("--quick", action="store_true", help="one round of 2 s cells at 20 and 60 %%, two spikes")
+    parser.add_argument("--quick", action="store_true", help="one round of 2 s cells at 20 and 60 %%, two spikes, however busy the machine is")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory for colocation.json, .md and .svg")
     args = parser.parse_args(argv)
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace, bed: Bed) -> tuple[list[Measured], list[str]]:
         for mode, load in plan:
             began, done = time.monotonic(), len(cells) + len(failures) + 1
             try:
-                cell = _quiet_cell(bed, mode, load, number)
+                cell = _quiet_cell(bed, mode, load, number, 1 if args.quick else TRIES)
             except (OSError, RuntimeError, Unavailable) as error:
                 failures.append(f"{mode} at {load:.0%}, round {number}: {error}")
                 print(f"[{done}/{total}] {failures[-1]}", flush=True)
@@ -86,11 +86,11 @@ def run(args: argparse.Namespace, bed: Bed) -> tuple[list[Measured], list[str]]:
     return cells, failures
 
 
-def _quiet_cell(bed: Bed, mode: str, load: float, number: int) -> Measured:
-    """The cell, measured again while somebody else's work disturbs it; after TRIES the quietest one counts."""
+def _quiet_cell(bed: Bed, mode: str, load: float, number: int, tries: int) -> Measured:
+    """The cell, measured again while somebody else's work disturbs it; of so many tries the quietest one counts."""
     tried: list[Measured] = []
-    for _ in range(TRIES):
-        if (waited_s := wait_until_quiet()) > 1:
+    for _ in range(tries):
+        if tries > 1 and (waited_s := wait_until_quiet()) > 1:
             print(f"  waited {waited_s:.0f} s for others to be quiet", flush=True)
         tried.append(measure(bed, BY_NAME[mode], load, number))
         if _noise(tried[-1]) <= 1:
