@@ -17,8 +17,7 @@ FIRST_READ_BYTES = 1024
 """Holds every file of a cgroup but the lists of tasks. A text that ends earlier is complete: seq_file hands out large
 texts in pieces of a page less a record, never less."""
 LONG_READ_BYTES = 8192
-"""Holds memory.stat, and memory.numa_stat of a few nodes. A text of several records that are long themselves, such as
-/proc/zoneinfo, comes in pieces of any length: where texts may be long, each is read until nothing more comes."""
+"""Holds memory.stat, and memory.numa_stat of a few nodes: files of a cgroup are one record, and come in one piece."""
 LONGEST_TEXT_BYTES = 4 << 20
 """A kernel file that is longer is cut: 4 MiB are half a million thread ids."""
 RESERVED = 512
@@ -86,7 +85,10 @@ class KeptFile:
     last descriptors to files that are read more often. `long` is for texts that may be longer than most.
     """
 
-    __slots__ = ("_budget", "_dir_fd", "_fd", "_keep", "_long", "_name", "_spare")
+    __slots__ = ("_budget", "_dir_fd", "_fd", "_first_bytes", "_keep", "_name", "_spare")
+
+    in_pieces: ClassVar[bool] = False
+    """Whether a read that gives less than was asked for may yet not be the end of the text."""
 
     def __init__(
         self,
@@ -99,7 +101,8 @@ class KeptFile:
         long: bool = False,
     ) -> None:
         self._budget, self._name, self._dir_fd, self._keep, self._spare = budget, name, dir_fd, keep, spare
-        self._long, self._fd = long, -1
+        self._first_bytes = LONG_READ_BYTES if long else FIRST_READ_BYTES
+        self._fd = -1
 
     @property
     def name(self) -> str:
@@ -110,13 +113,13 @@ class KeptFile:
         """The whole text, from its start. Raises Vanished when there is no such file any more, or another OSError."""
         if self._fd >= 0:
             try:
-                text = os.pread(self._fd, LONG_READ_BYTES if self._long else FIRST_READ_BYTES, 0)
+                text = os.pread(self._fd, self._first_bytes, 0)
             except OSError as error:
                 self.close()
                 if error.errno not in GONE:
                     raise
             else:
-                return _rest(self._fd, text) if self._long or len(text) == FIRST_READ_BYTES else text
+                return _rest(self._fd, text) if self.in_pieces or len(text) == self._first_bytes else text
         return self._read_anew()
 
     def close(self) -> None:
@@ -134,8 +137,8 @@ class KeptFile:
             fd = os.open(self._name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=self._dir_fd)
             self._budget.opened += 1
             try:
-                text = os.pread(fd, LONG_READ_BYTES if self._long else FIRST_READ_BYTES, 0)
-                if self._long or len(text) == FIRST_READ_BYTES:
+                text = os.pread(fd, self._first_bytes, 0)
+                if self.in_pieces or len(text) == self._first_bytes:
                     text = _rest(fd, text)
             except OSError:
                 os.close(fd)
@@ -149,6 +152,13 @@ class KeptFile:
         else:
             os.close(fd)
         return text
+
+
+class PiecedFile(KeptFile):
+    """A file of several records that are long themselves, such as /proc/zoneinfo: it comes in pieces of any length."""
+
+    __slots__ = ()
+    in_pieces = True
 
 
 def _rest(fd: int, text: bytes) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.sense.files import FIRST_READ_BYTES, Budget, KeptFile
+from agent.sense.files import FIRST_READ_BYTES, Budget, KeptFile, PiecedFile
 from api.ports import Vanished
 from tests.agent.sense import trees
 
@@ -41,7 +41,7 @@ def test_long_texts_are_read_to_their_end(tmp_path: Path, size: int) -> None:
 
 def test_long_texts_of_this_kernel_are_whole() -> None:
     """/proc/zoneinfo comes in pieces shorter than a page; each read of a descriptor starts again."""
-    file = KeptFile(Budget(), b"/proc/zoneinfo", long=True)
+    file = PiecedFile(Budget(), b"/proc/zoneinfo", long=True)
     for _ in range(2):
         zones = [line for line in file.read().split(b"\n") if line.startswith(b"Node")]
         assert zones == [line for line in Path("/proc/zoneinfo").read_bytes().split(b"\n") if line.startswith(b"Node")]
