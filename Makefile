@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAGE ?=
 ARGS ?=
 
-.PHONY: help run test check fmt setup setup-test bench lock reset clean
+.PHONY: help run test check fmt setup setup-test setup-bench packages-run packages-test packages-bench bench lock reset clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,25 +23,28 @@ check: setup-test ## format, lint, types, import contracts and unit tests: secon
 fmt: setup-test ## format the code
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-bench: setup-test ## measure everything (about 40 minutes) and write bench/results/
+bench: setup-bench ## measure everything (about an hour) and write bench/results/
 	@$(BIN)/python -m bench $(ARGS)
 
 setup: $(VENV)/run.stamp ## install what running needs, once
 
 setup-test: $(VENV)/test.stamp ## install what testing needs, once
 
-# The stamps hang on the locks: a second `make run` touches no network. python3-bpfcc is the distribution's; where it cannot
+setup-bench: setup-test packages-bench
+
+packages-run packages-test packages-bench: packages-%:
+	@deploy/install-packages $*
+
+# The stamps hang on the locks, and packages that are there are not asked for: a second `make run` touches no network. python3-bpfcc is the distribution's; where it cannot
 # be installed the agent measures waits in a coarser way and says so.
-$(VENV)/run.stamp: requirements.lock pyproject.toml deploy/install-packages
-	@deploy/install-packages run
+$(VENV)/run.stamp: requirements.lock pyproject.toml | packages-run
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing Python packages into $(VENV)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
-$(VENV)/test.stamp: requirements-dev.lock $(VENV)/run.stamp
-	@deploy/install-packages test
+$(VENV)/test.stamp: requirements-dev.lock $(VENV)/run.stamp | packages-test
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	@touch $@
 

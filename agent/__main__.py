@@ -18,6 +18,7 @@ from agent.config import Config
 from agent.hierarchy import V1_CONTROLLERS, Hierarchy, detect
 from agent.loop import Loop
 from agent.qrm.actuator import Actuator
+from agent.qrm.cpu import managed
 from agent.qrm.knobs import KnobFiles
 from agent.qrm.originals import Locked, Originals, boot_id, open_originals
 from agent.report.journal import DecisionJournal
@@ -73,6 +74,8 @@ def main(options: Options) -> int:
     Raises ConfigError, PodsError and Unavailable before anything was changed.
     """
     _one_heap()
+    # Until the loop takes signals over, an end while the probe compiles must clean up as well.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     pods: PodSource = StaticPods(options.pods) if options.pods is not None else NoPods()
     return asyncio.run(_run(options, load(options.config, registry.NAMES), pods))
 
@@ -92,7 +95,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         originals, state_missing = _open_originals(options)
         if originals is not None:
             stack.callback(originals.close)
-        act, act_missing = _effective(options.act, files, originals)
+        act, act_missing = _effective(options.act, files, originals, pods)
         waits, waits_missing = _open_waits(hierarchy)
         stack.callback(waits.close)
         probes = Background(registry.openers(registry.NAMES if config.probes is None else config.probes))
@@ -131,7 +134,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         try:
             await _until_told(loop, options)
         finally:
-            left = _put_back(originals, files) if act is Act.ON else 0
+            left = _put_back(originals, files, loop, journal) if act is Act.ON else 0
     return 1 if left else 0
 
 
@@ -150,11 +153,13 @@ def _open_originals(options: Options) -> tuple[Originals | None, tuple[str, ...]
     return originals, (*originals.messages, *(found if left else ()))
 
 
-def _effective(asked: Act, files: KnobFiles, originals: Originals | None) -> tuple[Act, tuple[str, ...]]:
+def _effective(
+    asked: Act, files: KnobFiles, originals: Originals | None, pods: PodSource
+) -> tuple[Act, tuple[str, ...]]:
     """What can really be done: without write access or a journal of originals, decisions run dry."""
     if asked is not Act.ON:
         return asked, ()
-    obstacle = files.obstacle()
+    obstacle = files.obstacle(managed(pods.read()))
     if obstacle is not None:
         return Act.DRY_RUN, (f"Decisions run dry: {obstacle.reason}: {obstacle.remedy}.",)
     if originals is None:
@@ -252,11 +257,13 @@ async def _until_told(loop: Loop, options: Options) -> None:
     await loop.run()
 
 
-def _put_back(originals: Originals | None, files: KnobFiles) -> int:
-    """Restore every original; how many could not be."""
+def _put_back(originals: Originals | None, files: KnobFiles, loop: Loop, journal: DecisionJournal) -> int:
+    """Restore every original and have that in the journal; how many could not be."""
     if originals is None:
         return 0
     outcomes = originals.restore(files)
+    if loop.latest is not None:
+        journal.publish(msgspec.structs.replace(loop.latest, trigger="end", advice=None, outcomes=outcomes))
     done = sum(outcome.status in (Status.APPLIED, Status.UNCHANGED) for outcome in outcomes)
     log.info("%d changed values were put back", done)
     for outcome in outcomes:

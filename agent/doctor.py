@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agent.hierarchy import Hierarchy, detect
 from agent.qrm.knobs import KnobFiles
+from agent.sense.node import NodeReader
 from agent.sense.psi import STALL_US, WINDOW_US, open_trigger
 from agent.sense.topology import read_topology
 from api.checks import Check
@@ -34,6 +35,7 @@ def checks(state_dir: Path, proc: Path = Path("/proc"), sys: Path = Path("/sys")
     found.append(_writable(hierarchy))
     found.extend(_knobs(hierarchy))
     found.extend(_pressure(hierarchy, proc))
+    found.extend(_sources(proc, sys))
     found.append(_state(state_dir))
     found.append(_files())
     return tuple(found)
@@ -56,6 +58,17 @@ def _writable(hierarchy: Hierarchy) -> Check:
         return Check(name="cgroup writes", ok=True, detail="cgroup files can be written")
     remedy = f"{obstacle.remedy}; until then decisions run dry"
     return Check(name="cgroup writes", ok=False, detail=obstacle.reason, remedy=remedy)
+
+
+def _sources(proc: Path, sys: Path) -> list[Check]:
+    """What /proc and /sys give. What many machines do not have is told, and is nothing wrong."""
+    reader = NodeReader(proc, sys, live=proc == Path("/proc"))
+    reader.read()
+    problems, lacks = reader.problems(), reader.lacks()
+    reader.close()
+    error, remedy = (problems[0].error, problems[0].remedy) if problems else ("all of them are read", "")
+    found = [Check(name="node files", ok=not problems, detail=error, remedy=remedy)]
+    return found + [Check(name="optional", ok=True, detail=lack.reason, remedy=lack.remedy) for lack in lacks]
 
 
 def _knobs(hierarchy: Hierarchy) -> list[Check]:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from agent.advisor.advise import advise
 from agent.advisor.estimation import online_containers
-from agent.advisor.latency import alarmed, can_shrink
+from agent.advisor.latency import breach_ns, can_shrink
 from agent.advisor.memory import Memory
+from agent.advisor.waits import alarmed
 from agent.config import Config
 from agent.qrm.actuator import Actuator
 from agent.qrm.cpu import decide, managed
@@ -25,6 +26,7 @@ from api.decisions import Act, Advice, Outcome, Round
 from api.facts import Wait
 from api.pods import Pod
 from api.ports import Sink
+from api.rates import members, total
 from api.samples import Snapshot, SourceStatus
 
 log = logging.getLogger(__name__)
@@ -49,11 +51,18 @@ class Loop:
         # After a crash in the middle of a breach, growth goes on from what is lent now instead of starting at the node.
         self._memory = Memory(lent_cores=actuator.inherited_cores())
         self._previous: Snapshot | None = None
+        self._latest: Round | None = None
+        self._online_ids: dict[str, list[int]] = {}
         self._seq = 0
         self._stop = asyncio.Event()
         self._alarm = asyncio.Event()
         self._trigger = TICK
         self._deaf = False
+
+    @property
+    def latest(self) -> Round | None:
+        """The round that finished last."""
+        return self._latest
 
     def pods(self) -> tuple[Pod, ...]:
         """The pods of the latest round."""
@@ -97,6 +106,8 @@ class Loop:
         outcomes: tuple[Outcome, ...] = ()
         stage = "advisor"
         try:
+            inside = members(snapshot.cgroups, (container.cgroup for container in online_containers(snapshot)))
+            self._online_ids = {path: [snapshot.cgroups[p].id for p in paths] for path, paths in inside.items()}
             if self._act is not Act.OFF:
                 advice, self._memory = advise(snapshot, self._config.advisor, self._memory, started)
                 stage = "actuator"
@@ -118,13 +129,11 @@ class Loop:
             duration_ns=time.monotonic_ns() - started,
             banner=self._banner,
         )
-        self._previous = snapshot
+        self._previous, self._latest = snapshot, finished
         # An alarm that led to nothing (the pod's own throttling, a spike that is over) is not heard again until the tick.
         self._deaf = trigger != TICK and (advice is None or advice.action != "shrink")
         if self._triggers is not None:
-            self._triggers.watch(
-                {c.cgroup: s.id for c in online_containers(snapshot) if (s := snapshot.cgroups.get(c.cgroup))}
-            )
+            self._triggers.watch({path: ids[0] for path, ids in self._online_ids.items()})
         for sink in self._sinks:
             sink.publish(finished)
         return finished
@@ -146,18 +155,18 @@ class Loop:
                 failed, before = True, {}
                 continue
             failed = False
-            if self._can_shrink() and alarmed(before, after, policy.latency):
+            limit_ns = breach_ns(self._memory, policy.latency)
+            if self._can_shrink() and alarmed(before, after, limit_ns, policy.latency):
                 self._ring("wait")
             before = after
 
     def _online_waits(self) -> dict[str, Wait]:
-        if self._previous is None:
-            return {}
-        ids: Mapping[int, Wait] = self._sensor.read_waits()
+        """Waits of the online containers of the last round, each with the groups below it, as far as they are known."""
+        ids = self._sensor.read_waits([number for numbers in self._online_ids.values() for number in numbers])
         return {
-            container.cgroup: ids[sample.id]
-            for container in online_containers(self._previous)
-            if (sample := self._previous.cgroups.get(container.cgroup)) is not None and sample.id in ids
+            container: total([ids[number] for number in numbers])
+            for container, numbers in self._online_ids.items()
+            if all(number in ids for number in numbers)
         }
 
     def _can_shrink(self) -> bool:

@@ -57,7 +57,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     requirement_cores: float | None
     """What the online pods need, estimated; None where inputs are missing."""
     headroom_cores: float | None
-    """What may be promised to reclaimed pods beyond today's use (Katalyst's reclaimed_millicpu / 1000)."""
+    """What may be promised to reclaimed pods, today's use of theirs included (Katalyst's reclaimed_millicpu / 1000)."""
     lent_cores: float
     """What reclaimed pods may use right now; equals the node's CPUs when nothing holds them back but priority."""
     idle: bool
@@ -118,7 +118,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     act: Act
     """What was done; may be less than what was asked for, see `banner`."""
     trigger: str
-    """`tick`, `wait` (online pods waited too long between ticks) or `psi` (a pressure trigger fired)."""
+    """`tick`, `wait` (online pods waited too long between ticks), `psi` (a pressure trigger fired), or `end` (the agent
+    puts everything back)."""
     advice: Advice | None = None
     outcomes: tuple[Outcome, ...] = ()
     duration_ns: int = 0

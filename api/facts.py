@@ -77,7 +77,8 @@ class ThreadStates(msgspec.Struct, frozen=True, kw_only=True):
     """Running or waiting for a CPU."""
     uninterruptible: int
     """Asleep and not to be woken by signals; `iowait` of them for a disk."""
-    iowait: int
+    iowait: int | None
+    """None where only /proc is read, which does not tell."""
     sleeping: int
 
 
@@ -189,6 +190,7 @@ class Kswapd(msgspec.Struct, frozen=True, kw_only=True):
 
     wakeups: int
     active_ns: int
+    """On the clock, from each wakeup until it went to sleep again."""
     scanned_pages: int
     reclaimed_pages: int
 

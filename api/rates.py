@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -19,6 +19,7 @@ class CgroupRates(msgspec.Struct, frozen=True, kw_only=True):
     cpu_cores: float | None = None
     throttled_periods_ratio: float | None = None
     """Throttled periods among the CFS periods that elapsed; 0 where none elapsed."""
+    throttled_periods: int | None = None
     throttled_ns: int | None = None
     wait: Wait | None = None
     """Waits that ended within the interval."""
@@ -70,6 +71,28 @@ def wait_delta(before: Wait | None, after: Wait | None) -> Wait | None:
     return Wait(sum_ns=sum_ns, count=count, slots=slots)
 
 
+def total(waits: Sequence[Wait]) -> Wait:
+    """All of these waits together; without a distribution where one of them has none."""
+    known = [wait.slots for wait in waits if wait.slots is not None]
+    slots = tuple(map(sum, zip(*known, strict=True))) if known and len(known) == len(waits) else None
+    return Wait(sum_ns=sum(wait.sum_ns for wait in waits), count=sum(wait.count for wait in waits), slots=slots)
+
+
+def members(cgroups: Collection[str], containers: Iterable[str]) -> dict[str, list[str]]:
+    """By container's cgroup, where it is there: its path, and then those of the groups below it.
+
+    A group below two containers belongs to the nearer one.
+    """
+    found = {path: [path] for path in containers if path in cgroups}
+    for path in cgroups:
+        above = path.rpartition("/")[0]
+        while above and above not in found:
+            above = above.rpartition("/")[0]
+        if above and path not in found:
+            found[above].append(path)
+    return found
+
+
 def rates(previous: Snapshot, current: Snapshot) -> Rates | None:
     """Rates between two snapshots of one boot; None if no time passed between them or the machine restarted."""
     interval_ns = current.taken_at_ns - previous.taken_at_ns
@@ -92,6 +115,7 @@ def _cgroup_rates(before: CgroupSample, after: CgroupSample, interval_ns: int) -
         interval_ns=interval_ns,
         cpu_cores=None if usage is None else usage / interval_ns,
         throttled_periods_ratio=None if periods is None or throttled is None else throttled / max(periods, 1),
+        throttled_periods=throttled,
         throttled_ns=delta(before.throttled_ns, after.throttled_ns),
         wait=wait,
         wait_cores=None if wait is None else wait.sum_ns / interval_ns,

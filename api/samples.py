@@ -72,7 +72,7 @@ class CgroupSample(msgspec.Struct, frozen=True, kw_only=True):
     # From probes
     blame: Blame | None = None
     throttles: Durations | None = None
-    """Single throttles by the cgroup's own quota."""
+    """Single throttles by the cgroup's own quota or one above it, each on one CPU."""
     threads_by_state: ThreadStates | None = None
     load: Load | None = None
     reclaim: Reclaim | None = None

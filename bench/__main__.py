@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-BENCHMARKS = ("probe_cost", "agent_cost", "colocation")
+BENCHMARKS = ("probe_cost", "event_cost", "agent_cost", "colocation", "soak", "fuzz")
 HEAD = """# Results
 
 Measured by `make bench`; each section says when and on what. These machines are shared and noisy: compare numbers within a
@@ -23,12 +23,20 @@ def assemble() -> None:
     parts = [HEAD]
     for name in BENCHMARKS:
         section = HERE / "results" / f"{name}.md"
-        parts.append(section.read_text() if section.exists() else f"## {name}\n\nNot measured yet.\n")
+        text = section.read_text() if section.exists() else f"## {name}\n\nNot measured yet.\n"
+        # Sections stand in results/ beside their pictures; the page stands above.
+        parts.append(text.replace(f"]({name}.", f"](results/{name}."))
     (HERE / "RESULTS.md").write_text("\n".join(part.strip() + "\n" for part in parts))
 
 
 def main(arguments: list[str]) -> int:
     """Run all; the exit status is 1 if one failed, and the page has what the others measured."""
+    if unknown := [argument for argument in arguments if argument != "--assemble"]:
+        print(
+            f"unknown argument {unknown[0]!r}; one bench alone takes options: python -m bench.colocation --help",
+            file=sys.stderr,
+        )
+        return 2
     failed = []
     for name in BENCHMARKS if "--assemble" not in arguments else ():
         print(f"== {name}", flush=True)

@@ -188,7 +188,9 @@ def measure(bed: Bed, mode: Mode, load: float, round_number: int) -> Measured:
         node, directory = Node(bed.hierarchy, groups, bed.cpus, load), Path(name)
         schedule, samples = Constant(rate=bed.size.rate(load)), directory / "samples"
         cgroup_id = (bed.hierarchy.primary / ONLINE).stat().st_ino
-        options: dict[str, object] = {"duration_s": warmup + seconds + 0.5, "samples": samples, "seed": round_number}
+        options: dict[str, object] = {
+            "duration_s": warmup + seconds + 0.5, "samples": samples, "seed": round_number, "warmup_s": warmup
+        }  # fmt: skip
         with colocated(node, mode, bed.size, directory, schedule, **options) as (loads, agent):
             while not loads.client[Cell.STARTED_NS]:
                 time.sleep(0.01)

@@ -148,7 +148,8 @@ def settings(args: argparse.Namespace, bed: Bed) -> str:
         f"{WARMUP_S:g} s of warm-up ({AGENT_WARMUP_S:g} s where the agent runs: it lends step by step). Latency from when a "
         f"request was due to the kernel's timestamp of its reply; a lost request counts with 5 s. The client runs under "
         f"SCHED_FIFO on the same CPUs. A cell in which other processes took more than {QUIET_OTHERS:.0%} of the node, or the "
-        f"hypervisor more than {QUIET_STOLEN:.1%}, was measured again, at most {TRIES} times in all. Medians of the rounds."
+        f"hypervisor more than {QUIET_STOLEN:.1%}, was measured again, at most {TRIES} times in all. Medians of the rounds; "
+        "in a round every mode gets the same arrivals."
     )
 
 

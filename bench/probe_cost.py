@@ -31,6 +31,7 @@ from bench.switch_load import SwitchLoad
 from probes import bpf
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULT = Path(__file__).parent / "results" / "probe_cost.md"
 SETTLE_S, RATE_S, STATS_S = 1.0, 2.0, 1.0
 EMPTY = """
 import time
@@ -202,7 +203,7 @@ def row(contestant: Contestant, nothing: Contestant, empty_ns: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--write", type=Path, help="also write the section to this file")
+    parser.add_argument("--write", type=Path, default=RESULT, help="where the section goes")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch, SwitchLoad(tuple(sorted(os.sched_getaffinity(0)))) as load:
         everyone = contestants(Path(scratch))
@@ -214,9 +215,8 @@ def main() -> None:
                 print(f"round {turn + 1}: {contestant.name}: {contestant.visits[-1]}", file=sys.stderr)
     text = report(everyone, options.rounds)
     print(text)
-    if options.write:
-        options.write.parent.mkdir(parents=True, exist_ok=True)
-        options.write.write_text(text)
+    options.write.parent.mkdir(parents=True, exist_ok=True)
+    options.write.write_text(text)
 
 
 if __name__ == "__main__":

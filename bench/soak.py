@@ -28,10 +28,12 @@ PARENT = "dioptase-bench-soak"
 NS_PER_MS = 1_000_000
 MOST_GROWTH_MIB, MOST_GROWTH_FDS = 4.0, 16
 """Between the halves of the churn: an allocator's luck, and groups caught half-way."""
+EXPECTED = ("open-files",)
+"""Thousands of cgroups may need more descriptors than the hard limit allows: then files are opened for each read."""
 CHURN = """
 import os, sys, time
 parents, rate, prefix = sys.argv[3:], int(sys.argv[1]), sys.argv[2]
-made, began, told = 0, time.monotonic(), 0
+made, began, told = 0, time.monotonic(), time.monotonic()
 alive = []
 while True:
     while made < (time.monotonic() - began) * rate:
@@ -40,13 +42,13 @@ while True:
             os.mkdir(f"{parent}/{name}")
         alive.append(name)
         made += 1
+        if time.monotonic() - told >= 1:
+            told = time.monotonic()
+            print(made, flush=True)
         if len(alive) > 20:
             gone = alive.pop(0)
             for parent in parents:
                 os.rmdir(f"{parent}/{gone}")
-    if made - told >= rate:
-        told = made
-        print(made, flush=True)
     time.sleep(0.005)
 """
 
@@ -90,8 +92,8 @@ class Soak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def resting(hierarchy: Hierarchy, count: int) -> Iterator[list[Path]]:
-    """`count` empty cgroups in every tree, and the directories to churn in."""
+def resting(hierarchy: Hierarchy, count: int) -> Iterator[None]:
+    """`count` empty cgroups in every tree."""
     mounts = dict.fromkeys((*hierarchy.v1.values(), *((hierarchy.v2,) if hierarchy.v2 else ())))
     roots = [mount / PARENT for mount in mounts]
     for root in roots:
@@ -101,10 +103,16 @@ def resting(hierarchy: Hierarchy, count: int) -> Iterator[list[Path]]:
             root.mkdir()
             for index in range(count):
                 (root / f"rest{index}").mkdir()
-        yield roots
+        yield
     finally:
         for root in roots:
             _remove(root)
+
+
+def _churned(hierarchy: Hierarchy) -> list[Path]:
+    # The tree that says what a cgroup is, and those whose files cost most.
+    trees = (hierarchy.primary, hierarchy.v1.get("memory"), hierarchy.v2)
+    return [tree / PARENT for tree in dict.fromkeys(trees) if tree is not None]
 
 
 def _remove(root: Path) -> None:
@@ -117,7 +125,7 @@ def _remove(root: Path) -> None:
 
 def soak(hierarchy: Hierarchy, at_rest: int, rate: int, seconds: float) -> Soak:
     """Rest for a while, churn for twice as long, rest again."""
-    with resting(hierarchy, at_rest) as roots, tempfile.TemporaryDirectory(prefix="dioptase-soak-") as name:
+    with resting(hierarchy, at_rest), tempfile.TemporaryDirectory(prefix="dioptase-soak-") as name:
         directory = Path(name)
         (directory / "pods.yaml").write_text("pods: []\n")
         (directory / "config.yaml").write_text(f"maxCgroups: {at_rest + 4096}\n")
@@ -130,7 +138,7 @@ def soak(hierarchy: Hierarchy, at_rest: int, rate: int, seconds: float) -> Soak:
             time.sleep(6.0)  # every slow file has had its turn
             watch = _Watch(agent)
             looks = [watch.look("rest", seconds)]
-            argv = [sys.executable, "-c", CHURN, str(rate), "churn", *map(str, roots)]
+            argv = [sys.executable, "-c", CHURN, str(rate), "churn", *map(str, _churned(hierarchy))]
             with subprocess.Popen(argv, stdout=subprocess.PIPE) as churn:
                 assert churn.stdout is not None
                 began = time.monotonic()
@@ -160,7 +168,9 @@ class _Watch:
                 raise OSError(f"the churn ended with exit code {churn.returncode}")
             for view in self._rounds():
                 rounds += 1
-                errors |= dict.fromkeys(f"{s.name}: {s.error}" for s in view.sources if not s.ok)
+                errors |= dict.fromkeys(
+                    f"{s.name}: {s.error}" for s in view.sources if s.name not in EXPECTED and not s.ok
+                )
         spent_ms = (cpu_ns_of(self._agent.pid) - before) / NS_PER_MS
         return Look(
             phase=phase,
@@ -184,7 +194,7 @@ def markdown(run: Soak) -> str:
     out = [
         "## Soak",
         "",
-        f"{run.at_rest} cgroups at rest, and {run.rate:.0f} made and removed in a second, in every hierarchy.",
+        f"{run.at_rest} cgroups at rest, and {run.rate:.0f} made and removed in a second, in the trees that count most.",
         f"Between the halves of the churn the agent grew by {mib:.1f} MiB and {descriptors} descriptors.",
         "",
         "| phase | CPU ms/s | RSS MiB | descriptors | rounds | errors of sources |",

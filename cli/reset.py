@@ -42,9 +42,6 @@ def reset(context: click.Context, state_dir: Path | None) -> None:
     """
     out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
     if state_dir is not None:
-        if not os.path.lexists(state_dir):
-            err.print(f"{state_dir} does not exist: nothing was put back. Is it the agent's --state-dir?", markup=False)
-            context.exit(1)
         context.exit(0 if _reset_directory(state_dir, out, err) else 1)
     own = default_state_dir()
     demos = demo_state_dir(own)
@@ -60,7 +57,10 @@ def _reset_directory(directory: Path, out: Console, err: Console) -> bool:
     """Whether nothing of that state directory is left to put back."""
     try:
         if not directory.exists():
-            out.print(f"Nothing to put back: {directory} does not exist.", markup=False)
+            out.print(
+                f"Nothing to put back: {directory} does not exist. An agent with another --state-dir keeps its own.",
+                markup=False,
+            )
             return True
         originals = open_originals(directory, boot_id())
     except (Unavailable, OSError) as error:

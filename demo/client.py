@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import argparse
 import gc
+import math
 import os
-import random
 import signal
 import socket
 import struct
@@ -154,6 +154,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--duration", type=float, help="seconds; without it until SIGTERM")
     parser.add_argument("--timeout", type=float, default=5.0, help="seconds after which a request is lost")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--warmup", type=float, default=math.inf, help="seconds after which the seed is used anew")
     return parser.parse_args()
 
 
@@ -169,7 +170,7 @@ def main() -> int:
     if not counters[Cell.REALTIME]:
         print("client: no SCHED_FIFO (needs CAP_SYS_NICE), latency includes the client's own wait", file=sys.stderr)
     gc.disable()
-    client.run(arrivals(schedule, random.Random(args.seed)), args.duration)
+    client.run(arrivals(schedule, args.seed, args.warmup), args.duration)
     client.close()
     if samples is not None:
         with args.samples.open("wb") as file:

@@ -71,11 +71,17 @@ class Wave(msgspec.Struct, frozen=True, kw_only=True, tag="wave"):
 Schedule = Constant | Wave
 
 
-def arrivals(schedule: Schedule, rng: random.Random) -> Iterator[float]:
-    """Due times in seconds of a Poisson process with the schedule's rate: exact, by thinning one at its peak."""
-    t, peak = 0.0, schedule.peak
+def arrivals(schedule: Schedule, seed: int, anew_at_s: float = math.inf) -> Iterator[float]:
+    """Due times in seconds of a Poisson process with the schedule's rate: exact, by thinning one at its peak.
+
+    From `anew_at_s` on its randomness starts anew, so that measurements after warm-ups of different lengths are put under
+    the same arrivals.
+    """
+    rng, t, peak = random.Random(seed), 0.0, schedule.peak
     while True:
-        t += rng.expovariate(peak)
+        before, t = t, t + rng.expovariate(peak)
+        if before < anew_at_s <= t:
+            rng, t = random.Random(seed), anew_at_s
         if rng.random() * peak < schedule.rate_at(t):
             yield t
 

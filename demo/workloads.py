@@ -86,13 +86,20 @@ class Workloads:
         self._processes["batch"] = launch(command, procs=self._procs["batch"])
 
     def start_client(
-        self, schedule: Schedule, *, duration_s: float | None = None, samples: Path | None = None, seed: int = 1
+        self,
+        schedule: Schedule,
+        *,
+        duration_s: float | None = None,
+        samples: Path | None = None,
+        seed: int = 1,
+        warmup_s: float | None = None,
     ) -> None:
-        """Start the load, in our own cgroup: the client stands for the outside world."""
+        """Start the load, in our own cgroup: the client stands for the outside world. After `warmup_s` seed counts anew."""
         command = [*python("demo.client"), "--port", str(self.port), "--seed", str(seed)]
         command += ["--schedule", msgspec.json.encode(schedule).decode()]
         command += ["--counters", str(self._directory / "client.counters")]
         command += ["--duration", str(duration_s)] if duration_s is not None else []
+        command += ["--warmup", str(warmup_s)] if warmup_s is not None else []
         command += ["--samples", str(samples)] if samples is not None else []
         self._processes["client"] = launch(command)
 

@@ -18,12 +18,12 @@ _NUMBERS = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "s390x": 351, "ppc64l
 
 MAP_CREATE, MAP_LOOKUP_ELEM, MAP_UPDATE_ELEM, MAP_DELETE_ELEM, MAP_GET_NEXT_KEY = range(5)
 PROG_LOAD, PROG_GET_NEXT_ID, PROG_GET_FD_BY_ID, OBJ_GET_INFO_BY_FD = 5, 11, 13, 15
-RAW_TRACEPOINT_OPEN, MAP_LOOKUP_BATCH, ENABLE_STATS = 17, 24, 32
+RAW_TRACEPOINT_OPEN, MAP_LOOKUP_BATCH, LINK_CREATE, ENABLE_STATS, ITER_CREATE = 17, 24, 28, 32, 33
 
 RAW_TRACEPOINT, TRACING = 17, 26
 """Program types."""
-TRACE_RAW_TP = 23
-"""Attach type of a program whose arguments have BTF types."""
+TRACE_RAW_TP, TRACE_ITER = 23, 28
+"""Attach types of a TRACING program: at a tracepoint, or over all objects of a kind whenever somebody reads."""
 HASH, ARRAY, PERCPU_HASH, PERCPU_ARRAY, LRU_HASH, LRU_PERCPU_HASH = 1, 2, 5, 6, 9, 10
 """Map types."""
 PER_CPU = frozenset({PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH})
@@ -49,6 +49,18 @@ class _ProgLoad(ctypes.Structure):
 
 class _RawTracepoint(ctypes.Structure):
     _fields_ = (("name", ctypes.c_uint64), ("prog_fd", ctypes.c_uint32), ("pad", ctypes.c_uint32))
+
+
+class _LinkCreate(ctypes.Structure):
+    _fields_ = (
+        ("prog_fd", ctypes.c_uint32), ("target_fd", ctypes.c_uint32),
+        ("attach_type", ctypes.c_uint32), ("flags", ctypes.c_uint32),
+        ("iter_info", ctypes.c_uint64), ("iter_info_len", ctypes.c_uint32),
+    )  # fmt: skip
+
+
+class _IterCreate(ctypes.Structure):
+    _fields_ = (("link_fd", ctypes.c_uint32), ("flags", ctypes.c_uint32))
 
 
 class _MapCreate(ctypes.Structure):
@@ -153,8 +165,9 @@ class Refused(OSError):
         self.log = log
 
 
-def load_program(kind: int, code: bytes, name: str, btf_id: int = 0) -> int:
-    """Descriptor of a loaded program. `btf_id` is the typedef btf_trace_NAME of a TRACING program.
+def load_program(kind: int, code: bytes, name: str, btf_id: int = 0, attach_type: int = TRACE_RAW_TP) -> int:
+    """Descriptor of a loaded program. `btf_id` and `attach_type` are for TRACING programs: the typedef btf_trace_NAME, or
+    the function bpf_iter_NAME with TRACE_ITER.
 
     Raises Refused with the verifier's log, which is asked for only then: writing it costs the kernel many milliseconds.
     """
@@ -165,7 +178,7 @@ def load_program(kind: int, code: bytes, name: str, btf_id: int = 0) -> int:
         insns=_address(instructions),
         license=_address(licence),
         prog_name=name.encode(),
-        expected_attach_type=TRACE_RAW_TP if kind == TRACING else 0,
+        expected_attach_type=attach_type if kind == TRACING else 0,
         attach_btf_id=btf_id,
     )
     try:
@@ -183,6 +196,16 @@ def attach(program: int, tracepoint: str | None) -> int:
     """Descriptor of the link that runs a program at a tracepoint; the name is None where BTF has settled it."""
     name = ctypes.create_string_buffer(tracepoint.encode()) if tracepoint else None
     return call(RAW_TRACEPOINT_OPEN, _RawTracepoint(name=_address(name) if name else 0, prog_fd=program))
+
+
+def attach_iterator(program: int) -> int:
+    """Descriptor of the link of an iterator, which runs when somebody reads what `open_iterator` makes of it."""
+    return call(LINK_CREATE, _LinkCreate(prog_fd=program, attach_type=TRACE_ITER))
+
+
+def open_iterator(link: int) -> int:
+    """Descriptor of one pass: reading it until its end runs the program for each object there is now."""
+    return call(ITER_CREATE, _IterCreate(link_fd=link))
 
 
 def create_map(kind: int, key_size: int, value_size: int, max_entries: int, name: str = "") -> int:

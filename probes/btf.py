@@ -8,7 +8,9 @@ the compiling child reads this too. The format is Documentation/bpf/btf.rst; the
 from __future__ import annotations
 
 import struct
+import sys
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +24,7 @@ _PER_ITEM = {STRUCT: 12, UNION: 12, ENUM: 8, FUNC_PROTO: 8, DATASEC: 12, ENUM64:
 """Bytes behind a type of that kind, for each of its members, values or parameters."""
 _ALIASES = frozenset({TYPEDEF, VOLATILE, CONST, RESTRICT, TYPE_TAG})
 _SIZED = frozenset({INT, STRUCT, UNION, ENUM, FLOAT, ENUM64})
+_TAGS = {STRUCT: "struct", UNION: "union", ENUM: "enum", ENUM64: "enum", FWD: "struct"}
 _MAX_CHAIN = 64
 """Longest chain of aliases and arrays that is followed; real ones have fewer than ten links."""
 _POINTER_BYTES = 8
@@ -36,6 +39,21 @@ class Field(NamedTuple):
 
     offset: int
     size: int | None
+
+
+class Bit(NamedTuple):
+    """Where a bitfield of one bit lies: the byte in its struct, and the bit of that byte as a mask."""
+
+    offset: int
+    mask: int
+
+
+class _Place(NamedTuple):
+    bits: int
+    width: int
+    """Of a bitfield; 0 for an ordinary member."""
+    number: int
+    """Its type."""
 
 
 class _Type(NamedTuple):
@@ -94,13 +112,15 @@ class Btf:
 
     def type_ids(self, kind: int, name: str) -> list[int]:
         """Numbers of the types of that kind (STRUCT, UNION or TYPEDEF) and name; several where compilation units differ."""
-        found: list[int] = []
+        return [number for label in self._labels(name) for number in self._named.get((kind, label), [])]
+
+    def _labels(self, name: str) -> Iterator[int]:
+        """Where the string section has this name."""
         wanted = b"\0" + name.encode() + b"\0"
         at = self._blob.find(wanted, self._text, self._text_end)
         while at >= 0:
-            found += self._named.get((kind, at + 1 - self._text), [])
+            yield at + 1 - self._text
             at = self._blob.find(wanted, at + 1, self._text_end)
-        return found
 
     def typedef_id(self, name: str) -> int:
         """Number of a typedef, such as `btf_trace_sched_switch`. Raises BtfError where the kernel has none."""
@@ -108,37 +128,95 @@ class Btf:
             return number
         raise BtfError(f"this kernel's BTF has no typedef {name}")
 
+    def function_id(self, name: str) -> int:
+        """Number of a function, such as `bpf_iter_task`. Raises BtfError where the kernel has none.
+
+        Functions are every second type and hardly ever asked for: they are looked through, not indexed.
+        """
+        labels = set(self._labels(name))
+        unpack, blob = struct.Struct("=II").unpack_from, self._blob
+        for number in range(1, len(self._positions)):
+            label, info = unpack(blob, self._positions[number])
+            if label in labels and info >> 24 & 0x1F == FUNC:
+                return number
+        raise BtfError(f"this kernel's BTF has no function {name}")
+
+    def arguments(self, tracepoint: str) -> tuple[str, ...]:
+        """What a tracepoint passes: `s32`, `u64`, `struct task_struct *`, behind typedefs and qualifiers.
+
+        Raises BtfError where this kernel has no such tracepoint.
+        """
+        pointer = self._type(self._strip(self.typedef_id(f"btf_trace_{tracepoint}")))
+        function = self._type(self._strip(pointer.size)) if pointer.kind == PTR else _VOID
+        if function.kind != FUNC_PROTO:
+            raise BtfError(f"btf_trace_{tracepoint} of this kernel's BTF is not a pointer to a function")
+        start = function.at + 12
+        numbers = [number for _, number in struct.iter_unpack("=II", self._blob[start : start + 8 * function.items])]
+        return tuple(self._spelled(number) for number in numbers[1:])  # the first is whatever the program registered
+
+    def _spelled(self, number: int) -> str:
+        stars = ""
+        for _ in range(_MAX_CHAIN):
+            found = self._type(self._strip(number))
+            if found.kind != PTR:
+                return self._base_name(found) + (f" {stars}" if stars else "")
+            number, stars = found.size, stars + "*"
+        raise BtfError(f"BTF type {number} is a chain without an end")
+
+    def _base_name(self, found: _Type) -> str:
+        if found.kind == INT:
+            encoding = int(struct.unpack_from("=I", self._blob, found.at + 12)[0])
+            return f"{'s' if encoding >> 24 & 1 else 'u'}{found.size * 8}"
+        if found.kind not in _TAGS:
+            return "void" if found.kind == 0 else f"kind {found.kind}"
+        return f"{_TAGS[found.kind]} {self._string(struct.unpack_from('=I', self._blob, found.at)[0])}"
+
     def field(self, struct_name: str, path: str) -> Field:
         """Offset and size of a member, nested ones with dots: `field("task_struct", "se.cfs_rq")`.
 
         Members of anonymous structs and unions are found as C finds them. Raises BtfError for a bitfield, which has no
         byte offset, and where this kernel has no such struct or member.
         """
+        found = self._found(struct_name, path, bitfield=False)
+        return Field(found.bits // 8, self._size(found.number))
+
+    def bit(self, struct_name: str, path: str) -> Bit:
+        """Place of a bitfield of one bit. Raises BtfError where this kernel has no such struct or member, or a wider one."""
+        found = self._found(struct_name, path, bitfield=True)
+        offset, bit = divmod(found.bits, 8)
+        return Bit(offset, 1 << bit if sys.byteorder == "little" else 0x80 >> bit)
+
+    def _found(self, struct_name: str, path: str, *, bitfield: bool) -> _Place:
         ids = self.type_ids(STRUCT, struct_name) + self.type_ids(UNION, struct_name)
         if not ids:
             raise BtfError(f"this kernel's BTF has no struct {struct_name}")
         problem = BtfError("")
         for number in ids:
             try:
-                return self._resolve(number, struct_name, path)
+                found = self._resolve(number, struct_name, path)
             except BtfError as error:
                 problem = error
+                continue
+            if bitfield and found.width != 1:
+                problem = BtfError(f"struct {struct_name}: {path} is no bitfield of one bit")
+            elif not bitfield and (found.width or found.bits % 8):
+                problem = BtfError(f"struct {struct_name}: {path} is a bitfield and has no offset in bytes")
+            else:
+                return found
         raise problem
 
-    def _resolve(self, number: int, struct_name: str, path: str) -> Field:
-        bits, bitfield = 0, False
+    def _resolve(self, number: int, struct_name: str, path: str) -> _Place:
+        bits, width = 0, 0
         for part in path.split("."):
             hit = self._member(self._strip(number), part)
             if hit is None:
                 raise BtfError(f"struct {struct_name} of this kernel has no member {path}")
-            number, offset, bitfield = hit
+            number, offset, width = hit.number, hit.bits, hit.width
             bits += offset
-        if bitfield or bits % 8:
-            raise BtfError(f"struct {struct_name}: {path} is a bitfield and has no offset in bytes")
-        return Field(bits // 8, self._size(number))
+        return _Place(bits, width, number)
 
-    def _member(self, number: int, name: str) -> tuple[int, int, bool] | None:
-        """Type, offset in bits and whether it is a bitfield; None where there is no such member."""
+    def _member(self, number: int, name: str) -> _Place | None:
+        """A member and its place in bits; None where there is no such member."""
         seen, todo = {number}, [(number, 0)]
         while todo:
             number, base = todo.pop()
@@ -149,7 +227,7 @@ class Btf:
                 label, inner, where = struct.unpack_from("=III", self._blob, at)
                 offset, width = (where & 0xFFFFFF, where >> 24) if outer.kind_flag else (where, None)
                 if label and self._string(label) == name:
-                    return inner, base + offset, bool(self._old_width(inner) if width is None else width)
+                    return _Place(base + offset, self._old_width(inner) if width is None else width, inner)
                 if not label and (inner := self._strip(inner)) not in seen:
                     seen.add(inner)
                     todo.append((inner, base + offset))

@@ -1,5 +1,5 @@
 /*
- * What every probe per cgroup shares: reading kernel fields, the log2 slot of a wait, and the table that gives each
+ * What every probe per cgroup shares beyond kernel.bpf.h: the log2 slot of a wait, and the table that gives each
  * cgroup a place in the probe's per-CPU array.
  *
  * Constants come from the loader as -D macros: TYPED where the verifier knows the types of the arguments (tp_btf),
@@ -8,17 +8,7 @@
 #ifndef DIOPTASE_COMMON_BPF_H
 #define DIOPTASE_COMMON_BPF_H
 
-/* Arithmetic on u64 keeps BCC's rewriter from guessing what is a kernel pointer. */
-#ifdef TYPED
-#define FIELD(type, base, offset) (*(type *)((base) + (offset)))
-#else
-#define FIELD(type, base, offset)                                                      \
-	({                                                                             \
-		type value_ = 0;                                                       \
-		bpf_probe_read_kernel(&value_, sizeof(value_), (void *)((base) + (offset))); \
-		value_;                                                                \
-	})
-#endif
+#include "kernel.bpf.h"
 
 /* Events that were not counted, by reason; probes/groups.py reads them in this order. */
 enum { LOST_FULL, LOST_BACKWARDS, LOST_ASLEEP, LOST_SEAT, LOST_REASONS };
@@ -73,7 +63,6 @@ struct group {
 BPF_ARRAY(owners, u64, PLACES);
 BPF_HASH(groups, u32, struct group, PLACES);
 #define WINDOW 16
-#define ROOT_CGROUP_ID 1
 #define NO_PLACE PLACES
 
 static __always_inline u32 nth_place(u32 home, u32 nth)
@@ -81,18 +70,6 @@ static __always_inline u32 nth_place(u32 home, u32 nth)
 	u32 place = home + nth;
 
 	return place < PLACES ? place : place - PLACES;
-}
-
-/* Inode of the group's directory. Autogroups have no cgroup of their own and belong to the root. */
-static __always_inline u64 cgroup_id_of(u64 group)
-{
-	u64 cgroup = FIELD(u64, group, CSS_CGROUP), node, id;
-
-	if (!cgroup)
-		return ROOT_CGROUP_ID;
-	node = FIELD(u64, cgroup, CGROUP_KN);
-	id = FIELD(u64, node, KN_ID);
-	return id;
 }
 
 static __always_inline u32 claim_place(u64 group, u64 tag, u32 home)

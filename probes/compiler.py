@@ -103,17 +103,24 @@ def offsets(types: btf.Btf, form: dict[str, Any]) -> dict[str, int]:
         problems = []
         for struct_name, path, size in alternatives:
             try:
-                field = types.field(struct_name, path)
+                found.update(_place(types, macro, struct_name, path, size))
+                break
             except btf.BtfError as error:
                 problems.append(str(error))
-                continue
-            if field.size == size:
-                found[macro] = field.offset
-                break
-            problems.append(f"struct {struct_name}: {path} has {field.size} bytes, not {size}")
         if macro not in found and macro not in form["optional"]:
             raise FormRefused("fields", "; ".join(problems), errno.ENOENT)
     return found
+
+
+def _place(types: btf.Btf, macro: str, struct_name: str, path: str, size: int) -> dict[str, int]:
+    """Offset of a field of that size; of a bitfield of one bit, whose size is given as 0, the byte and the mask."""
+    if size == 0:
+        bit = types.bit(struct_name, path)
+        return {macro: bit.offset, f"{macro}_BIT": bit.mask}
+    field = types.field(struct_name, path)
+    if field.size != size:
+        raise btf.BtfError(f"struct {struct_name}: {path} has {field.size} bytes, not {size}")
+    return {macro: field.offset}
 
 
 def build(job: dict[str, Any]) -> Built:
@@ -206,21 +213,34 @@ def _describe(module: Any, name: str) -> tuple[int, dict[str, Any]]:
     return lib.bpf_table_fd(module.module, label), {"name": name, "key": key, "leaf": leaf}
 
 
-def _start(code: bytes, types: btf.Btf, program: dict[str, str], *, typed: bool) -> list[int]:
+def _start(code: bytes, types: btf.Btf, program: dict[str, Any], *, typed: bool) -> list[int]:
     """Descriptors of the loaded program and of the link that runs it. Raises FormRefused with the verifier's reason."""
-    tracepoint, name = program["tracepoint"], program["name"]
+    event, name, iterator = program["tracepoint"], program["name"], program["iterator"]
+    kind, attach_type = bpf.TRACING if typed else bpf.RAW_TRACEPOINT, bpf.TRACE_ITER if iterator else bpf.TRACE_RAW_TP
     try:
-        btf_id = types.typedef_id(f"btf_trace_{tracepoint}") if typed else 0
-        loaded = bpf.load_program(bpf.TRACING if typed else bpf.RAW_TRACEPOINT, code, name, btf_id)
+        loaded = bpf.load_program(kind, code, name, _target(types, program, typed=typed), attach_type)
     except btf.BtfError as error:
         raise FormRefused("fields", str(error), errno.ENOENT) from error
     except bpf.Refused as error:
         raise FormRefused(f"load {name}", error.strerror or "", error.errno or 0, error.log) from error
     try:
-        return [loaded, bpf.attach(loaded, None if typed else tracepoint)]
+        return [loaded, bpf.attach_iterator(loaded) if iterator else bpf.attach(loaded, None if typed else event)]
     except OSError as error:
         os.close(loaded)
-        raise FormRefused(f"attach {name} to {tracepoint}", error.strerror or "", error.errno or 0) from error
+        raise FormRefused(f"attach {name} to {event}", error.strerror or "", error.errno or 0) from error
+
+
+def _target(types: btf.Btf, program: dict[str, Any], *, typed: bool) -> int:
+    """What a typed program is written for, by its number; 0 for an untyped one, whose tracepoint is named on attaching.
+
+    Raises BtfError where this kernel has no such thing, or one that passes other arguments than the source reads.
+    """
+    event, wanted = program["tracepoint"], tuple(program["arguments"])
+    if program["iterator"]:
+        return types.function_id(f"bpf_iter_{event}")
+    if wanted and (passed := types.arguments(event))[: len(wanted)] != wanted:
+        raise btf.BtfError(f"{event} of this kernel passes ({', '.join(passed)}), not ({', '.join(wanted)}, ...)")
+    return types.typedef_id(f"btf_trace_{event}") if typed else 0
 
 
 def answer(parent: socket.socket, job: dict[str, Any]) -> None:

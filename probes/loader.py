@@ -31,6 +31,8 @@ TIMEOUT_S = 60.0
 """The child needs half a second here; a small node that starts thirty pods at once is slower."""
 _COMPILER = Path(__file__).with_name("compiler.py")
 _MAX_DESCRIPTORS = 64
+_ITERATOR_BYTES = 1 << 16
+"""Most that one read of an iterator is asked for; the kernel gives half of that at once."""
 _CAPABILITIES = "run as root, or with the capabilities BPF and PERFMON (in a pod: securityContext.capabilities.add)"
 REMEDIES = {
     "permission": _CAPABILITIES,
@@ -48,9 +50,14 @@ class Program(msgspec.Struct, frozen=True):
 
     function: str
     tracepoint: str
+    """Or, of an iterator, the kind of objects it goes through: `task`."""
     name: str
     needs: str = ""
     """Macro of an optional field; where the kernel lacks it, the source does not have this function either."""
+    arguments: Sequence[str] = ()
+    """What the tracepoint must pass first, as `Btf.arguments` spells it: kernels differ, and a wrong one would be misread."""
+    iterator: bool = False
+    """Whether it runs not at an event but over all objects of a kind, whenever somebody reads `Loaded.records`."""
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +67,8 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     typed: bool
     """A BTF-typed tracepoint: fields are plain loads. Otherwise a raw tracepoint, whose fields are copied by a helper."""
     fields: Mapping[str, Sequence[tuple[str, str, int]]]
-    """Macro to alternatives of (struct, member, size in bytes); the first that this kernel has gives the offset."""
+    """Macro to alternatives of (struct, member, size in bytes); the first that this kernel has gives the offset. Size 0 is a
+    bitfield of one bit, whose mask is the macro with `_BIT` behind it."""
     programs: Sequence[Program]
     optional: Mapping[str, Sequence[tuple[str, str, int]]] = {}
     """Like `fields`, but a macro without a field is left undefined."""
@@ -127,7 +135,16 @@ class Loaded:
         """Descriptor and description by name."""
         self.programs = dict(zip(answer.programs, descriptors[split::2], strict=True))
         """Program descriptor by its name in the kernel."""
+        self._links = dict(zip(answer.programs, descriptors[split + 1 :: 2], strict=True))
         self.descriptors = tuple(descriptors)
+
+    def records(self, iterator: str) -> bytes:
+        """Run an iterator, by its name in the kernel, over all there is now: what it wrote. Raises OSError."""
+        fd = bpf.open_iterator(self._links[iterator])
+        try:
+            return b"".join(iter(lambda: os.read(fd, _ITERATOR_BYTES), b""))
+        finally:
+            os.close(fd)
 
     def stats(self) -> dict[str, bpf.ProgramInfo]:
         """Runs and run time of each program; they grow only while `bpf.enable_stats` is held open by someone."""

@@ -158,9 +158,9 @@ class Map:
 
 
 def total(values: Rows) -> npt.NDArray[np.uint64]:
-    """Sum over the CPUs of values made of 64-bit counters only: one row of counters per element."""
+    """Sum over the CPUs, where the map has them apart, of values made of 64-bit counters only: one row per element."""
     counters = np.ascontiguousarray(values).view(np.uint64).reshape(*values.shape, values.dtype.itemsize // 8)
-    summed: npt.NDArray[np.uint64] = counters.sum(axis=1, dtype=np.uint64)
+    summed: npt.NDArray[np.uint64] = counters if values.ndim == 1 else counters.sum(axis=1, dtype=np.uint64)
     return summed
 
 

@@ -14,9 +14,14 @@ import msgspec
 from api.ports import Probe
 from probes.blockio import open_blockio
 from probes.btf import VMLINUX
+from probes.kswapd import open_kswapd
 from probes.loader import CHILD_PYTHON
+from probes.migrations import open_migrations
+from probes.oomkill import open_oomkill
 from probes.sockets import open_sockets
 from probes.softirq import open_softirq
+from probes.threads import open_threads
+from probes.throttles import open_throttles
 
 BPF, PERFMON = "BPF", "PERFMON"
 LOADED = (BPF, PERFMON)
@@ -60,6 +65,36 @@ ROWS = (
         open_softirq,
         "time of the kernel's deferred interrupt work per CPU and kind",
         "its sum in /proc/stat",
+    ),
+    Row(
+        "kswapd",
+        open_kswapd,
+        "reclaim of memory: by kswapd per NUMA node, by tasks that wait for it per cgroup",
+        "sums in /proc/vmstat and memory.stat",
+    ),
+    Row(
+        "oomkill",
+        open_oomkill,
+        "processes killed for memory per cgroup, and who the latest were",
+        "counts in memory.events and memory.oom_control",
+    ),
+    Row(
+        "threads",
+        open_threads,
+        "threads by state and load averages per cgroup",
+        "the form `proc`, which reads /proc, for whoever asks for it",
+    ),
+    Row(
+        "throttles",
+        open_throttles,
+        "how long each single throttle by a CPU quota lasted, per cgroup",
+        "sums in cpu.stat",
+    ),
+    Row(
+        "migrations",
+        open_migrations,
+        "tasks moved to a CPU of another NUMA node, per cgroup",
+        "numa_pages_migrated in /proc/vmstat",
     ),
 )
 NAMES = tuple(row.name for row in ROWS)

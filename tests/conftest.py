@@ -7,7 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+# How long an example takes is the machine's affair: a busy one fails nothing.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 GOLDEN = Path(__file__).parent / "golden"
 
 

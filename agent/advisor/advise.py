@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from agent.advisor import latency, pools
 from agent.advisor.estimation import average, online_containers, remember, requirement_cores
 from agent.advisor.headroom import pool_cores, region_cores
 from agent.advisor.memory import Memory
+from agent.advisor.waits import contention
 from agent.config import AdvisorConfig
 from api.decisions import Advice, Pool, Verdict
 from api.facts import Wait
 from api.qos import QoSLevel
-from api.rates import Rates, rates
-from api.samples import Snapshot
+from api.rates import Rates, members, rates, total
+from api.samples import CgroupSample, Snapshot
 
 NS_PER_S = 1_000_000_000
 RECLAIMED_USE_WINDOW_S = 1.0
@@ -39,27 +42,47 @@ def advise(snapshot: Snapshot, config: AdvisorConfig, memory: Memory, now_ns: in
 def online_waits(snapshot: Snapshot, change: Rates | None, previous: Snapshot | None) -> dict[str, Wait | None]:
     """Waits of every online container since the previous round, by cgroup; None where they are not known.
 
-    A cgroup that was made since then has waited all that it ever waited since then. One that is not there has nobody to
-    protect, but where the whole tree could not be read nothing is known of any.
+    A container's tasks are those of its cgroup and of all below. One that is not there has nobody to protect, but where the
+    whole tree could not be read nothing is known of any.
     """
+    containers = [container.cgroup for container in online_containers(snapshot)]
+    inside = members(snapshot.cgroups, containers)
     readable = "/" in snapshot.cgroups
-    waits: dict[str, Wait | None] = {}
-    for container in online_containers(snapshot):
-        sample = snapshot.cgroups.get(container.cgroup)
-        if sample is None:
-            if not readable:
-                waits[container.cgroup] = None
-            continue
-        before = previous.cgroups.get(container.cgroup) if previous else None
-        if change is not None and before is not None and before.id == sample.id:
-            rate = change.cgroups.get(container.cgroup)
-            waits[container.cgroup] = (
-                latency.contention(rate.wait, rate.throttled_ns or 0) if rate and rate.wait else None
-            )
-        else:
-            made_since = change is not None and previous is not None and "/" in previous.cgroups
-            waits[container.cgroup] = sample.wait if made_since else None
-    return waits
+    return {
+        container: _contention(inside[container], snapshot, change, previous) if container in inside else None
+        for container in containers
+        if container in inside or not readable
+    }
+
+
+def _contention(
+    paths: Sequence[str], snapshot: Snapshot, change: Rates | None, previous: Snapshot | None
+) -> Wait | None:
+    """Waits of these cgroups together, the container's own first, without what its own quota caused."""
+    waits, throttled_ns, periods = [], 0, 0
+    for path in paths:
+        sample = snapshot.cgroups[path]
+        if path != paths[0] and sample.periods is None:
+            continue  # without a cpu controller its tasks are counted as those of the one above
+        waits.append(_waited(sample, change, previous))
+        if change is not None and (rate := change.cgroups.get(path)) is not None:
+            throttled_ns += rate.throttled_ns or 0
+            periods += rate.throttled_periods or 0
+    known = [wait for wait in waits if wait is not None]
+    if len(known) < len(waits):
+        return None
+    threads = snapshot.cgroups[paths[0]].threads or 1
+    return contention(total(known), throttled_ns, periods, threads, len(snapshot.topology.cpus))
+
+
+def _waited(sample: CgroupSample, change: Rates | None, previous: Snapshot | None) -> Wait | None:
+    """Waits of one cgroup since the previous round; one that was made since then has waited all that it ever waited."""
+    before = previous.cgroups.get(sample.path) if previous else None
+    if change is not None and before is not None and before.id == sample.id:
+        rate = change.cgroups.get(sample.path)
+        return rate.wait if rate else None
+    made_since = change is not None and previous is not None and "/" in previous.cgroups
+    return sample.wait if made_since else None
 
 
 def reclaimed_use_cores(snapshot: Snapshot, change: Rates | None) -> float | None:
@@ -117,6 +140,8 @@ def _latency(
         lent_cores=lending.level_cores,
         reclaimed_use_cores=used,
         harmful_cores=lending.harmful_cores,
+        own_wait_ns=lending.own_wait_ns,
+        minimum_since_ns=lending.minimum_since_ns,
         last_breach_ns=lending.last_breach_ns,
         last_wait_ns=lending.last_wait_ns,
     )

@@ -5,29 +5,30 @@ cannot see (waits that add up although it gives way, kernels without cpu.idle) i
 reclaimed pods. The quota is the node (no limit) while waits are short; a breach halves what the reclaimed pods really
 use, a gross one takes it down to a minimum at once; calm gives it back step by step.
 
-The worst-waiting container speaks for all. To the kernel a throttled task is a runnable one, so time for which its own
-quota held a container back is taken out of its waits first (`contention`); between rounds the alarm does not know of it.
+The worst-waiting container speaks for all. What is not batch work's doing is not held against it: time for which its own
+quota held a container back is taken out of its waits (`waits.contention`; the alarm between rounds does not know of it),
+and waits that stay when batch work has been down to its minimum for `calm_s` are the pods' own queueing: from then on
+they are what is expected, and only more than that is harm, until they fall below half the target again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import log
 from typing import NamedTuple
 
 import msgspec
 
 from agent.advisor.memory import Memory
+from agent.advisor.waits import NS_PER_MS, breached, worst
 from agent.config import LatencyConfig
 from api.decisions import Verdict
 from api.facts import Wait
-from api.histograms import BOUNDS_NS, above, quantile_ns, slot_of
-from api.rates import wait_delta
 
 NS_PER_S = 1_000_000_000
-NS_PER_MS = 1_000_000
 _CAREFUL, _CAREFUL_PACE = (0.75, 1.1), 0.1
 """Between these parts of what was harmful the last time, lending grows at a tenth of its pace."""
+_OWN_BREACH, _OWN_NEAR = 1.25, 1.1
+"""Waits so many times the pods' own are harm, and are too near to it to lend more."""
 _STEPS_PER_CORE = 20
 """Lent CPU moves in twentieths of a core: smaller changes are noise that would cost a write each."""
 
@@ -42,6 +43,8 @@ class Lending(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     verdict: Verdict
     harmful_cores: float | None
+    own_wait_ns: float | None
+    minimum_since_ns: int | None
     last_breach_ns: int | None
     last_wait_ns: int | None
 
@@ -60,70 +63,17 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     enable_reclaim: bool = True
 
 
-def contention(wait: Wait, throttled_ns: int) -> Wait:
-    """The waits that are left when the cgroup's own throttling is taken out: that is its owner's doing, not batch work's.
-
-    The kernel counts throttled time as waiting. Throttles are the longest waits of a period, so they are taken from the
-    longest slots first, at each slot's lower bound, until the throttled time is used up. Waits below a millisecond stay.
-    """
-    if wait.slots is None:
-        return Wait(sum_ns=max(wait.sum_ns - throttled_ns, 0), count=wait.count)
-    slots, left = list(wait.slots), throttled_ns
-    for k in range(len(slots) - 1, slot_of(NS_PER_MS), -1):
-        taken = min(slots[k], left // BOUNDS_NS[k - 1])
-        slots[k] -= taken
-        left -= taken * BOUNDS_NS[k - 1]
-    return Wait(sum_ns=max(wait.sum_ns - throttled_ns, 0), count=sum(slots), slots=tuple(slots))
-
-
-def worst(waits: Mapping[str, Wait | None], config: LatencyConfig) -> tuple[str, float, int] | None:
-    """The container that waited longest at the quantile: (cgroup, wait in ns, number of waits); None if none waited."""
-    seen = [
-        (wait_ns, cgroup, wait.count)
-        for cgroup, wait in waits.items()
-        if wait is not None and (wait_ns := wait_at(wait, config.quantile)) is not None
-    ]
-    if not seen:
-        return None
-    wait_ns, cgroup, count = max(seen)
-    return cgroup, wait_ns, count
-
-
-def wait_at(wait: Wait, quantile: float) -> float | None:
-    """The quantile of a set of waits in ns; where only their sum is known, that of an exponential of the same mean."""
-    if wait.slots is not None:
-        return quantile_ns(wait.slots, quantile)
-    return wait.sum_ns / wait.count * -log(1 - quantile) if wait.count else None
-
-
-def breached(waits: Mapping[str, Wait | None], limit_ns: float, config: LatencyConfig) -> bool:
-    """Whether some container had more waits above the limit than the quantile allows, and at least min_waits_above."""
-    return any(wait is not None and _breaches(wait, limit_ns, config) for wait in waits.values())
-
-
-def _breaches(wait: Wait, limit_ns: float, config: LatencyConfig) -> bool:
-    if wait.slots is None:
-        value = wait_at(wait, config.quantile)
-        return value is not None and value > limit_ns and wait.count >= config.min_waits_above
-    longer = above(wait.slots, limit_ns)
-    return longer >= config.min_waits_above and longer > (1 - config.quantile) * wait.count
-
-
-def alarmed(before: Mapping[str, Wait], after: Mapping[str, Wait], config: LatencyConfig) -> bool:
-    """Whether the waits between two looks, a fraction of a round apart, are a breach already."""
-    changes = {cgroup: wait_delta(before.get(cgroup), wait) for cgroup, wait in after.items()}
-    return breached(changes, config.target_wait_ms * NS_PER_MS, config)
-
-
 def lend(situation: Situation, memory: Memory, config: LatencyConfig) -> Lending:
     """Decide how much CPU reclaimed pods may use from now on."""
     node = float(situation.node_cpus)
     lent = node if memory.lent_cores is None else min(memory.lent_cores, node)
-    ruling = _judge(situation, memory, config, lent)
     minimum = minimum_cores(situation.node_cpus, config)
+    since = None if lent > minimum else situation.now_ns if memory.minimum_since_ns is None else memory.minimum_since_ns
+    found = worst(situation.waits, config)
+    own = _own_wait_ns(situation, memory, config, since, None if found is None else found[1])
+    ruling = _judge(situation, msgspec.structs.replace(memory, own_wait_ns=own), config, lent)
     level = min(max(ruling.lent_cores, minimum), node)
     before, new = _stepped(lent, minimum), _stepped(level, minimum)
-    found = worst(situation.waits, config)
     inputs: dict[str, float | int | str | None] = {
         "wait_ms": None if found is None else round(found[1] / NS_PER_MS, 3),
         "waits": None if found is None else found[2],
@@ -133,6 +83,7 @@ def lend(situation: Situation, memory: Memory, config: LatencyConfig) -> Lending
         "requirement_cores": _rounded(situation.requirement_cores),
         "lent_before_cores": before,
         "lent_cores": new,
+        "own_wait_ms": None if own is None else round(own / NS_PER_MS, 3),
     }
     held = "freeze" if ruling.rule.startswith("wait_unknown") else "hold"
     return Lending(
@@ -140,7 +91,9 @@ def lend(situation: Situation, memory: Memory, config: LatencyConfig) -> Lending
         level_cores=level,
         action="shrink" if new < before else "grow" if new > before else held,
         verdict=Verdict(rule=ruling.rule, text=ruling.text, threshold=ruling.threshold, inputs=inputs),
-        harmful_cores=_used(situation, lent) if ruling.breach and lent > minimum else memory.harmful_cores,
+        harmful_cores=_used(situation, lent) if ruling.breach else None if own is not None else memory.harmful_cores,
+        own_wait_ns=own,
+        minimum_since_ns=since,
         last_breach_ns=situation.now_ns if ruling.uneasy else memory.last_breach_ns,
         last_wait_ns=situation.now_ns if _measured(situation) or memory.last_wait_ns is None else memory.last_wait_ns,
     )
@@ -158,30 +111,48 @@ class _Ruling(NamedTuple):
     breach: bool = False
 
 
+def _own_wait_ns(
+    situation: Situation, memory: Memory, config: LatencyConfig, minimum_since_ns: int | None, wait_ns: float | None
+) -> float | None:
+    """What online pods wait because of themselves: the most that was seen after batch work had been down to its minimum
+    for a while. None as long as nobody knows, and again once waits are short."""
+    if wait_ns is None or not breached(situation.waits, config.target_wait_ms * NS_PER_MS / 2, config):
+        return None
+    if minimum_since_ns is None or situation.now_ns - minimum_since_ns < config.calm_s * NS_PER_S:
+        return memory.own_wait_ns
+    return max(wait_ns, memory.own_wait_ns or 0.0)
+
+
+def breach_ns(memory: Memory, config: LatencyConfig) -> float:
+    """Waits above this are held against batch work: the target, or more than what the pods make by themselves."""
+    return max(config.target_wait_ms * NS_PER_MS, _OWN_BREACH * (memory.own_wait_ns or 0.0))
+
+
 def _judge(situation: Situation, memory: Memory, config: LatencyConfig, lent: float) -> _Ruling:
-    target_ms, target_ns = config.target_wait_ms, config.target_wait_ms * NS_PER_MS
+    target_ms, own_ns = config.target_wait_ms, memory.own_wait_ns
     node = float(situation.node_cpus)
     what = f"p{config.quantile * 100:g} run-queue wait"
     if not situation.enable_reclaim:
         return _Ruling(0.0, "reclaim_disabled", "Reclaiming is switched off: only the minimum is lent.", None)
     if not situation.waits:
         return _grow(situation, memory, config, lent, ("nothing_online", "No online pod runs here"))
-    if breached(situation.waits, target_ns, config):
-        return _take_back(situation, config, lent, what)
+    if breached(situation.waits, breach_ns(memory, config), config):
+        return _take_back(situation, memory, config, lent, what)
     if not _measured(situation):
         return _unknown(situation, memory, config, lent)
-    if breached(situation.waits, target_ns / 2, config):
+    if breached(situation.waits, max(target_ms * NS_PER_MS / 2, _OWN_NEAR * (own_ns or 0.0)), config):
         text = f"{what} is above half the target of {target_ms:g} ms: nothing more is lent."
         return _Ruling(lent, "wait_near_target", text, target_ms, uneasy=True)
+    rule, state = "wait_below_target", f"below half the target of {target_ms:g} ms"
+    if own_ns is not None:
+        rule, state = "wait_is_own", f"no longer than the {own_ns / NS_PER_MS:.3g} ms that it was without batch work"
     if lent >= node:
-        text = f"{what} is below half the target of {target_ms:g} ms: the whole node is lent."
-        return _Ruling(node, "wait_below_target", text, target_ms)
+        return _Ruling(node, rule, f"{what} is {state}: the whole node is lent.", target_ms)
     since = memory.last_breach_ns
     if since is not None and situation.now_ns - since < config.calm_s * NS_PER_S:
         text = f"{what} has been short for less than {config.calm_s:g} s: nothing more is lent yet."
         return _Ruling(lent, "not_calm_yet", text, config.calm_s)
-    calm = f"{what} has stayed below half the target of {target_ms:g} ms"
-    return _grow(situation, memory, config, lent, ("wait_below_target", calm))
+    return _grow(situation, memory, config, lent, (rule, f"{what} has stayed {state}"))
 
 
 def _grow(situation: Situation, memory: Memory, config: LatencyConfig, lent: float, why: tuple[str, str]) -> _Ruling:
@@ -192,21 +163,19 @@ def _grow(situation: Situation, memory: Memory, config: LatencyConfig, lent: flo
     if harmful is not None and _CAREFUL[0] * harmful <= lent <= _CAREFUL[1] * harmful:
         step *= _CAREFUL_PACE
     new = min(lent + step, float(situation.node_cpus))
-    threshold = config.target_wait_ms if rule == "wait_below_target" else None
+    threshold = None if rule == "nothing_online" else config.target_wait_ms
     return _Ruling(new, rule, f"{text}: {new:.3g} of {situation.node_cpus} cores are lent.", threshold)
 
 
-def _take_back(situation: Situation, config: LatencyConfig, lent: float, what: str) -> _Ruling:
+def _take_back(situation: Situation, memory: Memory, config: LatencyConfig, lent: float, what: str) -> _Ruling:
     found = worst(situation.waits, config)
     assert found is not None
     cgroup, wait_ns, _ = found
-    target_ms = config.target_wait_ms
+    target_ms, limit_ns = config.target_wait_ms, breach_ns(memory, config)
     seen = f"{what} of {cgroup} is {wait_ns / NS_PER_MS:.3g} ms, the target is {target_ms:g} ms"
-    rule = (
-        "wait_far_above_target"
-        if wait_ns >= config.gross_breach_factor * target_ms * NS_PER_MS
-        else "wait_above_target"
-    )
+    if memory.own_wait_ns is not None:
+        seen += f", and without batch work it was {memory.own_wait_ns / NS_PER_MS:.3g} ms"
+    rule = "wait_far_above_target" if wait_ns >= config.gross_breach_factor * limit_ns else "wait_above_target"
     minimum = minimum_cores(situation.node_cpus, config)
     if lent <= minimum:
         text = f"{seen}: batch work has no more than its minimum of {minimum:g} cores already."

@@ -30,6 +30,7 @@ def share_cores(
     size = ceil(requirement + config.reserve_cores(cpus))
     if topology.smt:
         size += size % 2
+        upper -= upper % 2 if upper > 1 else 0
     if before is not None:
         size = min(size, before + config.max_ramp_up_cores)
         size = max(size, before - config.max_ramp_down_cores if may_shrink else before)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -150,14 +150,19 @@ class KnobFiles:
             return False
         return (found.st_ino, found.st_dev) == (cgroup_id, self._device)
 
-    def obstacle(self) -> Unavailable | None:
-        """Why this process cannot change cgroups at all, or None: for the banner and `dioptase doctor`."""
+    def obstacle(self, cgroups: Collection[str] = ()) -> Unavailable | None:
+        """Why this process cannot change cgroups at all, or None: for the banner and `dioptase doctor`.
+
+        Without the right to write the root, that of any of these cgroups will do: it may have been delegated to us.
+        """
         root = self.hierarchy.primary
-        if os.access(root, os.W_OK):
-            return None
         if os.statvfs(root).f_flag & os.ST_RDONLY:
             return Unavailable(f"{root} is mounted read-only", "mount the host's cgroup file system read-write")
-        return Unavailable(f"no permission to write below {root}", "run the agent as root")
+        if any(os.access(path, os.W_OK, effective_ids=True) for path in (root, *(_below(root, c) for c in cgroups))):
+            return None
+        return Unavailable(
+            f"no permission to write below {root}", "run the agent as root, or delegate the pods' cgroups to its user"
+        )
 
     def ceiling(self, cgroup: str) -> tuple[int, ...] | None:
         """CPUs that the cgroup above may use: nothing below can have more. None where the kernel does not tell."""

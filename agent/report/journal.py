@@ -35,6 +35,7 @@ class DecisionJournal:
     def __init__(self, path: Path | None, *, keep: int = 2000) -> None:
         self._kept: deque[JournalEntry] = deque(maxlen=keep)
         self._last: OrderedDict[tuple[str, str], Seen] = OrderedDict()
+        self._pods: OrderedDict[str, str] = OrderedDict()
         self._next = 1
         self._unwritten: deque[bytes] = deque(maxlen=keep)
         self._file = _Lines(path, keep) if path is not None else None
@@ -76,6 +77,7 @@ class DecisionJournal:
         return outcome.status is not Status.UNCHANGED and (outcome.status not in ONCE or before != now)
 
     def _record(self, finished: Round, outcome: Outcome) -> None:
+        outcome = self._with_pod(outcome)
         entry = JournalEntry(
             seq=self._next,
             wall_time_ns=finished.snapshot.wall_time_ns,
@@ -88,6 +90,18 @@ class DecisionJournal:
         self._kept.append(entry)
         if self._file is not None:
             self._unwritten.append(to_json(entry) + b"\n")
+
+    def _with_pod(self, outcome: Outcome) -> Outcome:
+        """Originals know no pods: what is put back is of the pod that the cgroup was of when it was last decided on."""
+        cgroup, pod = outcome.decision.cgroup, outcome.decision.pod
+        if not pod:
+            decision = msgspec.structs.replace(outcome.decision, pod=self._pods.get(cgroup, ""))
+            return msgspec.structs.replace(outcome, decision=decision)
+        self._pods[cgroup] = pod
+        self._pods.move_to_end(cgroup)
+        if len(self._pods) > 4 * (self._kept.maxlen or 0):
+            self._pods.popitem(last=False)
+        return outcome
 
     def _write(self, file: _Lines) -> None:
         try:
@@ -114,6 +128,7 @@ class DecisionJournal:
         if damaged:
             log.warning("%s: %d damaged lines were left out", file.path, damaged)
         self._kept.extend(entries)
+        self._pods.update((entry.outcome.decision.cgroup, entry.outcome.decision.pod) for entry in entries)
         self._next = max((entry.seq for entry in entries), default=0) + 1
 
 

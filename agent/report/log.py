@@ -6,18 +6,21 @@ One line for each change, dry or real, for whatever stops or starts working, and
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 
 from api.decisions import Outcome, Round, Status
 from api.samples import SourceStatus
 
 log = logging.getLogger("dioptase")
+REMEMBERED = 8192
+"""Knobs of which is known what was said last; cgroups come and go for as long as the agent runs."""
 
 
 class RoundLog:
     """Sink of rounds. Remembers what it said last of each knob and source, so that nothing is said twice in a row."""
 
     def __init__(self) -> None:
-        self._said: dict[tuple[str, str], tuple[Status, str, str]] = {}
+        self._said: OrderedDict[tuple[str, str], tuple[Status, str, str]] = OrderedDict()
         self._failing: dict[str, str] = {}
         self._pods: tuple[str, ...] | None = None
 
@@ -53,6 +56,9 @@ class RoundLog:
         if self._said.get(key) == said and outcome.status is not Status.APPLIED:
             return
         self._said[key] = said
+        self._said.move_to_end(key)
+        if len(self._said) > REMEMBERED:
+            self._said.popitem(last=False)
         if outcome.status is Status.UNCHANGED:
             return
         level = logging.INFO if outcome.status in (Status.APPLIED, Status.DRY_RUN) else logging.WARNING

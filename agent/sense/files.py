@@ -17,12 +17,13 @@ FIRST_READ_BYTES = 1024
 """Holds every file of a cgroup but the lists of tasks. A text that ends earlier is complete: seq_file hands out large
 texts in pieces of a page less a record, never less."""
 LONG_READ_BYTES = 8192
-"""Holds memory.stat, and memory.numa_stat of a few nodes: what the kernel makes in one piece is read in one piece."""
+"""Holds memory.stat, and memory.numa_stat of a few nodes: files of a cgroup are one record, and come in one piece."""
 LONGEST_TEXT_BYTES = 4 << 20
 """A kernel file that is longer is cut: 4 MiB are half a million thread ids."""
 RESERVED = 512
 """Descriptors left for others in this process: sockets, probes, the actuator's directories, the journal."""
-_GONE = (errno.ENODEV, errno.ENOENT, errno.ESRCH)
+GONE = (errno.ENODEV, errno.ENOENT, errno.ESRCH)
+"""What the kernel answers where there is no such file, cgroup or process, or no longer."""
 _PIECE_BYTES = 1 << 16
 
 
@@ -81,10 +82,13 @@ class KeptFile:
     """One file, named relative to a directory's descriptor. Closes itself when the last reference goes.
 
     With `keep` false it is opened for each read, which a few files need (`fields.SNAPSHOTS`); with `spare` it leaves the
-    last descriptors to files that are read more often. `long` is for texts that are longer than most.
+    last descriptors to files that are read more often. `long` is for texts that may be longer than most.
     """
 
     __slots__ = ("_budget", "_dir_fd", "_fd", "_first_bytes", "_keep", "_name", "_spare")
+
+    in_pieces: ClassVar[bool] = False
+    """Whether a read that gives less than was asked for may yet not be the end of the text."""
 
     def __init__(
         self,
@@ -112,10 +116,10 @@ class KeptFile:
                 text = os.pread(self._fd, self._first_bytes, 0)
             except OSError as error:
                 self.close()
-                if error.errno not in _GONE:
+                if error.errno not in GONE:
                     raise
             else:
-                return text if len(text) < self._first_bytes else _rest(self._fd, text)
+                return _rest(self._fd, text) if self.in_pieces or len(text) == self._first_bytes else text
         return self._read_anew()
 
     def close(self) -> None:
@@ -134,13 +138,13 @@ class KeptFile:
             self._budget.opened += 1
             try:
                 text = os.pread(fd, self._first_bytes, 0)
-                if len(text) == self._first_bytes:
+                if self.in_pieces or len(text) == self._first_bytes:
                     text = _rest(fd, text)
             except OSError:
                 os.close(fd)
                 raise
         except OSError as error:
-            if error.errno in _GONE:
+            if error.errno in GONE:
                 raise Vanished(f"{self.name}: {error.strerror}") from None
             raise
         if self._keep and self._budget.take(spare=self._spare):
@@ -150,13 +154,17 @@ class KeptFile:
         return text
 
 
+class PiecedFile(KeptFile):
+    """A file of several records that are long themselves, such as /proc/zoneinfo: it comes in pieces of any length."""
+
+    __slots__ = ()
+    in_pieces = True
+
+
 def _rest(fd: int, text: bytes) -> bytes:
     pieces = [text]
     length = len(text)
-    while length < LONGEST_TEXT_BYTES:
-        piece = os.pread(fd, _PIECE_BYTES, length)
-        if not piece:
-            break
-        pieces.append(piece)
-        length += len(piece)
+    while pieces[-1] and length < LONGEST_TEXT_BYTES:
+        pieces.append(os.pread(fd, _PIECE_BYTES, length))
+        length += len(pieces[-1])
     return b"".join(pieces)

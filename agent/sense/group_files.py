@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from agent.sense import parsers
@@ -12,6 +13,7 @@ from api.facts import UNLIMITED, IoStat
 V1_NO_LIMIT = 0x7FFF_FFFF_FFFF_0000
 """Version 1 spells no limit as the largest whole number of pages (PAGE_COUNTER_MAX), here of up to 64 KiB."""
 _NS_PER_TICK = parsers.NS_PER_S // os.sysconf("SC_CLK_TCK")
+_MOST_NODES = 1024
 _RANGES = b"0123456789-,"
 _IO_STAT = {
     b"rbytes": "read_bytes",
@@ -79,19 +81,26 @@ def ranges(text: bytes) -> str | None:
     return None if line.translate(None, _RANGES) else line.decode("ascii")
 
 
-def numa_stat(text: bytes) -> dict[str, dict[int, int]]:
+def numa_stat(text: bytes) -> dict[str, Mapping[int, int]]:
     """memory.numa_stat: `total=9 N0=4 N1=5` of version 1, `anon N0=4 N1=5` of version 2, by kind and node."""
-    found: dict[str, dict[int, int]] = {}
+    found: dict[str, Mapping[int, int]] = {}
     for line in text.split(b"\n"):
-        kind, *words = line.split()[:1025] or (b"",)
-        by_node: dict[int, int] = {}
-        for word in words:
-            node, _, amount = word.partition(b"=")
-            number, value = parsers.number(node[1:]), parsers.number(amount)
-            if node.startswith(b"N") and number is not None and value is not None:
-                by_node[number] = value
-        if by_node:
+        kind, _, rest = line.partition(b" ")
+        by_node = _by_node(rest)
+        if by_node and kind:
             found[parsers.name(kind.partition(b"=")[0])] = by_node
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _by_node(words: bytes) -> Mapping[int, int]:
+    # Most are `N0=0 N1=0`, in every cgroup: one mapping for all of them.
+    found = {}
+    for word in words.split()[:_MOST_NODES]:
+        node, _, amount = word.partition(b"=")
+        number, value = parsers.number(node[1:]), parsers.number(amount)
+        if node.startswith(b"N") and number is not None and value is not None:
+            found[number] = value
     return found
 
 

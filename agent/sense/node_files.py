@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from agent.sense.files import Budget, KeptFile
+from agent.sense.files import Budget, PiecedFile
 from api.ports import Unavailable, Vanished
 
 Value = TypeVar("Value")
@@ -27,7 +27,7 @@ class NodeFiles:
     def __init__(self, proc: Path, sys: Path) -> None:
         self.proc, self.sys = proc, sys
         self._budget = Budget()
-        self._kept: dict[Path, KeptFile] = {}
+        self._kept: dict[Path, PiecedFile] = {}
         self._failures: dict[str, dict[str, str]] = {}
         self._lacks: dict[str, dict[str, Unavailable]] = {}
         self._source = ""
@@ -65,7 +65,7 @@ class NodeFiles:
     def text(self, path: Path) -> bytes:
         """The text of a file that is then kept open. Raises Vanished or OSError."""
         if path not in self._kept:
-            self._kept[path] = KeptFile(self._budget, os.fsencode(path), long=True)
+            self._kept[path] = PiecedFile(self._budget, os.fsencode(path), long=True)
         return self._kept[path].read()
 
     def short_text(self, path: Path) -> bytes:

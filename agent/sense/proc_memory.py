@@ -100,7 +100,7 @@ def by_node(free: Mapping[tuple[int, str], Sequence[int]]) -> dict[int, dict[int
     for (node, _), counts in free.items():
         total = found.setdefault(node, {})
         for order, count in enumerate(counts):
-            total[order] = total.get(order, 0) + count
+            total[order] = min(total.get(order, 0) + count, parsers.LARGEST)
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +24,7 @@ from api.cpus import Topology
 from api.facts import Wait
 from api.pods import Pod
 from api.ports import PodSource, Probe, Seen, Unavailable, WaitSource
+from api.rates import members
 from api.samples import CgroupSample, Indicator, NodeSample, Snapshot, SourceStatus
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,8 @@ class Sensor:
         self._live: dict[int, str] = {}
         self._ids: dict[str, int] = {}
         self._known_pods: tuple[Pod, ...] = ()
+        self._judged_pods: tuple[Pod, ...] | None = None
+        self._strange: list[str] = []
         self._known_topology = Topology(cpus=())
         self._online = ""
         self._statuses: list[SourceStatus] = []
@@ -86,7 +89,14 @@ class Sensor:
             for path, sample in cgroups.items()
         }
         indicators: Mapping[str, Indicator] = self._guard("indicators", self._indicators.latest, {})
-        self._statuses.extend((*self._silent_pods(), *_homeless(self._known_pods, cgroups)))
+        self._statuses.extend(
+            (
+                *self._silent_pods(),
+                *_homeless(self._known_pods, cgroups),
+                *_uncontrolled(self._known_pods, cgroups),
+                *self._unrelated(),
+            )
+        )
         return Snapshot(
             seq=seq,
             taken_at_ns=taken_at_ns,
@@ -100,13 +110,13 @@ class Sensor:
             sources=tuple(self._statuses),
         )
 
-    def read_waits(self) -> Mapping[int, Wait]:
-        """Waits of online pods alone, by cgroup id: cheap enough for ten times a second.
+    def read_waits(self, wanted: Collection[int]) -> Mapping[int, Wait]:
+        """Waits of these cgroups of the last snapshot alone, by id: cheap enough for ten times a second.
 
-        The pods and cgroups are those of the last snapshot. Empty where the next one will say why.
+        Empty where the next snapshot will say why.
         """
         try:
-            return self._waits.read(self._live, self._pods_ids(online=True), complete=False)
+            return self._waits.read(self._live, wanted, complete=False)
         except Unavailable:
             return {}
         except Exception as failure:
@@ -130,10 +140,9 @@ class Sensor:
         wanted = self._pods_ids() if self._waits.form == SchedstatWaits.form else None
         return self._waits.read(self._live, wanted, complete=complete)
 
-    def _pods_ids(self, *, online: bool = False) -> frozenset[int]:
-        pods = (pod for pod in self._known_pods if pod.qos.online or not online)
-        paths = (container.cgroup for pod in pods for container in pod.containers)
-        return frozenset(self._ids[path] for path in paths if path in self._ids)
+    def _pods_ids(self) -> frozenset[int]:
+        containers = (container.cgroup for pod in self._known_pods for container in pod.containers)
+        return frozenset(self._ids[path] for paths in members(self._ids, containers).values() for path in paths)
 
     def _topology(self) -> Topology:
         """Read anew only when CPUs came or went: on a large node it is a thousand files."""
@@ -142,6 +151,15 @@ class Sensor:
             self._online = online
             return read_topology(self._sys)
         return self._known_topology
+
+    def _unrelated(self) -> tuple[SourceStatus, ...]:
+        if self._judged_pods is not self._known_pods:
+            self._judged_pods, self._strange = self._known_pods, _strangers(self._known_pods)
+        if not self._strange:
+            return ()
+        more = f" and {len(self._strange) - 1} more" if len(self._strange) > 1 else ""
+        error = f"batch work gives way to siblings alone, and these are none: {self._strange[0]}{more}"
+        return (SourceStatus(name="pod-siblings", ok=False, error=error, remedy="put them below one parent"),)
 
     def _silent_pods(self) -> tuple[SourceStatus, ...]:
         errors = self._indicators.errors()
@@ -208,6 +226,35 @@ def _homeless(pods: tuple[Pod, ...], cgroups: Mapping[str, CgroupSample]) -> tup
     shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
     remedy = "start the pod, or mend the path in the pods file: it is that below the cgroup root, as in /web"
     return (SourceStatus(name="pod-cgroups", ok=False, error=f"there is no cgroup {shown}", remedy=remedy),)
+
+
+def _uncontrolled(pods: tuple[Pod, ...], cgroups: Mapping[str, CgroupSample]) -> tuple[SourceStatus, ...]:
+    """One line on listed containers that the cpu controller does not know: nothing can be measured or changed of them."""
+    found = [
+        container.cgroup
+        for pod in pods
+        for container in pod.containers
+        if (sample := cgroups.get(container.cgroup)) is not None
+        and sample.cpu_usage_ns is not None
+        and sample.periods is None
+    ]
+    if not found:
+        return ()
+    shown = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+    above = found[0].rpartition("/")[0]
+    remedy = (
+        f"enable it in the groups above, the last of them: echo +cpu > /sys/fs/cgroup{above}/cgroup.subtree_control"
+    )
+    return (SourceStatus(name="pod-controllers", ok=False, error=f"no cpu controller in {shown}", remedy=remedy),)
+
+
+def _strangers(pods: tuple[Pod, ...]) -> list[str]:
+    """Batch cgroups whose priority says nothing to an online one: it holds among the children of one parent."""
+    online, batch = (
+        [container.cgroup for pod in pods if pod.qos.online is kind for container in pod.containers]
+        for kind in (True, False)
+    )
+    return [f"{b} beside {o}" for b in batch for o in online if not o.startswith(b.rpartition("/")[0] + "/")]
 
 
 def _read(probe: Probe, live: Mapping[int, str], complete: bool) -> Seen:

@@ -38,7 +38,7 @@ class Scripted:
         self.taken_at_ns.append(taken_at_ns)
         return msgspec.structs.replace(self.see(seq), seq=seq)
 
-    def read_waits(self) -> Mapping[int, Wait]:
+    def read_waits(self, wanted: Collection[int]) -> Mapping[int, Wait]:
         return self.waits
 
     def apply(self, decisions: Sequence[Decision]) -> tuple[Outcome, ...]:
@@ -172,7 +172,7 @@ async def test_the_watch_survives_a_source_that_fails(caplog: pytest.LogCaptureF
     loop = loop_over(script, Config(interval_s=60, watch_interval_s=0.02))
     good = script.read_waits
 
-    def refuse() -> Mapping[int, Wait]:
+    def refuse(_wanted: Collection[int]) -> Mapping[int, Wait]:
         raise OSError("gone")
 
     script.read_waits = refuse  # type: ignore[method-assign]

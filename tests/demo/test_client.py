@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import socket
 import threading
 import time
@@ -55,7 +54,7 @@ def drive(
     """The client's cells and its (due, latency) pairs after a run at a constant rate."""
     counters, samples = Counters(tmp_path / "client", CLIENT_CELLS), array("Q")
     client = Client(port, counters, timeout_s, samples)
-    client.run(arrivals(Constant(rate=rate), random.Random(5)), duration_s)
+    client.run(arrivals(Constant(rate=rate), 5), duration_s)
     client.close()
     values = counters.values()
     counters.close()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import random
 from itertools import pairwise, takewhile
 
 import msgspec
@@ -28,7 +27,7 @@ def test_spikes_are_listed_when_they_begin() -> None:
 
 
 def test_arrivals_come_as_often_as_the_rate_integrates_to() -> None:
-    due = list(takewhile(lambda t: t < 4000, arrivals(WAVE, random.Random(7))))
+    due = list(takewhile(lambda t: t < 4000, arrivals(WAVE, 7)))
     in_spikes = sum(WAVE.in_spike(t) for t in due)
     assert in_spikes == pytest.approx(100 * 4 * 900, abs=4 * math.sqrt(100 * 4 * 900))
     steps = 40_000
@@ -37,7 +36,7 @@ def test_arrivals_come_as_often_as_the_rate_integrates_to() -> None:
 
 
 def test_gaps_of_a_constant_rate_are_exponential() -> None:
-    due = list(takewhile(lambda t: t < 2000, arrivals(Constant(rate=50), random.Random(3))))
+    due = list(takewhile(lambda t: t < 2000, arrivals(Constant(rate=50), 3)))
     gaps = [b - a for a, b in pairwise(due)]
     mean = sum(gaps) / len(gaps)
     longer_than_mean = sum(gap > mean for gap in gaps) / len(gaps)
@@ -60,3 +59,12 @@ def test_a_wave_that_cannot_be_is_refused(change: dict[str, float], word: str) -
     fields = {"type": "wave", **msgspec.structs.asdict(WAVE), **change}
     with pytest.raises(ValueError, match=word):
         parse(msgspec.json.encode(fields).decode())
+
+
+def test_arrivals_after_a_warm_up_of_any_length_are_the_same() -> None:
+    def after(warmup_s: float) -> list[float]:
+        due = takewhile(lambda t: t < warmup_s + 8, arrivals(Constant(rate=50), 3, warmup_s))
+        return [t - warmup_s for t in due if t > warmup_s]
+
+    assert len(after(2.0)) > 300
+    assert after(2.0) == pytest.approx(after(15.0), abs=1e-9)

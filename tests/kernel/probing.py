@@ -54,13 +54,15 @@ def started_in(group: TestCgroup, code: str, *argv: str, prefix: Sequence[str] =
 
 
 @contextmanager
-def opened(opener: Callable[..., P], *forms: str) -> Iterator[P]:
-    """A probe of the registry, as `probe` is for run-queue waits."""
+def opened(opener: Callable[..., P], *forms: str, lacking: str = "") -> Iterator[P]:
+    """A probe of the registry, as `probe` is for run-queue waits; `lacking` is how the loader names what an older kernel
+    does not have."""
     require_root()
     try:
         source = opener(forms=forms) if forms else opener()
     except Unavailable as error:
-        if error.remedy in {REMEDIES[kind] for kind in _MACHINE} or error.remedy.startswith("boot "):
+        machine = error.remedy in {REMEDIES[kind] for kind in _MACHINE} or error.remedy.startswith("boot ")
+        if machine or (lacking and lacking in error.reason):
             pytest.skip(f"probes cannot run here: {error.reason}; {error.remedy}")
         raise
     try:

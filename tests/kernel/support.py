@@ -95,3 +95,15 @@ def cgroup(hierarchy: Hierarchy, name: str) -> Iterator[TestCgroup]:
         yield made
     finally:
         made.close()
+
+
+def limit_memory(group: TestCgroup, limit_bytes: int) -> None:
+    """No more than this, and nothing in swap."""
+    if group.hierarchy.mode == "v2":
+        group.file("memory", "memory.max").write_text(str(limit_bytes))
+        swap = group.file("memory", "memory.swap.max")
+        if swap.exists():
+            swap.write_text("0")
+        return
+    group.file("memory", "memory.limit_in_bytes").write_text(str(limit_bytes))
+    group.file("memory", "memory.swappiness").write_text("0")

@@ -444,7 +444,7 @@ def refuse_without_privileges(hierarchy: Hierarchy, state: Path, path: str, cgro
     assert files.read(path, cgroup_id, Knob.WEIGHT) == "33"
     obstacle = files.obstacle()
     assert obstacle is not None
-    assert obstacle.remedy == "run the agent as root"
+    assert obstacle.remedy.startswith("run the agent as root, or delegate")
     decision = Tree.decision(None, path, Knob.WEIGHT, "10", cgroup_id)  # type: ignore[arg-type]
     (outcome,) = Actuator(files, open_originals(state, boot_id()), Act.ON).apply([decision])
     assert outcome.status is Status.REFUSED, outcome

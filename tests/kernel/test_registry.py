@@ -12,7 +12,7 @@ import pytest
 
 from api.ports import Unavailable
 from api.samples import CgroupSample, NodeSample
-from probes import doctor, registry
+from probes import doctor, migrations, registry
 from probes.background import Background
 from probes.capabilities import missing
 from tests.kernel.probing import eventually, opened
@@ -42,6 +42,7 @@ found = doctor.checks(**{name: Path(value) for name, _, value in (word.partition
 print(msgspec.json.encode(found).decode())
 """
 ROWS = pytest.mark.parametrize("row", registry.ROWS, ids=lambda row: row.name)
+ONE_NODE = "migrations attaches nothing where there is one NUMA node; test_migrations.py makes two of one"
 
 
 def having(names: tuple[str, ...], *command: str) -> str:
@@ -77,6 +78,8 @@ def test_each_stated_capability_is_needed(row: registry.Row) -> None:
     """Without any one of them it does not run as well, and says which capabilities it wants."""
     with opened(row.open) as probe:
         form = probe.form
+    if form == migrations.ONE_NODE:
+        pytest.skip(ONE_NODE)
     for left_out in row.capabilities:
         others = tuple(name for name in row.capabilities if name != left_out)
         assert json.loads(having(others, TRY, row.name))[0] != form, f"{left_out} is stated for nothing"
@@ -99,6 +102,9 @@ def crippled(names: tuple[str, ...], *arguments: str) -> dict[str, dict[str, str
 
 @ROWS
 def test_doctor_without_capabilities_names_those_of_each_probe(row: registry.Row) -> None:
+    with opened(row.open) as probe:
+        if probe.form == migrations.ONE_NODE:
+            pytest.skip(ONE_NODE)
     check = crippled(())[f"probe {row.name}"]
     assert not check["ok"]
     assert "Operation not permitted" in check["detail"]
@@ -112,12 +118,18 @@ def test_doctor_names_only_the_missing_capability() -> None:
     assert "give the capabilities PERFMON (softirq needs BPF, PERFMON)" in check["remedy"]
 
 
+def attached() -> list[registry.Row]:
+    """All but the one that has nothing to count on this machine."""
+    one_node = len(set(migrations.numa_nodes_of_cpus().values())) < 2
+    return [row for row in registry.ROWS if not (row.name == "migrations" and one_node)]
+
+
 def test_doctor_without_kernel_types_says_what_to_boot(tmp_path: Path) -> None:
     with opened(registry.ROWS[0].open):
         pass
     checks = crippled(("BPF", "PERFMON", "SYS_PTRACE"), f"btf={tmp_path}/none")
     assert not checks["kernel types (BTF)"]["ok"]
-    for row in registry.ROWS:
+    for row in attached():
         check = checks[f"probe {row.name}"]
         assert "none: No such file" in check["detail"]
         assert "CONFIG_DEBUG_INFO_BTF" in check["remedy"]
@@ -126,7 +138,7 @@ def test_doctor_without_kernel_types_says_what_to_boot(tmp_path: Path) -> None:
 def test_doctor_without_bcc_says_what_to_install() -> None:
     checks = crippled(("BPF", "PERFMON"), f"child_python={sys.executable}")
     assert not checks["compiler (python3-bpfcc)"]["ok"]
-    for row in registry.ROWS:
+    for row in attached():
         check = checks[f"probe {row.name}"]
         assert "cannot import BCC" in check["detail"]
         assert "apt-get install python3-bpfcc" in check["remedy"]

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,14 @@ DIOPTASE = str(Path(sys.executable).with_name("dioptase"))
 
 def pods_file(path: Path, online: str, batch: str) -> Path:
     """A pods file with one online and one reclaimed pod in these cgroups."""
+    return write_pods(path, {online: "shared_cores", batch: "reclaimed_cores"}, ("web", "batch"))
+
+
+def write_pods(path: Path, levels: Mapping[str, str], names: Sequence[str] = ()) -> Path:
+    """A pods file with one pod in each of these cgroups, by QoS level."""
     pods = [
         {"name": name, "annotations": {"katalyst.kubewharf.io/qos_level": level}, "containers": [{"cgroup": cgroup}]}
-        for name, level, cgroup in (("web", "shared_cores", online), ("batch", "reclaimed_cores", batch))
+        for name, (cgroup, level) in zip(names or [f"pod-{n}" for n in range(len(levels))], levels.items(), strict=True)
     ]
     path.write_bytes(msgspec.yaml.encode({"pods": pods}))
     return path

@@ -20,7 +20,7 @@ from agent.sense.topology import read_topology
 from api.decisions import Knob
 from probes.bpf import programs
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.running import DIOPTASE, Agent, eventually, pods_file
+from tests.live.running import DIOPTASE, Agent, eventually, pods_file, write_pods
 
 pytestmark = pytest.mark.live
 UNPRIVILEGED = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
@@ -102,6 +102,9 @@ def test_batch_yields_while_the_agent_runs_and_is_put_back_by_a_signal(
         assert agent.end(number) == 0
         assert (knobs(web), knobs(batch)) == before
         assert "were put back" in agent.log
+    state = Path(options[options.index("--state-dir") + 1])
+    last = json.loads((state / "decisions.jsonl").read_text().splitlines()[-1])
+    assert (last["trigger"], last["outcome"]["decision"]["pod"]) == ("end", "default/batch")
     eventually("nothing stays attached", lambda: not ours & attached())
 
 
@@ -327,12 +330,16 @@ def test_where_cgroups_are_read_only_decisions_run_dry(
 
 
 def test_two_hundred_cgroups_fit_into_64_mib(
-    hierarchy: Hierarchy, groups: tuple[TestCgroup, TestCgroup], options: list[str]
+    hierarchy: Hierarchy, groups: tuple[TestCgroup, TestCgroup], options: list[str], tmp_path: Path
 ) -> None:
     many = [TestCgroup(hierarchy, f"{groups[0].path}-{number}") for number in range(200)]
+    levels = {group.path: "shared_cores" if number % 2 else "reclaimed_cores" for number, group in enumerate(many)}
+    write_pods(Path(options[1]), levels)
+    config = tmp_path / "config.yaml"
+    config.write_text("intervalS: 0.2\n")
     try:
-        with Agent("--act", "on", *options) as agent:
-            eventually("ten rounds", lambda: agent.view()["seq"] >= 10, 60)
+        with Agent("--act", "on", "--config", str(config), *options) as agent:
+            eventually("a hundred rounds to remember", lambda: agent.view()["seq"] >= 100, 120)
             for _ in range(5):
                 assert agent.get("/metrics").count("dioptase_cgroup_threads{") >= 200
             status = Path(f"/proc/{agent.process.pid}/status").read_text()

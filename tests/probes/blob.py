@@ -26,14 +26,20 @@ class Blob:
         self._types.append(struct.pack("=III", self._name(name), info, size) + extra)
         return len(self._types)
 
-    def integer(self, name: str, size: int, bits: int | None = None) -> int:
-        return self.add(btf.INT, name, size, struct.pack("=I", size * 8 if bits is None else bits))
+    def integer(self, name: str, size: int, bits: int | None = None, *, signed: bool = False) -> int:
+        encoding = int(signed) << 24 | (size * 8 if bits is None else bits)
+        return self.add(btf.INT, name, size, struct.pack("=I", encoding))
 
     def alias(self, kind: int, name: str, target: int) -> int:
         return self.add(kind, name, target)
 
     def array(self, element: int, length: int) -> int:
         return self.add(btf.ARRAY, "", 0, struct.pack("=III", element, element, length))
+
+    def function(self, parameters: list[int]) -> int:
+        """A function type without a result."""
+        extra = b"".join(struct.pack("=II", 0, number) for number in parameters)
+        return self.add(btf.FUNC_PROTO, "", 0, extra, items=len(parameters))
 
     def struct(
         self, name: str, size: int, members: list[tuple[str, int, int]], *, flag: bool = False, kind: int = btf.STRUCT
@@ -73,4 +79,7 @@ def sample() -> bytes:
     blob.struct("rq", 8, [("nothing", u64, 0)])
     blob.struct("rq", 16, [("nothing", u64, 0), ("clock", u64, 64)])
     blob.alias(btf.TYPEDEF, "btf_trace_switch", pointer)
+    proto = blob.function([pointer, u32, pointer])
+    blob.alias(btf.TYPEDEF, "btf_trace_wakeup", blob.alias(btf.PTR, "", proto))
+    blob.alias(btf.FUNC, "bpf_iter_task", proto)
     return blob.bytes()

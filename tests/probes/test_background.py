@@ -141,7 +141,7 @@ def answering(tmp_path: Path) -> Path:
         "channel, jobs = socket.socket(fileno=int(sys.argv[1])), 0\n"
         "while channel.recv(1 << 20):\n"
         "    jobs += 1\n"
-        '    channel.send(json.dumps({"error": "bcc", "detail": f"{os.getpid()} {jobs} {os.nice(0)}"}).encode())\n'
+        '    channel.send(json.dumps({"error": "bcc", "detail": f"{os.getpid()} {jobs} {sys.argv[2]}"}).encode())\n'
         "' $4 $5\n"
     )
     script.chmod(0o755)
@@ -149,7 +149,7 @@ def answering(tmp_path: Path) -> Path:
 
 
 def said(compiler: Compiler | None, python: Path) -> list[int]:
-    """Pid of the child, how many jobs it has had, and its nice value."""
+    """Pid of the child, how many jobs it has had, and what it was told to add to its nice value."""
     with pytest.raises(Unavailable) as caught:
         load(JOB, child_python=python) if compiler is None else compiler.load(JOB)
     return [int(word) for word in caught.value.reason.split()]
@@ -157,9 +157,10 @@ def said(compiler: Compiler | None, python: Path) -> list[int]:
 
 def test_one_child_does_several_jobs_and_only_for_the_thread_that_shares_it(tmp_path: Path) -> None:
     python = answering(tmp_path)
-    with Compiler(python) as compiler, sharing(compiler):
+    with Compiler(python, nice=7) as compiler, sharing(compiler):
         first, second = said(None, python), said(None, python)
         assert (first[0], first[1], second[1]) == (second[0], 1, 2)
+        assert first[2] == 7, "what is to be added to its nice value"
         elsewhere: list[list[int]] = []
         thread = threading.Thread(target=lambda: elsewhere.append(said(None, python)))
         thread.start()

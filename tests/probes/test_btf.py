@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probes import btf
-from probes.btf import Btf, BtfError, Field
+from probes.btf import Bit, Btf, BtfError, Field
 from tests.probes.blob import Blob, sample
 
 
@@ -65,6 +66,53 @@ def test_typedefs_have_numbers_counted_from_one() -> None:
     assert Btf(blob.bytes()).typedef_id("btf_trace_sched_switch") == expected == 2
     with pytest.raises(BtfError, match="no typedef btf_trace_other"):
         Btf(blob.bytes()).typedef_id("btf_trace_other")
+
+
+def test_a_bit_has_its_byte_and_its_mask() -> None:
+    """On a little-endian machine, the third bit of `flags` behind a whole int is bit 2 of byte 4."""
+    blob = Blob()
+    u32 = blob.integer("unsigned int", 4)
+    members = [("whole", u32, 0), ("a", u32, 32 | 1 << 24), ("b", u32, 33 | 1 << 24), ("c", u32, 34 | 1 << 24),
+               ("d", u32, 41 | 1 << 24), ("wide", u32, 42 | 2 << 24)]  # fmt: skip
+    blob.struct("task", 8, members, flag=True)
+    types = Btf(blob.bytes())
+    assert (types.bit("task", "a"), types.bit("task", "c")) == (Bit(4, 1), Bit(4, 4))
+    assert types.bit("task", "d") == Bit(5, 2)
+    for name in ("whole", "wide"):
+        with pytest.raises(BtfError, match=f"task: {name} is no bitfield of one bit"):
+            types.bit("task", name)
+    with pytest.raises(BtfError, match="no member e"):
+        types.bit("task", "e")
+
+
+def test_functions_are_found_among_other_types_of_their_name() -> None:
+    blob = Blob()
+    blob.struct("bpf_iter_task", 0, [])
+    proto = blob.function([])
+    expected = blob.alias(btf.FUNC, "bpf_iter_task", proto)
+    blob.alias(btf.FUNC, "bpf_iter_task_file", proto)
+    assert Btf(blob.bytes()).function_id("bpf_iter_task") == expected == 3
+    with pytest.raises(BtfError, match="no function bpf_iter_cgroup"):
+        Btf(blob.bytes()).function_id("bpf_iter_cgroup")
+
+
+def test_arguments_of_a_tracepoint_are_spelled_by_size_and_sign() -> None:
+    """`unsigned long` has two names in BTF, by compiler; its size and sign do not."""
+    blob = Blob()
+    signed, unsigned = blob.integer("int", 4, signed=True), blob.integer("long unsigned int", 8)
+    pages = blob.alias(btf.TYPEDEF, "pages_t", blob.alias(btf.CONST, "", unsigned))
+    task = blob.alias(btf.PTR, "", blob.alias(btf.CONST, "", blob.struct("task_struct", 0, [])))
+    names = blob.alias(btf.PTR, "", blob.alias(btf.PTR, "", blob.integer("char", 1, signed=True)))
+    anything = blob.alias(btf.PTR, "", 0)
+    passed = [anything, signed, pages, task, names, anything]
+    blob.alias(btf.TYPEDEF, "btf_trace_reclaim", blob.alias(btf.PTR, "", blob.function(passed)))
+    blob.alias(btf.TYPEDEF, "btf_trace_broken", signed)
+    types = Btf(blob.bytes())
+    assert types.arguments("reclaim") == ("s32", "u64", "struct task_struct *", "s8 **", "void *")
+    with pytest.raises(BtfError, match=r"btf_trace_broken .* is not a pointer to a function"):
+        types.arguments("broken")
+    with pytest.raises(BtfError, match="no typedef btf_trace_other"):
+        types.arguments("other")
 
 
 def test_a_name_that_ends_like_another_is_another() -> None:
@@ -122,10 +170,16 @@ def _ask_everything(blob: bytes) -> None:
                 types.field(struct_name, path)
             except BtfError:
                 continue
-    try:
-        types.typedef_id("btf_trace_switch")
-    except BtfError:
-        return
+    questions: list[Callable[[], object]] = [
+        lambda: types.typedef_id("btf_trace_switch"),
+        lambda: types.function_id("bpf_iter_task"),
+        lambda: types.arguments("switch"),
+        lambda: types.arguments("wakeup"),
+        lambda: types.bit("task", "bits"),
+    ]
+    for question in questions:
+        with contextlib.suppress(BtfError):
+            question()
 
 
 @given(st.binary(max_size=400))

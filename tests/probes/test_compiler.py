@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from probes.btf import Btf
-from probes.compiler import STUBS, FormRefused, offsets, stub_tree
-from tests.probes.blob import sample
+from probes.btf import Btf, BtfError
+from probes.compiler import STUBS, FormRefused, _target, offsets, stub_tree
+from tests.probes.blob import Blob, sample
 
 
 def form(**fields: Any) -> dict[str, Any]:
@@ -45,3 +45,32 @@ def test_the_stub_tree_is_complete_and_can_be_written_twice(tmp_path: Path) -> N
     stub_tree(tmp_path)
     stub_tree(tmp_path)
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.h")} == set(STUBS)
+
+
+def test_a_bitfield_becomes_its_byte_and_a_mask() -> None:
+    blob = Blob()
+    u32 = blob.integer("unsigned int", 4)
+    blob.struct("task", 4, [("flag", u32, 10 | 1 << 24), ("wide", u32, 11 | 3 << 24)], flag=True)
+    types = Btf(blob.bytes())
+    assert offsets(types, form(fields={"FLAG": [("task", "flag", 0)]})) == {"FLAG": 1, "FLAG_BIT": 4}
+    assert offsets(types, form(optional={"WIDE": [("task", "wide", 0)]})) == {}
+    with pytest.raises(FormRefused, match="wide is no bitfield of one bit"):
+        offsets(types, form(fields={"WIDE": [("task", "wide", 0)]}))
+
+
+def program(event: str, *arguments: str, iterator: bool = False) -> dict[str, Any]:
+    return {"tracepoint": event, "arguments": list(arguments), "iterator": iterator}
+
+
+def test_a_tracepoint_that_passes_something_else_is_refused() -> None:
+    """`wakeup` of the sample passes an unsigned int and a pointer, behind the one that every tracepoint passes."""
+    types = Btf(sample())
+    typedef, function = types.typedef_id("btf_trace_wakeup"), types.function_id("bpf_iter_task")
+    assert _target(types, program("wakeup", "u32", "struct sched_info *"), typed=True) == typedef
+    assert _target(types, program("wakeup", "u32"), typed=True) == typedef
+    assert _target(types, program("wakeup"), typed=False) == 0
+    assert _target(types, program("task", iterator=True), typed=True) == function
+    for arguments in (("s32",), ("u32", "u64"), ("u32", "struct sched_info *", "u32")):
+        for typed in (True, False):
+            with pytest.raises(BtfError, match=r"wakeup of this kernel passes \(u32, struct sched_info \*\), not \("):
+                _target(types, program("wakeup", *arguments), typed=typed)

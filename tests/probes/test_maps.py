@@ -65,6 +65,14 @@ def test_totals_add_up_over_cpus_and_keep_elements_apart() -> None:
     assert counters[:, 27].tolist() == [7, 0]
 
 
+def test_values_that_cpus_share_are_their_own_totals() -> None:
+    values = np.zeros(2, dtype_of(HIST))
+    values["sum_ns"] = [6, 60]
+    assert total(values)[:, 0].tolist() == [6, 60]
+    assert total(values).shape == (2, 28)
+    assert total(np.array([3, 4], dtype_of("unsigned long long"))).tolist() == [[3], [4]]
+
+
 def test_totals_do_not_overflow_where_counters_do_not() -> None:
     values = np.zeros((1, 2), dtype_of(HIST))
     values["sum_ns"] = 2**62

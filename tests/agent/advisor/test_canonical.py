@@ -99,6 +99,13 @@ def test_two_cpus_are_split_one_to_one() -> None:
     assert share_cores(5.0, topology(2), CONFIG, None, may_shrink=True) == 1
 
 
+@pytest.mark.parametrize(("cpus", "expected"), [(2, 1), (4, 2), (8, 6), (12, 8)])
+def test_with_smt_no_core_serves_both_pools_even_where_the_pool_is_as_large_as_it_may_be(
+    cpus: int, expected: int
+) -> None:
+    assert share_cores(100, topology(cpus, threads=2), CONFIG, None, may_shrink=True) == expected
+
+
 def test_with_smt_the_share_pool_takes_whole_cores() -> None:
     share, reclaim = split(topology(48, threads=2), 6, ())
     assert share == (0, 1, 2, 24, 25, 26)

@@ -8,15 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.advisor.advise import advise
-from agent.advisor.latency import Situation, alarmed, contention, lend
+from agent.advisor.latency import Situation, lend
 from agent.advisor.memory import Memory
+from agent.advisor.waits import alarmed, contention
 from agent.config import AdvisorConfig, LatencyConfig
 from api.facts import Wait
 from api.qos import QoSLevel
+from api.samples import CgroupSample, Snapshot
 from tests.agent.advisor.builders import S, pod, snapshot, waits
 
 CONFIG = LatencyConfig(target_wait_ms=8.192)  # a slot's bound: no interpolation in the tables
 NEVER: int | None = None
+LIMIT_NS = CONFIG.target_wait_ms * 1e6
 
 
 def situation(wait: Wait | None, *, used: float | None = 1.6, now_s: float = 100.0, enable: bool = True) -> Situation:
@@ -112,21 +115,26 @@ def test_sums_alone_stand_for_an_exponential() -> None:
 
 def test_own_throttling_is_taken_out_of_the_waits() -> None:
     # ten periods, each with one throttle of 79 ms (a task with 20 ms in 100), beside a thousand short waits
-    seen = contention(waits({10: 1000, 79_000: 10}), 10 * 79_000_000)
+    seen = contention(waits({10: 1000, 79_000: 10}), 10 * 79_000_000, 10, 1, 2)
     assert (seen.count, seen.slots) == (1000, waits({10: 1000}).slots)
-    both = contention(waits({10: 1000, 30_000: 50, 79_000: 10}), 10 * 79_000_000)
+    both = contention(waits({10: 1000, 30_000: 50, 79_000: 10}), 10 * 79_000_000, 10, 1, 2)
     assert both.slots is not None
     assert sum(both.slots[15:]) >= 40, "waits for a CPU stay although some are as long as part of a throttle"
-    assert contention(waits({10: 5}), 0) == waits({10: 5})
-    assert contention(Wait(sum_ns=900, count=9), 800) == Wait(sum_ns=100, count=9)
+    assert contention(waits({10: 5}), 0, 0, 1, 2) == waits({10: 5})
+    assert contention(Wait(sum_ns=900, count=9), 800, 1, 1, 2) == Wait(sum_ns=100, count=9)
+    # four threads on one CPU are each held back while the kernel counts the time once
+    crowd = contention(waits({10: 1000, 79_000: 40}), 10 * 79_000_000, 10, 4, 1)
+    assert crowd.slots == waits({10: 1000}).slots
 
 
 def test_alarm_between_rounds() -> None:
     before = {"/web": waits({10: 1000})}
-    assert not alarmed(before, {"/web": waits({10: 1100})}, CONFIG)
-    assert not alarmed(before, {"/web": waits({10: 1000, 20000: 1})}, CONFIG), "one wait is no breach"
-    assert alarmed(before, {"/web": waits({10: 1050, 20000: 2})}, CONFIG)
-    assert not alarmed({}, {"/web": waits({20000: 50})}, CONFIG), "a cgroup seen first has no past to subtract"
+    assert not alarmed(before, {"/web": waits({10: 1100})}, LIMIT_NS, CONFIG)
+    assert not alarmed(before, {"/web": waits({10: 1000, 20000: 1})}, LIMIT_NS, CONFIG), "one wait is no breach"
+    assert alarmed(before, {"/web": waits({10: 1050, 20000: 2})}, LIMIT_NS, CONFIG)
+    assert not alarmed({}, {"/web": waits({20000: 50})}, LIMIT_NS, CONFIG), (
+        "a cgroup seen first has no past to subtract"
+    )
 
 
 def test_a_spike_is_answered_in_one_round_and_forgiven_slowly() -> None:
@@ -278,3 +286,43 @@ def test_lent_cpu_stays_within_the_node_and_grows_by_its_step_at_most(
     assert lending.lent_cores <= max(before + max(0.2 * elapsed_s, 0.05), 0.1) + 1e-9
     if missing:
         assert lending.lent_cores <= max(before, 0.1)
+
+
+def test_waits_that_stay_without_batch_work_are_the_pods_own_and_lending_goes_on() -> None:
+    # At the minimum for three rounds, and the pods still wait 16 ms: their own queueing, which no taking back can mend.
+    busy, memory, told = waits({10: 900, 16000: 100}), Memory(lent_cores=2.0), []
+    for second in range(1, 16):
+        lending = lend(situation(busy, used=memory.lent_cores, now_s=100 + second), memory, CONFIG)
+        memory = msgspec.structs.replace(
+            memory,
+            lent_cores=lending.level_cores,
+            harmful_cores=lending.harmful_cores,
+            own_wait_ns=lending.own_wait_ns,
+            minimum_since_ns=lending.minimum_since_ns,
+            last_breach_ns=lending.last_breach_ns,
+            last_wait_ns=lending.last_wait_ns,
+        )
+        told.append((lending.verdict.rule, lending.lent_cores))
+    assert [cores for _, cores in told[:5]] == [1.0, 0.5, 0.25, 0.1, 0.1]
+    assert told[7:9] == [("wait_above_target", 0.1), ("not_calm_yet", 0.1)]
+    assert told[-1][0] == "wait_is_own"
+    assert told[-1][1] >= 1.0, "a tenth of the node a second, for nothing of it was harm"
+    # More than a quarter beyond that is harm, whatever the pods make by themselves ...
+    worse = lend(situation(waits({10: 900, 40000: 100}), used=1.0, now_s=116), memory, CONFIG)
+    assert (worse.action, worse.verdict.rule) == ("shrink", "wait_above_target")
+    # ... and once waits are short, the target alone counts again.
+    calm = lend(situation(waits({10: 900}), used=1.0, now_s=117), memory, CONFIG)
+    assert calm.own_wait_ns is None
+
+
+def test_a_container_waits_in_the_groups_below_it_too() -> None:
+    def nested(at_s: float, wait: Wait) -> Snapshot:
+        bare = snapshot(at_s, [pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)], wait={"web": waits({})})
+        inner = CgroupSample(path="/web/inner", id=7, wait=wait, periods=0)
+        return msgspec.structs.replace(bare, cgroups={**bare.cgroups, "/web/inner": inner})
+
+    _, memory = advise(nested(1, waits({10: 100})), AdvisorConfig(), Memory(), S)
+    advice, _ = advise(nested(2, waits({10: 1000, 60_000: 100})), AdvisorConfig(), memory, 2 * S)
+    assert advice is not None
+    assert advice.verdict.rule == "wait_far_above_target"
+    assert advice.verdict.inputs["cgroup"] == "/web"

@@ -52,6 +52,19 @@ def test_an_entry_knows_its_round() -> None:
     ]
 
 
+def test_what_is_put_back_is_of_the_pod_that_was_decided_on(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    restored = msgspec.structs.replace(APPLIED, decision=msgspec.structs.replace(APPLIED.decision, pod=""))
+    first = DecisionJournal(path)
+    first.publish(turn(7, APPLIED))
+    first.publish(turn(8, restored))
+    first.close()
+    second = DecisionJournal(path)
+    second.publish(turn(9, restored))
+    assert [entry.outcome.decision.pod for entry in second.entries()] == [APPLIED.decision.pod] * 3
+    second.close()
+
+
 def test_a_round_without_advice_or_outcomes_adds_nothing() -> None:
     journal = DecisionJournal(None)
     journal.publish(bare_round())

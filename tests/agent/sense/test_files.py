@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.sense.files import FIRST_READ_BYTES, Budget, KeptFile
+from agent.sense.files import FIRST_READ_BYTES, Budget, KeptFile, PiecedFile
 from api.ports import Vanished
 from tests.agent.sense import trees
 
@@ -37,6 +37,14 @@ def test_long_texts_are_read_to_their_end(tmp_path: Path, size: int) -> None:
     (tmp_path / "f").write_bytes(b"x" * size)
     file = kept(tmp_path / "f")
     assert [len(file.read()), len(file.read())] == [size, size]
+
+
+def test_long_texts_of_this_kernel_are_whole() -> None:
+    """/proc/zoneinfo comes in pieces shorter than a page; each read of a descriptor starts again."""
+    file = PiecedFile(Budget(), b"/proc/zoneinfo", long=True)
+    for _ in range(2):
+        zones = [line for line in file.read().split(b"\n") if line.startswith(b"Node")]
+        assert zones == [line for line in Path("/proc/zoneinfo").read_bytes().split(b"\n") if line.startswith(b"Node")]
 
 
 def test_a_file_that_is_not_there_has_vanished_and_may_come_back(tmp_path: Path) -> None:

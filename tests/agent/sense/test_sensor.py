@@ -159,7 +159,7 @@ def test_a_cgroup_without_waits_has_none_and_not_zero(machine: Machine) -> None:
     assert machine.sensor().snapshot(1, 1, 1).cgroups["/web"].wait is None
 
 
-def test_a_probe_is_asked_for_all_and_between_snapshots_for_online_pods(machine: Machine) -> None:
+def test_a_probe_is_asked_for_all_and_between_snapshots_for_what_is_wanted(machine: Machine) -> None:
     batch = msgspec.structs.replace(
         WEB, uid="b", name="batch", qos=QoSLevel.RECLAIMED, containers=(Container(name="b", cgroup="/batch"),)
     )
@@ -167,7 +167,7 @@ def test_a_probe_is_asked_for_all_and_between_snapshots_for_online_pods(machine:
     machine.pods.answer = lambda: (WEB, batch)
     sensor = machine.sensor()
     sensor.snapshot(1, 1, 1)
-    sensor.read_waits()
+    sensor.read_waits({machine.web_id})
     assert machine.waits.asked == [(None, True), ({machine.web_id}, False)]
 
 
@@ -202,6 +202,38 @@ def test_a_zero_of_a_cgroup_without_cpu_controller_is_its_ancestors_and_not_know
     assert machine.sensor().snapshot(1, 1, 1).cgroups["/web"].wait is None
 
 
+def test_a_listed_cgroup_without_cpu_controller_is_named_with_the_remedy(machine: Machine) -> None:
+    sensor = machine.sensor()
+    assert "pod-controllers" not in {s.name for s in sensor.snapshot(1, 1, 1).sources}
+    (machine.root / "cpu/web/cpu.stat").write_text("usage_usec 1\n")
+    found = status(sensor.snapshot(2, 2, 2), "pod-controllers")
+    assert (found.ok, found.error) == (False, "no cpu controller in /web")
+    assert "echo +cpu > /sys/fs/cgroup/cgroup.subtree_control" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("online", "batch", "related"),
+    [
+        ("/web", "/batch", True),
+        ("/a/web", "/a/batch", True),
+        ("/a/b/web", "/a/batch", True),
+        ("/web", "/a/batch", False),
+    ],
+)
+def test_batch_work_that_gives_way_to_nobody_is_named(machine: Machine, online: str, batch: str, related: bool) -> None:
+    pods = [
+        msgspec.structs.replace(
+            WEB, uid=qos.value, name=qos.value, qos=qos, containers=(Container(name="c", cgroup=path),)
+        )
+        for qos, path in ((QoSLevel.SHARED, online), (QoSLevel.RECLAIMED, batch))
+    ]
+    machine.pods.answer = lambda: tuple(pods)
+    found = [s for s in machine.sensor().snapshot(1, 1, 1).sources if s.name == "pod-siblings"]
+    assert (not found) is related
+    if found:
+        assert f"{batch} beside {online}" in found[0].error
+
+
 def test_waits_that_cannot_be_had_say_why_in_every_snapshot(machine: Machine) -> None:
     def refuse(_live: Mapping[int, str]) -> Mapping[int, Wait]:
         raise Unavailable("the kernel refuses BPF", "grant CAP_BPF")
@@ -214,7 +246,7 @@ def test_waits_that_cannot_be_had_say_why_in_every_snapshot(machine: Machine) ->
         assert (waits.ok, waits.error, waits.remedy) == (False, "the kernel refuses BPF", "grant CAP_BPF")
         assert snapshot.cgroups["/web"].wait is None
         assert status(snapshot, "cgroups").ok
-    assert sensor.read_waits() == {}
+    assert sensor.read_waits({machine.web_id}) == {}
 
 
 STATES = ThreadStates(runnable=1, uninterruptible=0, iowait=0, sleeping=2)
@@ -310,7 +342,7 @@ def test_a_bug_in_a_source_is_seen_and_costs_only_its_part(machine: Machine, cap
     sensor = machine.sensor()
     for seq in (1, 2, 3):
         snapshot = sensor.snapshot(seq, seq, seq)
-        assert sensor.read_waits() == {}
+        assert sensor.read_waits({machine.web_id}) == {}
     waits = status(snapshot, "waits")
     assert (waits.ok, waits.error) == (False, "KeyError: 'slot 27'")
     assert "bug" in waits.remedy
@@ -367,11 +399,8 @@ def test_schedstat_follows_the_pods(machine: Machine) -> None:
     assert snapshot.cgroups["/web"].wait == Wait(sum_ns=700, count=2)
     assert snapshot.cgroups["/"].wait is None
     assert status(snapshot, "waits").detail == "schedstat"
-    assert sensor.read_waits() == {machine.web_id: Wait(sum_ns=700, count=2)}
-    batch = msgspec.structs.replace(WEB, qos=QoSLevel.RECLAIMED)
-    machine.pods.answer = lambda: (batch,)
-    assert sensor.snapshot(2, 2, 2).cgroups["/web"].wait == Wait(sum_ns=700, count=2)
-    assert sensor.read_waits() == {}, "no pod is online"
+    assert sensor.read_waits({machine.web_id}) == {machine.web_id: Wait(sum_ns=700, count=2)}
+    assert sensor.read_waits(()) == {}
     machine.pods.answer = lambda: ()
     assert sensor.snapshot(2, 2, 2).cgroups["/web"].wait is None
 

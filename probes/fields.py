@@ -1,0 +1,33 @@
+"""Kernel fields that several probes read, by the macros that kernel.bpf.h and common.bpf.h know them under."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+Fields = Mapping[str, Sequence[tuple[str, str, int]]]
+
+GROUP: Fields = {
+    "TASK_GROUP": [("task_struct", "sched_task_group", 8)],
+    "CSS_SERIAL": [("task_group", "css.serial_nr", 8)],
+    "CSS_CGROUP": [("task_group", "css.cgroup", 8)],
+    "CGROUP_KN": [("cgroup", "kn", 8)],
+    "KN_ID": [("kernfs_node", "id", 8)],
+}
+"""The cgroup whose CPU weight a task has: a place in the table, and its directory."""
+MEMBER: Fields = {
+    **{macro: GROUP[macro] for macro in ("TASK_GROUP", "CSS_CGROUP", "CGROUP_KN", "KN_ID")},
+    "TASK_CSS_SET": [("task_struct", "cgroups", 8)],
+    "CSS_SET_CGROUP": [("css_set", "dfl_cgrp", 8)],
+}
+"""The cgroup that a task is in, whether it has the cpu controller or not."""
+
+
+def unified(proc: Path = Path("/proc")) -> dict[str, int]:
+    """The macro UNIFIED where the cpu controller is in the version 2 hierarchy, as far as this process's own file tells."""
+    try:
+        lines = (proc / "self/cgroup").read_bytes().splitlines()
+    except OSError:
+        lines = []
+    version_1 = any(b"cpu" in line.split(b":", 2)[1].split(b",") for line in lines if line.count(b":") >= 2)
+    return {} if version_1 else {"UNIFIED": 1}

@@ -1,0 +1,57 @@
+/*
+ * Reading kernel fields, and the cgroup that somebody belongs to. Declares no map, so that a probe without a table per
+ * cgroup can use it alone.
+ *
+ * Constants come from the loader as -D macros: TYPED where the verifier knows the types of the arguments (tp_btf and
+ * iterators), UNIFIED where the cpu controller is in the version 2 hierarchy, offsets of kernel fields from BTF.
+ */
+#ifndef DIOPTASE_KERNEL_BPF_H
+#define DIOPTASE_KERNEL_BPF_H
+
+/* Arithmetic on u64 keeps BCC's rewriter from guessing what is a kernel pointer. */
+#ifdef TYPED
+#define FIELD(type, base, offset) (*(type *)((base) + (offset)))
+#define CURRENT() ((u64)bpf_get_current_task_btf())
+#else
+#define FIELD(type, base, offset)                                                      \
+	({                                                                             \
+		type value_ = 0;                                                       \
+		bpf_probe_read_kernel(&value_, sizeof(value_), (void *)((base) + (offset))); \
+		value_;                                                                \
+	})
+#define CURRENT() ((u64)bpf_get_current_task())
+#endif
+
+#define ROOT_CGROUP_ID 1
+
+/* Inode of a task group's directory. Autogroups have no cgroup of their own and belong to the root. */
+static __always_inline u64 cgroup_id_of(u64 group)
+{
+	u64 cgroup = FIELD(u64, group, CSS_CGROUP), node, id;
+
+	if (!cgroup)
+		return ROOT_CGROUP_ID;
+	node = FIELD(u64, cgroup, CGROUP_KN);
+	id = FIELD(u64, node, KN_ID);
+	return id;
+}
+
+#ifdef TASK_CSS_SET
+/*
+ * Inode of the directory that a task is in. In the version 2 hierarchy that is not always the one of its task group:
+ * where a cgroup does not have the cpu controller, that is its nearest ancestor's.
+ */
+static __always_inline u64 cgroup_id_of_task(u64 task)
+{
+#ifdef UNIFIED
+	u64 set = FIELD(u64, task, TASK_CSS_SET), cgroup = FIELD(u64, set, CSS_SET_CGROUP);
+	u64 node = FIELD(u64, cgroup, CGROUP_KN), id = FIELD(u64, node, KN_ID);
+
+	return id;
+#else
+	return cgroup_id_of(FIELD(u64, task, TASK_GROUP));
+#endif
+}
+#endif
+
+#endif

@@ -1,0 +1,37 @@
+/*
+ * Processes that the kernel kills for memory: a ring of the latest ones. Victims are marked one after another, under the
+ * kernel's oom_lock, so one counter says how many there were and where the next one goes.
+ */
+#include "kernel.bpf.h"
+
+struct victim {
+	u64 at_ns;
+	u64 cgroup_id;
+	u64 pid;
+	char command[16];
+};
+BPF_ARRAY(oomkill, struct victim, VICTIMS);
+BPF_ARRAY(kills, u64, 1);
+
+/* mark_victim(struct task_struct *task, uid_t uid) */
+int on_victim(u64 *ctx)
+{
+	u64 task = ctx[0], leader, *count;
+	struct victim *victim;
+	u32 at = 0;
+
+	count = kills.lookup(&at);
+	if (!count)
+		return 0;
+	at = *count & (VICTIMS - 1);
+	victim = oomkill.lookup(&at);
+	if (!victim)
+		return 0;
+	victim->at_ns = bpf_ktime_get_ns();
+	victim->cgroup_id = cgroup_id_of_task(task);
+	victim->pid = FIELD(u32, task, TGID);
+	leader = FIELD(u64, task, LEADER);
+	bpf_probe_read_kernel(victim->command, sizeof(victim->command), (void *)(leader + COMM));
+	(*count)++;
+	return 0;
+}

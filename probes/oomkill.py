@@ -1,0 +1,151 @@
+"""Processes that the kernel killed for memory: how many of each cgroup since the probe was opened, and the latest by name.
+
+What the numbers mean: a process counts when the kernel marks it as a victim, because the node or a memory cgroup has run out
+of memory; a process that is dying anyway is marked too, so that it may use the last reserves. It belongs to the cgroup
+that it is in (version 1: in the cpu controller's hierarchy), which may lie below the one whose limit it was.
+
+What it cannot see: kills before it was opened, which the kernel's files have (memory.events, memory.oom_control), and those
+of a user-space killer. Kernels before 6.8 name the victim by its number alone and are refused: its cgroup would be a guess.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from api.facts import OomVictim
+from api.ports import Seen, Unavailable
+from probes import bpf, fields
+from probes.btf import VMLINUX
+from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load
+from probes.maps import Map
+
+FORMS = ("tp_btf", "raw_tp")
+"""In order of preference, which is that of their cost."""
+RING = 256
+"""Victims that the kernel's side remembers until they are read."""
+LATEST = 32
+"""Victims that are shown."""
+_FIELDS: fields.Fields = {
+    **fields.MEMBER,
+    "TGID": [("task_struct", "tgid", 4)],
+    "LEADER": [("task_struct", "group_leader", 8)],
+    "COMM": [("task_struct", "comm", 16)],
+}
+# The victim itself is passed since 72ba14deb40a (Linux 6.8); its number alone before that.
+_PROGRAMS = [Program("on_victim", "mark_victim", "dtse_oomkill", arguments=("struct task_struct *",))]
+_FORMS = {
+    "tp_btf": Form(name="tp_btf", typed=True, fields=_FIELDS, programs=_PROGRAMS, constants={"TYPED": 1}),
+    "raw_tp": Form(name="raw_tp", typed=False, fields=_FIELDS, programs=_PROGRAMS),
+}
+
+
+class OomKill:
+    """The running probe (`api.ports.Probe`), with what a person may want to know beside it."""
+
+    name = "oomkill"
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded, self.form, self.refused = loaded, loaded.form, loaded.refused
+        self._ring, self._count = (Map(*loaded.maps[label], cpus=1) for label in ("oomkill", "kills"))
+        self._open, self._taken, self._missed = True, 0, 0
+        self._kills: dict[int, int] = {}
+        self._victims: deque[OomVictim] = deque(maxlen=LATEST)
+        self._live: Mapping[int, str] = {}
+        self._missing: set[int] = set()
+
+    def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
+        """Kills since the probe was opened. Raises Unavailable once closed."""
+        if not self._open:
+            raise Unavailable("the probe oomkill is closed", "open it again")
+        try:
+            self._take(live)
+        except OSError as error:
+            raise Unavailable(
+                f"the maps of oomkill cannot be read: {error.strerror}", "start the agent again"
+            ) from error
+        if complete and live is not self._live:
+            self._forget(live)
+        self._live = live
+        nothing: Mapping[str, object] = {"oom_kills": 0}
+        cgroups = dict.fromkeys(() if self._missed else live, nothing)
+        cgroups.update((number, {"oom_kills": kills}) for number, kills in self._kills.items())
+        return Seen(cgroups=cgroups, node={"oom_victims": tuple(self._victims)})
+
+    def problem(self) -> Unavailable | None:
+        """Whether the ring ran over between two reads."""
+        if not self._missed:
+            return None
+        return Unavailable(
+            f"{self._missed} kills were not attributed: more than {RING} between two looks",
+            "see the node's memory; the kernel log has every victim",
+        )
+
+    def stats(self) -> dict[str, bpf.ProgramInfo]:
+        """Runs and run time of each program; they grow only while kernel statistics are on."""
+        return self._loaded.stats()
+
+    def close(self) -> None:
+        """Detach from the kernel. Idempotent."""
+        self._open = False
+        self._loaded.close()
+
+    def _take(self, live: Mapping[int, str]) -> None:
+        """Count what was killed since the last look, which is next to no work when nothing was."""
+        total = int(self._count.rows([0])[0])
+        new, self._taken = total - self._taken, total
+        if not new:
+            return
+        self._missed += max(0, new - RING)
+        places = [at % RING for at in range(total - min(new, RING), total)]
+        rows = dict(zip(sorted(places), self._ring.rows(sorted(places)), strict=True))
+        offset_ns = time.time_ns() - time.monotonic_ns()
+        for place in places:
+            number = int(rows[place]["cgroup_id"])
+            self._kills[number] = self._kills.get(number, 0) + 1
+            # A victim's cgroup is often removed at once: the listing before this one may still have it.
+            path = live.get(number) or self._live.get(number) or f"id {number}"
+            self._victims.append(decode(rows[place], offset_ns, path))
+
+    def _forget(self, live: Mapping[int, str]) -> None:
+        """Drop the counts of cgroups that two listings in a row did not have."""
+        missing = self._kills.keys() - live.keys()
+        for number in missing & self._missing:
+            del self._kills[number]
+        self._missing = missing
+
+
+def decode(row: Any, offset_ns: int, cgroup: str) -> OomVictim:
+    """Pure: one `struct victim`; `offset_ns` is what CLOCK_REALTIME is ahead of CLOCK_MONOTONIC."""
+    return OomVictim(
+        wall_time_ns=int(row["at_ns"]) + offset_ns,
+        cgroup=cgroup,
+        pid=int(row["pid"]),
+        command=row["command"].tobytes().split(b"\0")[0].decode(errors="replace"),
+    )
+
+
+def job(forms: Sequence[str], btf: Path = VMLINUX) -> Job:
+    """What the child is asked to do."""
+    here = Path(__file__).parent
+    return Job(
+        sources=[here / "kernel.bpf.h", here / "oomkill.bpf.c"],
+        forms=[_FORMS[name] for name in forms],
+        maps=["oomkill", "kills"],
+        remedy="use Linux 6.8 or later; without the probe, memory.events and memory.oom_control count the kills",
+        constants={"VICTIMS": RING, **fields.unified()},
+        btf=btf,
+    )
+
+
+def open_oomkill(*, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX) -> OomKill:
+    """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
+    loaded = load(job(forms, btf), child_python=child_python)
+    try:
+        return OomKill(loaded)
+    except BaseException:
+        loaded.close()
+        raise

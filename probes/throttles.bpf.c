@@ -1,0 +1,50 @@
+/*
+ * How long each single throttle by a CPU quota lasted, without a probe where throttling happens: the scheduler adds each
+ * throttle of a group on a CPU to throttled_clock_self_time of that run queue when it ends. The group cannot be throttled
+ * there again before one of its tasks has run, so what the sum has grown by when a task comes in is the length of one.
+ */
+#include "common.bpf.h"
+
+struct throttles {
+	u64 sum_ns;
+	u64 slots[SLOTS];
+};
+BPF_PERCPU_ARRAY(throttles, struct throttles, PLACES);
+
+/* The sum as it was seen last on this CPU, and whose it was: places are given to other cgroups in time. */
+struct sight {
+	u64 tag;
+	u64 sum_ns;
+};
+BPF_PERCPU_ARRAY(sights, struct sight, PLACES);
+
+/* sched_switch(bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state) */
+int on_switch(u64 *ctx)
+{
+	u64 next = ctx[2], cfs_rq = FIELD(u64, next, CFS_RQ), sum_ns = FIELD(u64, cfs_rq, SELF_TIME), group, tag, took;
+	struct throttles *row;
+	struct sight *sight;
+	u32 place;
+
+	/* All that most switches cost: no quota, and none above that has ever struck here. */
+	if (!sum_ns && !FIELD(u32, cfs_rq, RUNTIME_ENABLED))
+		return 0;
+	group = FIELD(u64, next, TASK_GROUP);
+	tag = FIELD(u64, group, CSS_SERIAL) + 1;
+	place = place_of(group);
+	row = throttles.lookup(&place);
+	sight = sights.lookup(&place);
+	if (!row || !sight)
+		return lose(LOST_FULL);
+	took = sum_ns - sight->sum_ns;
+	sight->sum_ns = sum_ns;
+	if (sight->tag != tag) {
+		sight->tag = tag;
+		return 0;
+	}
+	if (!took)
+		return 0;
+	row->sum_ns += took;
+	row->slots[slot_of(took)]++;
+	return 0;
+}

@@ -1,0 +1,107 @@
+"""A process that wants more than its cgroup may have is killed, once, and known by name; other cgroups are not."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from api.facts import OomVictim
+from api.ports import Seen, Unavailable
+from probes.oomkill import FORMS, OomKill, open_oomkill
+from tests.kernel.probing import opened
+from tests.kernel.support import TestCgroup, cgroup, limit_memory, require_writable_cgroups
+
+pytestmark = pytest.mark.kernel
+
+HOG = "blocks = []\nwhile True: blocks.append(bytearray(b'x') * (1 << 20))"
+LACKING = "mark_victim of this kernel passes (s32"
+COMMAND = Path(sys.executable).name[:15]
+
+
+@pytest.fixture(params=FORMS)
+def probe(request: pytest.FixtureRequest) -> Iterator[OomKill]:
+    with opened(open_oomkill, request.param, lacking=LACKING) as source:
+        assert source.form == request.param
+        yield source
+
+
+def die(group: TestCgroup) -> int:
+    """Kill one process of this cgroup by its limit; its number."""
+    limit_memory(group, 24 << 20)
+    hog = group.start([sys.executable, "-c", HOG])
+    assert hog.wait() == -signal.SIGKILL
+    return hog.pid
+
+
+def kernels_count(group: TestCgroup) -> int:
+    name = "memory.events" if group.hierarchy.mode == "v2" else "memory.oom_control"
+    found = re.search(r"^oom_kill (\d+)$", group.file("memory", name).read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1])
+
+
+def victims(seen: Seen) -> list[OomVictim]:
+    found = seen.node["oom_victims"]
+    assert isinstance(found, tuple)
+    return [each for each in found if f"dioptase-test-{os.getpid()}-" in each.cgroup or each.cgroup.startswith("id ")]
+
+
+def test_one_process_over_its_limit_is_one_kill(probe: OomKill) -> None:
+    hierarchy = require_writable_cgroups()
+    with cgroup(hierarchy, "over") as group, cgroup(hierarchy, "beside") as beside:
+        live = {group.id: group.path, beside.id: beside.path}
+        assert probe.read(live).cgroups == {key: {"oom_kills": 0} for key in live}
+        earlier = time.time_ns()
+        pid = die(group)
+        later = time.time_ns()
+        seen = probe.read(live)
+        assert seen.cgroups[group.id] == {"oom_kills": 1}
+        assert kernels_count(group) == 1
+        assert seen.cgroups[beside.id] == {"oom_kills": 0}
+    (victim,) = victims(seen)
+    assert (victim.cgroup, victim.pid, victim.command) == (group.path, pid, COMMAND)
+    assert earlier - 1_000_000 <= victim.wall_time_ns <= later + 1_000_000
+    assert probe.problem() is None
+
+
+def test_victims_keep_their_order_and_the_path_that_the_listing_before_had(probe: OomKill) -> None:
+    hierarchy = require_writable_cgroups()
+    with cgroup(hierarchy, "known") as known, cgroup(hierarchy, "never-listed") as unknown:
+        listing = {known.id: known.path}
+        probe.read(listing)
+        pids, ids = [die(known), die(unknown), die(known)], (known.id, unknown.id)
+    seen = probe.read({})
+    assert [victim.pid for victim in victims(seen)] == pids
+    assert [victim.cgroup for victim in victims(seen)] == [known.path, f"id {ids[1]}", known.path]
+    assert [seen.cgroups[number] for number in ids] == [{"oom_kills": 2}, {"oom_kills": 1}]
+    assert not probe.read({1: "/"}).cgroups.keys() & set(ids), "gone from two listings"
+    assert [victim.pid for victim in victims(probe.read({}))] == pids
+
+
+def test_more_kills_than_the_ring_holds_are_said_to_be_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probes.oomkill.RING", 2)
+    hierarchy = require_writable_cgroups()
+    with opened(open_oomkill, lacking=LACKING) as probe, cgroup(hierarchy, "many") as group:
+        live = {group.id: group.path, 1: "/"}
+        probe.read(live)
+        pids = [die(group) for _ in range(3)]
+        seen, problem = probe.read(live), probe.problem()
+        assert kernels_count(group) == 3
+        assert seen.cgroups == {group.id: {"oom_kills": 2}}, "of others it is not known that they had none"
+    assert [victim.pid for victim in victims(seen)] == pids[1:]
+    assert problem is not None
+    assert problem.reason == "1 kills were not attributed: more than 2 between two looks"
+
+
+def test_a_closed_probe_says_so(probe: OomKill) -> None:
+    probe.close()
+    probe.close()
+    with pytest.raises(Unavailable, match="is closed"):
+        probe.read({})

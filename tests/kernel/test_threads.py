@@ -1,0 +1,222 @@
+"""Threads by state against processes whose state is known, and load averages against /proc/loadavg."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from agent.hierarchy import Hierarchy
+from api.facts import Load, ThreadStates
+from api.load import DECAYS, FIXED_1, FSHIFT, fixed_power_int
+from api.ports import Seen, Unavailable
+from probes import bpf
+from probes.loader import load
+from probes.threads import FORMS, NOBODY, TaskIterator, Threads, job, open_threads
+from tests.kernel.probing import eventually, opened
+from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+
+pytestmark = pytest.mark.kernel
+
+VFORK = """
+import os, sys
+os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)])
+"""
+"""The child shares the parent's memory until it becomes another program, so the parent sleeps uninterruptibly; and the child
+cannot become one before somebody writes to the FIFO that it opens first."""
+ZOMBIE = """
+import os, time
+if os.fork() == 0: os._exit(0)
+time.sleep(600)
+"""
+READ_DISK = """
+import mmap, os, sys
+fd = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT)
+buffer = mmap.mmap(-1, 1 << 20)
+while True:
+    if os.preadv(fd, [buffer], 0) == 0: break
+"""
+
+
+@pytest.fixture(params=FORMS)
+def probe(request: pytest.FixtureRequest) -> Iterator[Threads]:
+    with opened(open_threads, request.param) as source:
+        assert source.form == request.param
+        yield source
+
+
+@contextmanager
+def vforked(group: TestCgroup, count: int, fifo: Path) -> Iterator[None]:
+    """`count` processes in uninterruptible sleep, and as many children that sleep."""
+    os.mkfifo(fifo)
+    parents = [group.start([sys.executable, "-c", VFORK, str(fifo)]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        # Children that are not there yet come to an end too, as long as somebody keeps writing.
+        assert eventually(lambda: _released(fifo, parents))
+
+
+def _released(fifo: Path, parents: list[subprocess.Popen[bytes]]) -> bool:
+    with suppress(OSError):
+        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+    return all(parent.poll() is not None for parent in parents)
+
+
+def states_of(seen: Seen, group: TestCgroup) -> ThreadStates:
+    found = seen.cgroups[group.id]["threads_by_state"]
+    assert isinstance(found, ThreadStates)
+    return found
+
+
+def test_three_burn_five_sleep_and_two_wait_for_their_children(probe: Threads, tmp_path: Path) -> None:
+    hierarchy = require_writable_cgroups()
+    iowait = 0 if probe.form == "iterator" else None
+    # The two children of the uninterruptible ones sleep as well.
+    expected = ThreadStates(runnable=3, uninterruptible=2, iowait=iowait, sleeping=5 + 2)
+    with cgroup(hierarchy, "states") as group, cgroup(hierarchy, "empty") as empty:
+        group.burn(3)
+        for _ in range(5):
+            group.start(["sleep", "600"])
+        live = {group.id: group.path, empty.id: empty.path}
+        with vforked(group, 2, tmp_path / "fifo"):
+            assert eventually(lambda: states_of(probe.read(live), group) == expected)
+            for _ in range(20):
+                seen = probe.read(live)
+                assert states_of(seen, group) == expected
+                assert states_of(seen, empty) == ThreadStates(
+                    runnable=0, uninterruptible=0, iowait=states_of(seen, empty).iowait, sleeping=0
+                )
+                time.sleep(0.01)
+            listed = group.file("cpu", "tasks" if "cpu" in hierarchy.v1 else "cgroup.threads").read_text().split()
+            assert len(listed) == 3 + 5 + 2 + 2
+        assert eventually(lambda: states_of(probe.read(live), group).uninterruptible == 0)
+
+
+def test_a_thread_counts_where_it_is_even_if_its_cpu_weight_comes_from_above(probe: Threads) -> None:
+    """On version 2 the inner cgroup does not have the cpu controller, because the outer one does not give it."""
+    hierarchy = require_writable_cgroups()
+    with cgroup(hierarchy, "outer") as outer:
+        inner = TestCgroup(hierarchy, f"{outer.path}/inner")
+        try:
+            inner.start(["sleep", "600"])
+            live = {outer.id: outer.path, inner.id: inner.path}
+            assert eventually(lambda: states_of(probe.read(live), inner).sleeping == 1)
+            assert states_of(probe.read(live), outer).sleeping == 0
+        finally:
+            inner.close()
+
+
+def test_the_dead_are_not_counted(probe: Threads) -> None:
+    with cgroup(require_writable_cgroups(), "zombie") as group:
+        parent = group.start([sys.executable, "-c", ZOMBIE])
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+        assert eventually(lambda: any(_is_zombie(child) for child in children.read_text().split()))
+        found = states_of(probe.read({group.id: group.path}), group)
+    assert (found.runnable, found.uninterruptible, found.sleeping) == (0, 0, 1)
+
+
+def _is_zombie(pid: str) -> bool:
+    return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+
+
+def test_whoever_reads_from_a_disk_waits_for_it(tmp_path: Path) -> None:
+    """One thread that does nothing else: most of the time in iowait, never more than it is uninterruptible."""
+    file = tmp_path / "data"
+    file.write_bytes(os.urandom(4 << 20))
+    os.sync()
+    with opened(open_threads) as probe, cgroup(require_writable_cgroups(), "reads") as group:
+        reader = group.start([sys.executable, "-c", READ_DISK, str(file)])
+        live = {group.id: group.path}
+        assert eventually(lambda: bool(states_of(probe.read(live), group).iowait))
+        seen = [states_of(probe.read(live), group) for _ in range(200) if time.sleep(0.003) is None]
+        assert reader.poll() is None
+    assert all(each.runnable + each.uninterruptible + each.sleeping == 1 for each in seen)
+    assert all(each.iowait == each.uninterruptible for each in seen)
+    assert sum(each.iowait or 0 for each in seen) > 20
+
+
+@pytest.fixture
+def census() -> Iterator[TaskIterator]:
+    with opened(open_threads):
+        pass
+    loaded = TaskIterator(load(job()))
+    yield loaded
+    loaded.close()
+
+
+def test_every_thread_of_the_machine_is_counted_once(census: TaskIterator) -> None:
+    """Those that /proc lists before and after, and at most a few more that were there only in between."""
+    before = _threads_of_proc()
+    counted = sum(each.runnable + each.uninterruptible + each.sleeping for each in census.count({}).values())
+    after = _threads_of_proc()
+    assert len(before & after) <= counted <= len(before | after) + 10
+
+
+def _threads_of_proc() -> set[str]:
+    """All that are not dead, but for processes that a sandbox hides from everybody's looks, root's and BPF's too."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/task/[0-9]*/stat"):
+        try:
+            (stat.parent / "ns/pid").readlink()
+            text = stat.read_text(errors="replace")
+        except OSError:
+            continue
+        if text.rpartition(") ")[2][:1] not in ("Z", "X"):
+            found.add(stat.parent.name)
+    return found
+
+
+def test_loads_add_up_to_the_nodes_own(census: TaskIterator, tmp_path: Path) -> None:
+    """Twenty uninterruptible threads for three samples are 20 * (1 - 0.92**3) = 4.4 of load. What /proc/loadavg had before
+    decays meanwhile; the rest of it must be the sum over all cgroups here. The node takes its samples at other instants:
+    each thread that happens to run in one and not in the other makes a difference of 0.08, and eighteen are allowed."""
+    hierarchy, samples = require_writable_cgroups(), 3
+    with cgroup(hierarchy, "load") as group, vforked(group, 20, tmp_path / "fifo"):
+        assert eventually(lambda: census.count({}).get(group.id, NOBODY).uninterruptible == 20)
+        earlier = node_load()
+        assert eventually(lambda: node_load() != earlier), "the node takes a sample every five seconds"
+        probe, before, began = Threads(census), node_load(), time.monotonic()
+        while time.monotonic() - began < 5 * samples + 0.5:
+            time.sleep(0.02)
+            seen = probe.read(every_cgroup(hierarchy))
+        loads = {number: values["load"] for number, values in seen.cgroups.items() if "load" in values}
+        node = node_load() - before * fixed_power_int(DECAYS[0], FSHIFT, samples) / FIXED_1
+        own = loads[group.id]
+    assert isinstance(own, Load)
+    assert own.one == pytest.approx(20 * (1 - (DECAYS[0] / FIXED_1) ** samples), abs=0.01)
+    assert own.runnable_one == 0
+    assert sum(each.one for each in loads.values() if isinstance(each, Load)) == pytest.approx(node, abs=1.5)
+
+
+def every_cgroup(hierarchy: Hierarchy) -> dict[int, str]:
+    root = hierarchy.primary
+    return {Path(path).stat().st_ino: path.removeprefix(str(root)) or "/" for path, _, _ in os.walk(root)}
+
+
+def node_load() -> float:
+    return float(Path("/proc/loadavg").read_text().split()[0])
+
+
+def test_statistics_count_a_run_for_each_thread(census: TaskIterator) -> None:
+    held = bpf.enable_stats()
+    try:
+        before = census.stats()["dtse_threads"].run_count
+        counted = sum(each.runnable + each.uninterruptible + each.sleeping for each in census.count({}).values())
+        runs = census.stats()["dtse_threads"].run_count - before
+    finally:
+        os.close(held)
+    assert counted <= runs, "zombies are looked at as well, and the end is"
+
+
+def test_a_closed_probe_says_so(probe: Threads) -> None:
+    probe.close()
+    probe.close()
+    with pytest.raises(Unavailable, match="is closed"):
+        probe.read({})

@@ -1,0 +1,94 @@
+"""One thread on one CPU with 20 ms of every 100: a throttle in every period, 80 ms long, as the kernel's own file has it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+
+from api.facts import Durations
+from api.histograms import BOUNDS_NS, slot_of
+from api.ports import Seen, Unavailable
+from probes.throttles import FORMS, NOTHING, Throttles, open_throttles
+from tests.kernel.probing import LAST_CPU, PINNED, opened
+from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+
+pytestmark = pytest.mark.kernel
+
+MS = 1_000_000
+PERIOD_US, QUOTA_US = 100_000, 20_000
+LACKING = "no member throttled_clock_self_time"
+
+
+@pytest.fixture(params=FORMS)
+def probe(request: pytest.FixtureRequest) -> Iterator[Throttles]:
+    with opened(open_throttles, request.param, lacking=LACKING) as source:
+        assert source.form == request.param
+        yield source
+
+
+def limit_cpu(group: TestCgroup) -> None:
+    if group.hierarchy.mode == "v2":
+        group.file("cpu", "cpu.max").write_text(f"{QUOTA_US} {PERIOD_US}\n")
+        return
+    group.file("cpu", "cpu.cfs_period_us").write_text(f"{PERIOD_US}\n")
+    group.file("cpu", "cpu.cfs_quota_us").write_text(f"{QUOTA_US}\n")
+
+
+def throttles_of(seen: Seen, group: TestCgroup) -> Durations:
+    found = seen.cgroups[group.id]["throttles"]
+    assert isinstance(found, Durations)
+    return found
+
+
+def kernels_books(group: TestCgroup) -> tuple[int, int]:
+    """Throttled periods and nanoseconds."""
+    words = group.file("cpu", "cpu.stat").read_text().split()
+    found = dict(zip(words[::2], words[1::2], strict=True))
+    if "throttled_usec" in found:
+        return int(found["nr_throttled"]), int(found["throttled_usec"]) * 1000
+    return int(found["nr_throttled"]), int(found["throttled_time"])
+
+
+def test_each_period_has_one_throttle_of_80_ms(probe: Throttles) -> None:
+    """80 ms lies in (65.5, 131]. A CPU that others use too shortens the throttles, never lengthens them beyond the period."""
+    hierarchy = require_writable_cgroups()
+    with cgroup(hierarchy, "throttled") as group, cgroup(hierarchy, "free") as free:
+        limit_cpu(group)
+        live = {group.id: group.path, free.id: free.path}
+        free.burn(1)
+        group.start([sys.executable, "-c", PINNED, str(LAST_CPU)])
+        time.sleep(3.0)
+        throttles, (periods, total_ns) = throttles_of(probe.read(live), group), kernels_books(group)
+        assert throttles_of(probe.read(live), free) == NOTHING
+    # The thread may have begun on another CPU, whose throttle nobody came back to; and one may be going on.
+    assert periods - 2 <= throttles.count <= periods
+    assert throttles.count >= 20
+    assert total_ns - 200 * MS <= throttles.sum_ns <= total_ns + MS
+    assert throttles.slots is not None
+    slot = slot_of(80 * MS)
+    assert BOUNDS_NS[slot] == 131_072_000
+    assert sum(throttles.slots[slot + 1 :]) == 0
+    assert throttles.slots[slot] + throttles.slots[slot - 1] >= throttles.count - 2
+    assert probe.problem() is None
+
+
+def test_counts_only_grow(probe: Throttles) -> None:
+    with cgroup(require_writable_cgroups(), "throttled") as group:
+        limit_cpu(group)
+        live = {group.id: group.path}
+        group.burn(2)
+        seen = [throttles_of(probe.read(live), group) for _ in range(8) if time.sleep(0.15) is None]
+    assert all(earlier.count <= later.count for earlier, later in pairwise(seen))
+    assert all(earlier.sum_ns <= later.sum_ns for earlier, later in pairwise(seen))
+    assert seen[-1].count >= 3
+
+
+def test_a_closed_probe_says_so(probe: Throttles) -> None:
+    probe.close()
+    probe.close()
+    with pytest.raises(Unavailable, match="is closed"):
+        probe.read({})

@@ -1,0 +1,207 @@
+"""The probe's pure parts, its sampling of loads on a clock of the test's own, and the /proc walk on a made tree."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.facts import Load, ThreadStates
+from api.ports import Unavailable
+from probes import bpf
+from probes.threads import NOBODY, Threads, decode, job
+from probes.threads_proc import ProcWalk, cgroup, state
+
+RUNNABLE, UNINTERRUPTIBLE, IOWAIT, SLEEPING = range(4)
+SECOND = 10**9
+
+
+def threads(runnable: int = 0, uninterruptible: int = 0, iowait: int = 0, sleeping: int = 0) -> ThreadStates:
+    return ThreadStates(runnable=runnable, uninterruptible=uninterruptible, iowait=iowait, sleeping=sleeping)
+
+
+def records(*pairs: tuple[int, int]) -> bytes:
+    return b"".join(struct.pack("=QQ", *pair) for pair in pairs)
+
+
+def test_records_are_added_up_by_cgroup_and_kind() -> None:
+    raw = records((7, RUNNABLE), (2**40, SLEEPING), (7, IOWAIT), (7, UNINTERRUPTIBLE), (7, RUNNABLE), (2**40, SLEEPING))
+    assert decode(raw) == {7: threads(2, 2, 1, 0), 2**40: threads(sleeping=2)}
+    assert decode(b"") == {}
+
+
+@given(st.lists(st.tuples(st.integers(1, 2**64 - 1), st.integers(0, 3))))
+def test_no_thread_is_lost_or_counted_twice(pairs: list[tuple[int, int]]) -> None:
+    counted = decode(records(*pairs))
+    assert set(counted) == {number for number, _ in pairs}
+    assert sum(s.runnable + s.uninterruptible + s.sleeping for s in counted.values()) == len(pairs)
+    assert sum(s.iowait or 0 for s in counted.values()) == sum(kind == IOWAIT for _, kind in pairs)
+
+
+def test_the_program_can_be_found_in_the_kernels_list() -> None:
+    (program,) = job().forms[0].programs
+    assert program.name.startswith("dtse_")
+    assert len(program.name) < bpf.NAME_BYTES
+
+
+class Told:
+    """A Census and a clock that say what they are told."""
+
+    form = "told"
+
+    def __init__(self) -> None:
+        self.states: Mapping[int, ThreadStates] = {}
+        self.now_ns = 100 * SECOND
+        self.closed = 0
+
+    def count(self, live: Mapping[int, str]) -> Mapping[int, ThreadStates]:
+        return self.states
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def probe(told: Told) -> Threads:
+    return Threads(told, clock=lambda: told.now_ns)
+
+
+def one(probe: Threads, number: int, live: Mapping[int, str], *, complete: bool = True) -> float | None:
+    load = probe.read(live, complete=complete).cgroups[number].get("load")
+    assert load is None or isinstance(load, Load)
+    return None if load is None else load.one
+
+
+def test_states_are_those_of_now_and_a_live_cgroup_without_threads_has_none(told: Told, probe: Threads) -> None:
+    told.states = {7: threads(runnable=3), 9: threads(sleeping=1)}
+    assert probe.read({7: "/a", 8: "/b"}).cgroups == {
+        7: {"threads_by_state": threads(3)},
+        8: {"threads_by_state": NOBODY},
+    }
+
+
+def test_a_load_appears_with_the_first_sample_and_changes_with_each_one(told: Told, probe: Threads) -> None:
+    live = {7: "/a"}
+    told.states = {7: threads(runnable=1)}
+    values = []
+    for _ in range(13):
+        values.append(one(probe, 7, live))
+        told.now_ns += SECOND
+    assert values == [None] * 5 + [164 / 2048] * 5 + [315 / 2048] * 3
+
+
+def test_samples_that_were_missed_are_made_up_for_where_the_cgroup_was_there(told: Told, probe: Threads) -> None:
+    told.states = {7: threads(runnable=1), 8: threads(runnable=1)}
+    told.now_ns += 5 * SECOND
+    assert one(probe, 7, {7: "/a"}) == 164 / 2048
+    told.now_ns += 62 * SECOND  # 12 samples, and two seconds into the next one
+    live = {7: "/a", 8: "/b"}
+    assert one(probe, 7, live) == pytest.approx(1 - (1884 / 2048) ** 13, abs=0.003)
+    assert one(probe, 8, live) == 164 / 2048
+    told.now_ns += 3 * SECOND
+    assert one(probe, 8, live) == 315 / 2048
+
+
+def test_a_load_is_dropped_with_its_cgroup_but_not_by_a_listing_that_was_cut_short(told: Told, probe: Threads) -> None:
+    told.states = {7: threads(runnable=1)}
+    live = {7: "/a"}
+    told.now_ns += 5 * SECOND
+    assert one(probe, 7, live) == 164 / 2048
+    told.now_ns += 5 * SECOND
+    assert 7 not in probe.read({}, complete=False).cgroups
+    assert one(probe, 7, live) == 315 / 2048
+    told.now_ns += 5 * SECOND
+    assert 7 not in probe.read({}).cgroups
+    assert one(probe, 7, live) is None
+
+
+def test_a_closed_probe_says_so(told: Told, probe: Threads) -> None:
+    probe.close()
+    probe.close()
+    assert told.closed == 1
+    with pytest.raises(Unavailable, match="is closed"):
+        probe.read({})
+
+
+@pytest.mark.parametrize(
+    ("stat", "letter"),
+    [
+        (b"1 (systemd) S 0 1", "S"),
+        (b"2 (a) R (b) D 0 1", "D"),
+        (b"3 (new\nline) R 0", "R"),
+        (b"", "X"),
+        (b"4 (cut", "X"),
+        (b"4 (cut) ", "X"),
+    ],
+)
+def test_the_state_stands_behind_whatever_the_name_holds(stat: bytes, letter: str) -> None:
+    assert state(stat) == letter
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        (b"3:cpuset:/no\n1:cpu,cpuacct:/a:b\n0::/u\n", "/a:b"),
+        (b"0::/kubepods.slice/x\n", "/kubepods.slice/x"),
+        (b"9:name=systemd:/\n0::/\n", "/"),
+        (b"", ""),
+        (b"garbage\n:::\n", ""),
+    ],
+)
+def test_the_cgroup_is_that_of_the_cpu_controller(text: bytes, path: str) -> None:
+    assert cgroup(text) == path
+
+
+@given(st.binary())
+def test_no_text_raises(text: bytes) -> None:
+    assert len(state(text)) == 1
+    assert isinstance(cgroup(text), str)
+
+
+def _thread(proc: Path, pid: int, tid: int, letter: str, path: str) -> None:
+    directory = proc / str(pid) / "task" / str(tid)
+    directory.mkdir(parents=True)
+    (directory / "stat").write_text(f"{tid} (name) {letter} 1 1\n")
+    (directory / "cgroup").write_text(f"1:cpu:{path}\n0::/\n")
+
+
+def test_the_walk_counts_threads_of_live_cgroups(tmp_path: Path) -> None:
+    for tid, letter in enumerate("RRDSITZ", start=10):
+        _thread(tmp_path, 10, tid, letter, "/a")
+    _thread(tmp_path, 30, 30, "R", "/gone")
+    (tmp_path / "31/task/31").mkdir(parents=True)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "32").mkdir()
+    states = ThreadStates(runnable=2, uninterruptible=1, iowait=None, sleeping=3)
+    assert ProcWalk(tmp_path).count({7: "/a", 8: "/b"}) == {7: states}
+
+
+def test_the_walk_says_that_it_cannot_list(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="nowhere cannot be listed: No such file"):
+        ProcWalk(tmp_path / "nowhere").count({})
+
+
+def test_the_walk_gives_up_where_it_would_take_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probes.threads_proc.MAX_THREADS", 3)
+    for tid in range(3):
+        _thread(tmp_path, 10, tid, "R", "/a")
+    assert ProcWalk(tmp_path).count({7: "/a"})[7].runnable == 3
+    _thread(tmp_path, 11, 11, "R", "/a")
+    with pytest.raises(Unavailable, match="more than 3 threads"):
+        ProcWalk(tmp_path).count({7: "/a"})
+
+
+def test_the_walk_sees_this_very_process() -> None:
+    own = cgroup(Path("/proc/self/cgroup").read_bytes())
+    counted = ProcWalk(Path("/proc")).count({7: own})
+    assert counted[7].runnable >= 1, f"process {os.getpid()} runs in {own}"
