@@ -2,7 +2,7 @@
 
 import { SPAN_MS, Cursor, TimeChart } from "/static/charts.js";
 import { Decisions, direction } from "/static/decisions.js";
-import { byId } from "/static/dom.js";
+import { byId, say } from "/static/dom.js";
 import { chosen, cores, duration, percent } from "/static/format.js";
 import { derive, label, latest, shorten } from "/static/model.js";
 import { HeatMap } from "/static/heat.js";
