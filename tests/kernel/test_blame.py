@@ -236,7 +236,7 @@ def test_parts_add_up_to_the_waits_to_the_nanosecond(source: RunqLat) -> None:
                 process.wait()
         shot = shoot(source, groups)
     for group in groups:
-        assert parts(shot.blames[group.path]) == shot.waits[group.path].sum_ns > 100 * MS
+        assert parts(shot.blames[group.path]) == shot.waits[group.path].sum_ns > 20 * MS
 
 
 def test_waits_of_a_quota_are_nobody_elses_doing(source: RunqLat) -> None:
@@ -460,9 +460,9 @@ def test_a_full_table_of_pairs_says_so_and_the_parts_still_add_up() -> None:
         assert "parts of waits found no place" in problem.reason
         source.close()
     for group in groups:
-        assert parts(shot.blames[group.path]) == shot.waits[group.path].sum_ns > 100 * MS
+        assert parts(shot.blames[group.path]) == shot.waits[group.path].sum_ns > 20 * MS
     assert sum(len(shot.blames[group.path].by_cgroup) for group in groups) <= 4 * possible_cpus()
-    assert sum(shot.blames[group.path].other_ns for group in groups) > 100 * MS
+    assert sum(shot.blames[group.path].other_ns for group in groups) > 20 * MS
 
 
 def _older(form: Form) -> Form:
