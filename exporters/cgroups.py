@@ -268,7 +268,7 @@ def _threads(sample: CgroupSample) -> Own:
         return ()
     return (
         (("runnable",), states.runnable),
-        (("uninterruptible",), states.uninterruptible - states.iowait),
+        (("uninterruptible",), states.uninterruptible - (states.iowait or 0)),
         (("iowait",), states.iowait),
         (("sleeping",), states.sleeping),
     )
