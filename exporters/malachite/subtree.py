@@ -45,12 +45,12 @@ def sums(kind: Callable[..., Summed], values: Mapping[str, Summed], paths: Itera
         amounts = [getattr(value, field) for field in fields]
         for ancestor in _upwards(path):
             known = totals.get(ancestor)
-            totals[ancestor] = amounts if known is None else list(map(_plus, known, amounts))
+            totals[ancestor] = amounts if known is None else [_plus(a, b) for a, b in zip(known, amounts, strict=True)]
     return {path: kind(**dict(zip(fields, total, strict=True))) for path, total in totals.items()}
 
 
 def _plus(one: Any, other: Any) -> Any:
-    # What is not known of one of them is not known of all.
+    # What is not known of one is not known of the sum.
     return None if one is None or other is None else one + other
 
 

@@ -126,12 +126,32 @@ def at_work(node: Node, program: Path) -> tuple[stock.Stored, Sample, Sample]:
     return stored, before, Sample(node.process.pid)
 
 
+class Rest:
+    """What the client has after the pod's processes were stopped and its files read again."""
+
+    def __init__(self, program: Path) -> None:
+        self._program = program
+        self.again()
+
+    def again(self) -> None:
+        time.sleep(READS_BACK_S)
+        self.stored = ask(self._program, rounds=1)
+
+    def check(self, compare: Callable[[stock.Stored, Checks], None], at_least: int) -> None:
+        """Compare, and once more where the kernel was still settling accounts: it uncharges pages in batches, later."""
+        for _ in range(3):
+            checks = Checks()
+            compare(self.stored, checks)
+            if not checks.wrong:
+                break
+            self.again()
+        checks.verdict(at_least)
+
+
 @pytest.fixture(scope="module")
-def at_rest(node: Node, program: Path, at_work: object) -> stock.Stored:
-    """One round after the pod's processes were stopped and its files read again."""
+def at_rest(node: Node, program: Path, at_work: object) -> Rest:
     node.stop_work()
-    time.sleep(READS_BACK_S)
-    return ask(program, rounds=1)
+    return Rest(program)
 
 
 def ask(program: Path, rounds: int) -> stock.Stored:
@@ -201,13 +221,16 @@ def test_rates_of_a_container_at_work(at_work: tuple[stock.Stored, Sample, Sampl
     checks.verdict(at_least=18)
 
 
-def test_every_counter_and_setting_of_a_container(at_rest: stock.Stored) -> None:
+def test_every_counter_and_setting_of_a_container(at_rest: Rest) -> None:
     """Nothing runs: what the client has is what the files say, to the last unit."""
+    at_rest.check(_compare_container, at_least=28)
+
+
+def _compare_container(stored: stock.Stored, checks: Checks) -> None:
     files = Files(f"{BEST_EFFORT}/pod{UID}/{CONTAINER}")
-    checks = Checks()
 
     def same(name: str, read: float) -> None:
-        checks.equal(name, at_rest.container(UID, f"{name}.container"), read)
+        checks.equal(name, stored.container(UID, f"{name}.container"), read)
 
     same("cpu.quota", QUOTA_US)
     same("cpu.period", PERIOD_US)
@@ -233,20 +256,22 @@ def test_every_counter_and_setting_of_a_container(at_rest: stock.Stored) -> None
     for node in range(_numa_nodes()):
         for kind in ("total", "file", "anon"):
             name = f"mem.{kind}.numa.container"
-            checks.equal(name, at_rest.container_numa(UID, node, name), 4096 * files.numa_pages(kind, node))
-    counted = sum(at_rest.container_numa(UID, node, "cpu.usage.count.numa.container") for node in range(_numa_nodes()))
+            checks.equal(name, stored.container_numa(UID, node, name), 4096 * files.numa_pages(kind, node))
+    counted = sum(stored.container_numa(UID, node, "cpu.usage.count.numa.container") for node in range(_numa_nodes()))
     checks.equal("cpu.usage.count.numa", counted, sum(files.per_cpu()))
-    checks.equal("cpu.usage of what is stopped", at_rest.container(UID, "cpu.usage.container"), 0.0)
-    checks.verdict(at_least=28)
+    checks.equal("cpu.usage of what is stopped", stored.container(UID, "cpu.usage.container"), 0.0)
 
 
 @pytest.mark.parametrize("path", [BEST_EFFORT, BURSTABLE, f"{BEST_EFFORT}/pod{UID}"])
-def test_every_counter_and_setting_of_a_cgroup(at_rest: stock.Stored, path: str) -> None:
+def test_every_counter_and_setting_of_a_cgroup(at_rest: Rest, path: str) -> None:
+    at_rest.check(functools.partial(_compare_cgroup, path), at_least=34)
+
+
+def _compare_cgroup(path: str, stored: stock.Stored, checks: Checks) -> None:
     files = Files(path)
-    checks = Checks()
 
     def same(name: str, read: float) -> None:
-        checks.equal(f"{path} {name}", at_rest.cgroup(path, f"{name}.cgroup"), read)
+        checks.equal(f"{path} {name}", stored.cgroup(path, f"{name}.cgroup"), read)
 
     same("cpu.quota", files.number("cpu", "cpu.cfs_quota_us"))
     same("cpu.period", files.number("cpu", "cpu.cfs_period_us"))
@@ -271,13 +296,12 @@ def test_every_counter_and_setting_of_a_cgroup(at_rest: stock.Stored, path: str)
         for kind in ("total", "file", "anon"):
             name = f"mem.{kind}.numa.cgroup"
             pages = files.numa_pages(f"hierarchical_{kind}", node)
-            checks.equal(f"{path} {name}", at_rest.cgroup_numa(path, node, name), 4096 * pages)
+            checks.equal(f"{path} {name}", stored.cgroup_numa(path, node, name), 4096 * pages)
     for name in (
         "blkio.read.iops", "blkio.write.iops", "blkio.read.bps", "blkio.write.bps",
         "net.tcp.send.byte", "net.tcp.send.pps", "net.tcp.recv.byte", "net.tcp.recv.pps",
     ):  # fmt: skip
         same(name, 0)
-    checks.verdict(at_least=30)
 
 
 Watched = tuple[str, Callable[[stock.Stored], float], Callable[[], float], float]
@@ -347,9 +371,9 @@ def watched(stored: stock.Stored) -> Iterator[Watched]:
                 yield f"{name} {metric}", lambda s, n=name, m=metric: s.network(n, m), read, 0.0
 
 
-def test_the_node(node: Node, program: Path, at_rest: stock.Stored) -> None:
+def test_the_node(node: Node, program: Path, at_rest: Rest) -> None:
     """The machine goes on working: what the client has lies between a read before and one after."""
-    reads = list(watched(at_rest))
+    reads = list(watched(at_rest.stored))
     before = [read() for _, _, read, _ in reads]
     time.sleep(READS_BACK_S)
     stored = ask(program, rounds=1)
@@ -381,12 +405,12 @@ def _check_cpus(stored: stock.Stored, checks: Checks, cpus: int) -> None:
         checks.between("cpu.schedwait, microseconds", stored.cpu(cpu, "cpu.schedwait.cpu"), 0.1, 1_000_000)
 
 
-def test_the_client_complains_of_nothing(at_work: tuple[stock.Stored, Sample, Sample], at_rest: stock.Stored) -> None:
+def test_the_client_complains_of_nothing(at_work: tuple[stock.Stored, Sample, Sample], at_rest: Rest) -> None:
     """It logs what it cannot decode, what is missing, and what is out of date."""
-    for stored in (at_work[0], at_rest):
+    for stored in (at_work[0], at_rest.stored):
         loud = [line for line in stored.log.splitlines() if line.startswith(("E", "F")) or "outdated" in line]
         assert not loud, "\n".join(loud)
-    assert at_rest.count() > 250
+    assert at_rest.stored.count() > 250
 
 
 def _numa_nodes() -> int:
