@@ -166,7 +166,7 @@ def bars(view: View, width: int) -> list[Text]:
     if view.steal_cores:
         parts.append(f"steal {words.cores(view.steal_cores)}")
     first = fit(Text.assemble("node ", node, " ", " · ".join(parts)), width)
-    if not view.containers:
+    if not view.containers and view.lent_cores is None:
         return [first, _stalled(view, size, width)]
     loan = [f"{words.cores(lent)} of {cpus} lent", f"{words.cores(view.reclaimed_cores)} used"]
     loan.append(f"need {words.cores(view.requirement_cores)}")

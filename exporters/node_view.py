@@ -37,22 +37,22 @@ class KswapdView(msgspec.Struct, frozen=True, kw_only=True):
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """One machine. Rates are None or absent in the first round."""
 
-    pressure: Mapping[str, PressureView]
+    pressure: Mapping[str, PressureView] = {}
     """By resource: cpu, memory, io."""
-    load: tuple[float, float, float] | None
-    memory_total_bytes: int | None
-    memory_available_bytes: int | None
-    running: int | None
-    blocked: int | None
-    wait: WaitView | None
+    load: tuple[float, float, float] | None = None
+    memory_total_bytes: int | None = None
+    memory_available_bytes: int | None = None
+    running: int | None = None
+    blocked: int | None = None
+    wait: WaitView | None = None
     """Waits of all cgroups together."""
-    kswapd: tuple[KswapdView, ...]
-    zones: tuple[Zone, ...]
+    kswapd: tuple[KswapdView, ...] = ()
+    zones: tuple[Zone, ...] = ()
     """Those that hold pages; sizes and watermarks in pages."""
-    reclaim: ReclaimView | None
+    reclaim: ReclaimView | None = None
     """Of all cgroups together."""
-    refaults: float | None
-    oom_victims: tuple[OomVictim, ...]
+    refaults: float | None = None
+    oom_victims: tuple[OomVictim, ...] = ()
 
 
 def node_view(

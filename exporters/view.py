@@ -66,11 +66,11 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     headroom_cores: float | None
     pools: Mapping[str, str]
     """CPU list of each pool."""
-    node: NodeView
+    node: NodeView = NodeView()
     containers: tuple[ContainerView, ...]
-    others: tuple[ContainerView, ...]
+    others: tuple[ContainerView, ...] = ()
     """Cgroups of no listed pod that run, wait or reclaim most, those first; `cpu_cores` is without the groups below."""
-    other_cgroups: int
+    other_cgroups: int = 0
     """How many there are of them in all."""
     changes: tuple[ChangeView, ...]
     sources: tuple[SourceStatus, ...]
