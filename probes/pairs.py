@@ -69,10 +69,13 @@ class PairTable:
         keys, ns = self._keys[at], self._ns[at]
         return Pairs(at, keys >> np.uint64(32), keys & _LOW, ns)
 
-    def clear(self, at: npt.NDArray[np.intp]) -> None:
-        """Give entries back. What the kernel adds to one at this very moment is lost: they are of cgroups long gone."""
+    def clear(self, at: npt.NDArray[np.intp], ns: Numbers) -> npt.NDArray[np.intp]:
+        """Give those entries back that still have these values; returns which. What the kernel adds at this very moment is
+        lost, but they are of cgroups that are gone."""
+        at = at[self._ns[at] == ns]
         self._ns[at] = 0
         self._keys[at] = 0
+        return at
 
     def close(self) -> None:
         """Idempotent."""
@@ -86,8 +89,8 @@ class Settled(NamedTuple):
     by_path: dict[int, dict[str, int]]
     unnamed_ns: Mapping[int, int]
     """Time of culprits that could not be named."""
-    spent: npt.NDArray[np.intp]
-    """Entries that may be given back."""
+    spent: npt.NDArray[np.bool_]
+    """Which of the entries may be given back."""
 
 
 class Accounts:
@@ -110,12 +113,15 @@ class Accounts:
         self._move(victims[unnamed].tolist(), new[unnamed].tolist(), set(owners.ids.tolist()))
         self._base[pairs.at[unnamed]] = pairs.ns[unnamed]
         # Nothing new since the last time, and its culprit gone: nothing is going to be added to it any more.
-        spent = pairs.at[~present | (unnamed & (culprits == _NOBODY) & (new == 0))]
-        self._base[spent] = 0
+        spent = ~present | (unnamed & (culprits == _NOBODY) & (new == 0))
         by_path: dict[int, dict[str, int]] = {}
         for victim, culprit, ns in zip(*_add_up(victims[named], culprits[named], new[named]), strict=True):
             by_path.setdefault(victim, {})[live.get(culprit, "/")] = ns
         return Settled(by_path, self._moved, spent)
+
+    def forget(self, at: npt.NDArray[np.intp]) -> None:
+        """These entries were given back and begin at zero."""
+        self._base[at] = 0
 
     def _move(self, victims: list[int], sums: list[int], known: set[int]) -> None:
         self._moved = {victim: ns for victim, ns in self._moved.items() if victim in known}
@@ -142,7 +148,7 @@ class Culprits:
     ) -> dict[int, Blame]:
         """By cgroup id of the victim; `rows` are struct hist, whose last columns are struct parts."""
         settled = self._accounts.settle(pairs, owners, live)
-        self._pairs.clear(settled.spent)
+        self._accounts.forget(self._pairs.clear(pairs.at[settled.spent], pairs.ns[settled.spent]))
         return {
             number: Blame(
                 by_cgroup=settled.by_path.get(number, {}),

@@ -40,7 +40,7 @@ def test_one_pair_on_several_cpus_is_one_sum() -> None:
     found = settle(Accounts(8), [(10, 20, 5), (20, 10, 100), (10, 20, 7), (10, 10, 1)], TAGS, LIVE)
     assert found.by_path == {1001: {"/a": 1, "/b": 12}, 1002: {"/a": 100}}
     assert found.unnamed_ns == {}
-    assert found.spent.tolist() == []
+    assert found.spent.nonzero()[0].tolist() == []
 
 
 def test_two_tags_of_one_cgroup_are_one_culprit() -> None:
@@ -64,12 +64,13 @@ def test_a_culprit_that_is_gone_becomes_part_of_the_rest_and_its_entries_are_giv
     assert settle(accounts, [(10, 20, 50), (10, 30, 8)], TAGS, LIVE).by_path == {1001: {"/b": 50, "/c": 8}}
     removed = settle(accounts, [(10, 20, 60), (10, 30, 8)], TAGS, {1001: "/a", 1003: "/c"})
     assert (removed.by_path, removed.unnamed_ns) == ({1001: {"/c": 8}}, {1001: 60})
-    assert removed.spent.tolist() == []
+    assert removed.spent.nonzero()[0].tolist() == []
     forgotten = settle(accounts, [(10, 20, 61), (10, 30, 8)], {10: 1001, 30: 1003}, LIVE)
     assert (forgotten.by_path, forgotten.unnamed_ns) == ({1001: {"/c": 8}}, {1001: 61})
-    assert forgotten.spent.tolist() == [], "the kernel may still be adding to it"
+    assert forgotten.spent.nonzero()[0].tolist() == [], "the kernel may still be adding to it"
     quiet = settle(accounts, [(10, 20, 61), (10, 30, 8)], {10: 1001, 30: 1003}, LIVE)
-    assert (quiet.unnamed_ns, quiet.spent.tolist()) == ({1001: 61}, [0])
+    assert (quiet.unnamed_ns, quiet.spent.nonzero()[0].tolist()) == ({1001: 61}, [0])
+    accounts.forget(np.array([0]))
     later = settle(accounts, [(10, 30, 9)], {10: 1001, 30: 1003}, LIVE)
     assert (later.by_path, later.unnamed_ns) == ({1001: {"/c": 9}}, {1001: 61})
 
@@ -79,7 +80,7 @@ def test_a_victim_that_is_gone_is_forgotten_with_all_that_it_waited_for() -> Non
     for _ in range(2):
         settle(accounts, [(10, 99, 4)], TAGS, LIVE)
     gone = settle(accounts, [(10, 20, 50)], {20: 1002}, {1002: "/b"})
-    assert (gone.by_path, gone.unnamed_ns, gone.spent.tolist()) == ({}, {}, [0])
+    assert (gone.by_path, gone.unnamed_ns, gone.spent.nonzero()[0].tolist()) == ({}, {}, [0])
 
 
 def test_a_culprit_gets_its_name_at_the_next_listing_and_what_came_before_stays_in_the_rest() -> None:
@@ -141,7 +142,8 @@ def test_whatever_comes_and_goes_nothing_is_lost_and_the_rest_never_falls(
         tags = {tag: number for tag, number in TAGS.items() if tag not in retired}
         known = Owners(np.array([*tags], np.uint64), np.array([*tags.values()], np.uint64))
         found = accounts.settle(entries, known, {number: LIVE[number] for number in listed})
-        for at in found.spent.tolist():
+        accounts.forget(entries.at[found.spent])
+        for at in entries.at[found.spent].tolist():
             del table[CELLS[at]]
         assert sum(found.by_path.get(1001, {}).values()) + found.unnamed_ns.get(1001, 0) == total
         assert found.unnamed_ns.get(1001, 0) >= rest
