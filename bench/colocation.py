@@ -41,7 +41,11 @@ def options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=8.0, help="measured time of a cell, after its warm-up")
     parser.add_argument("--spikes", type=int, default=8, help="spikes of the reaction test; 0 leaves it out")
     parser.add_argument("--waits", action="store_true", help="also read the online cgroup's run-queue wait")
-    parser.add_argument("--quick", action="store_true", help="one round of 2 s cells at 20 and 60 %%, two spikes, however busy the machine is")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="one round of 2 s cells at 20 and 60 %%, two spikes, however busy the machine is",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory for colocation.json, .md and .svg")
     args = parser.parse_args(argv)

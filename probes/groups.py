@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from probes import bpf
 from probes.loader import Loaded
-from probes.maps import Map, possible_cpus, total
+from probes.maps import Map, among, possible_cpus, total
 
 MAX_BYTES = 64 << 20
 """Bound of a probe's per-CPU array over all CPUs."""
@@ -101,7 +101,7 @@ class GroupTable:
         places, owners = places[order], groups[order]["cgroup_id"]
         self.owners = Owners(groups[order]["tag"], owners)
         # A row costs many times what an entry of `groups` does: the kernel copies it from every CPU.
-        kept = np.ones(len(places), bool) if wanted is None else np.isin(owners, np.array([*wanted], np.uint64))
+        kept = np.ones(len(places), bool) if wanted is None else among(owners, wanted)
         rows = total(self._values.rows(places[kept].tolist()))
         ids, inverse = np.unique(owners[kept], return_inverse=True)
         summed = np.zeros((len(ids), rows.shape[1]), np.uint64)

@@ -19,7 +19,7 @@ from api.ports import Unavailable
 from probes import bpf
 from probes.groups import RETIRED, ROOT_ID, Numbers, Owners
 from probes.loader import Loaded
-from probes.maps import Map, dtype_of, possible_cpus, total
+from probes.maps import Map, among, dtype_of, possible_cpus, total
 
 MAX_BYTES = 4 << 20
 """Bound of the table over all CPUs: all of it is looked through at each read."""
@@ -107,8 +107,7 @@ class Accounts:
         victims, culprits = (_owners_of(half, owners) for half in (pairs.victims, pairs.culprits))
         new = pairs.ns - self._base[pairs.at]
         present = victims != _NOBODY
-        listed = np.array([ROOT_ID, *live], np.uint64)
-        named = present & np.isin(culprits, listed)
+        named = present & among(culprits, (ROOT_ID, *live))
         unnamed = present & ~named
         self._move(victims[unnamed].tolist(), new[unnamed].tolist(), set(owners.ids.tolist()))
         self._base[pairs.at[unnamed]] = pairs.ns[unnamed]
