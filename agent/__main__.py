@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 from importlib.metadata import version
@@ -51,6 +52,8 @@ BLAME = Blames.name
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 """malloc.h; 1.3 MiB less at 200 cgroups."""
 _LARGE_BYTES = 128 << 10
+READERS = 2
+"""Threads that answer scrapes: more would only keep more memory, for they compute and share one interpreter."""
 PROC, SYS = Path("/proc"), Path("/sys")
 
 
@@ -96,6 +99,7 @@ def _one_heap() -> None:
 
 async def _run(options: Options, config: Config, pods: PodSource) -> int:
     hierarchy = detect(PROC)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(READERS, "reader"))
     async with AsyncExitStack() as stack:
         files = KnobFiles(hierarchy)
         stack.callback(files.close)

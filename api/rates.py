@@ -73,6 +73,8 @@ def wait_delta(before: Wait | None, after: Wait | None) -> Wait | None:
 
 def total(waits: Sequence[Wait]) -> Wait:
     """All of these waits together; without a distribution where one of them has none."""
+    if len(waits) == 1:
+        return waits[0]
     known = [wait.slots for wait in waits if wait.slots is not None]
     slots = tuple(map(sum, zip(*known, strict=True))) if known and len(known) == len(waits) else None
     return Wait(sum_ns=sum(wait.sum_ns for wait in waits), count=sum(wait.count for wait in waits), slots=slots)

@@ -70,5 +70,11 @@ def _breaches(wait: Wait, limit_ns: float, config: LatencyConfig) -> bool:
 
 def alarmed(before: Mapping[str, Wait], after: Mapping[str, Wait], limit_ns: float, config: LatencyConfig) -> bool:
     """Whether the waits between two looks, a fraction of a round apart, are a breach already."""
-    changes = {cgroup: wait_delta(before.get(cgroup), wait) for cgroup, wait in after.items()}
+    # So many waits of the limit's slot or longer are at least half of that together: most looks end here.
+    least_ns = config.min_waits_above * limit_ns / 2
+    changes = {
+        cgroup: wait_delta(then, wait)
+        for cgroup, wait in after.items()
+        if (then := before.get(cgroup)) is not None and wait.sum_ns - then.sum_ns >= least_ns
+    }
     return breached(changes, limit_ns, config)

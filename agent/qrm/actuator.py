@@ -29,6 +29,7 @@ from api.cpus import format_cpu_list, parse_cpu_list
 from api.decisions import Act, Decision, Knob, Outcome, Status
 from api.ports import Unavailable, Vanished
 
+ASK_KNOBS_EVERY = 60
 NO_JOURNAL = "originals cannot be journalled, so nothing is changed: give the agent a writable --state-dir"
 
 
@@ -72,6 +73,8 @@ class Actuator:
         self._files = files
         self._originals = originals
         self._act = act
+        self._knobs_asked = 0
+        self._complete: Mapping[str, frozenset[Knob]] = {}
 
     def apply(self, decisions: Sequence[Decision]) -> tuple[Outcome, ...]:
         """What came of each decision, in the order in which they were given; nothing at all with `Act.OFF`."""
@@ -98,8 +101,18 @@ class Actuator:
         return self._act
 
     def knobs(self, cgroups: Collection[str]) -> Mapping[str, frozenset[Knob]]:
-        """What the kernel has for each of these cgroups: one may lack what another has (controllers, cpu.idle)."""
-        return {cgroup: frozenset(knob for knob in Knob if self._files.available(knob, cgroup)) for cgroup in cgroups}
+        """What the kernel has for each of these cgroups: one may lack what another has (controllers, cpu.idle).
+
+        A cgroup that lacks something is asked anew in every round, one that has all of it now and then.
+        """
+        self._knobs_asked += 1
+        complete = {} if self._knobs_asked % ASK_KNOBS_EVERY == 0 else self._complete
+        known = {cgroup: complete.get(cgroup) or self._available(cgroup) for cgroup in cgroups}
+        self._complete = {cgroup: knobs for cgroup, knobs in known.items() if len(knobs) == len(Knob)}
+        return known
+
+    def _available(self, cgroup: str) -> frozenset[Knob]:
+        return frozenset(knob for knob in Knob if self._files.available(knob, cgroup))
 
     def inherited_cores(self) -> float | None:
         """CPU that an earlier agent's quotas allow in all, where it was killed and left some; None where nothing limits."""
