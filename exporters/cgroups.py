@@ -79,7 +79,7 @@ def cgroup_families(
         )
         yield Family(BY_NAME[name], points=tuple(points))
     yield _waits(shown, previous, trace, snapshot.wall_time_ns)
-    yield _blame(snapshot, shown)
+    yield _blame(snapshot, previous, shown)
     yield _several("dioptase_cgroup_throttle_seconds", shown, _throttles)
     yield _several("dioptase_cgroup_reclaim_seconds", shown, _reclaim)
     yield from _devices(snapshot, shown)
@@ -110,12 +110,14 @@ def dropped(snapshot: Snapshot, most: int) -> Mapping[str, int]:
     }
 
 
-def culprits(path: str, blame: Blame) -> Mapping[str, int]:
-    """The other cgroups that made this one wait, the worst where they are many, in nanoseconds."""
+def culprits(path: str, blame: Blame, before: Blame | None = None) -> Mapping[str, int]:
+    """The other cgroups that made this one wait, in nanoseconds; where they are many, the worst since `before`."""
     others = {culprit: ns for culprit, ns in blame.by_cgroup.items() if culprit != path and ns}
     if len(others) <= MOST_CULPRITS:
         return others
-    return dict(nlargest(MOST_CULPRITS, others.items(), key=lambda item: item[1]))
+    then = {} if before is None else before.by_cgroup
+    # Who is new or has become worse must be seen at once, whatever others did in the past.
+    return dict(nlargest(MOST_CULPRITS, others.items(), key=lambda item: (item[1] - then.get(item[0], 0), item[1])))
 
 
 def device_names(snapshot: Snapshot) -> Mapping[str, str]:
@@ -147,14 +149,15 @@ def _worst(
     return {}
 
 
-def _blame(snapshot: Snapshot, shown: list[Shown]) -> Family:
+def _blame(snapshot: Snapshot, previous: Snapshot | None, shown: list[Shown]) -> Family:
     pods = {container.cgroup: printable(pod.key) for pod in snapshot.pods for container in pod.containers}
     points: list[Point] = []
     for owner, sample in shown:
         blame = sample.blame
         if blame is None:
             continue
-        for culprit, ns in culprits(sample.path, blame).items():
+        then = previous.cgroups.get(sample.path) if previous is not None else None
+        for culprit, ns in culprits(sample.path, blame, then.blame if then is not None else None).items():
             own = ("neighbour", printable(culprit), pods.get(culprit, ""))
             points.append(Point(owner, own, ns / NS_PER_S))
         for cause, ns in (

@@ -27,7 +27,7 @@ from exporters.history import History
 from exporters.listener import Listener
 from exporters.passwords import Busy, Passwords
 from exporters.prometheus import Exposition
-from exporters.serving import cannot_listen, is_loopback, names_loopback, own_faults
+from exporters.serving import KEEPALIVE_S, cannot_listen, is_loopback, names_loopback, own_faults
 from exporters.webconfig import Stamp, Web, WebConfig
 
 log = logging.getLogger(__name__)
@@ -157,7 +157,9 @@ class Server:
         app.router.add_get("/api/v1/history", self._views)
         app.router.add_get("/api/v1/decisions", self._decisions)
         app.router.add_get("/api/v1/snapshot", self._snapshot)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, logger=own_faults())
+        runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=0.5, keepalive_timeout=KEEPALIVE_S, logger=own_faults()
+        )
         await runner.setup()
         assert runner.server is not None
         listener = Listener(runner.server)

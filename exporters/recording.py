@@ -185,7 +185,7 @@ def read(path: Path, damage: Damage = _logged) -> Iterator[Round]:
     if not found:
         raise NotARecording(f"{path}: no recording is there: it would have files such as 00000001{SUFFIX}")
     for segment in found:
-        for finished in _read_segment(segment, damage):
+        for finished in _read_segment(segment, damage, alone=len(found) == 1):
             follows = before is not None and before.snapshot.seq + 1 == finished.snapshot.seq
             same_boot = before is not None and before.snapshot.boot_id == finished.snapshot.boot_id
             previous = before.snapshot if before is not None and follows and same_boot else None
@@ -193,11 +193,19 @@ def read(path: Path, damage: Damage = _logged) -> Iterator[Round]:
             before = finished
 
 
-def _read_segment(path: Path, damage: Damage) -> Iterator[Round]:
-    with path.open("rb") as file:
-        line = file.readline(1 << 20)
-        _check_header(path, line)
-        yield from _records(file.read(), len(line), path, damage)
+def _read_segment(path: Path, damage: Damage, *, alone: bool) -> Iterator[Round]:
+    """Rounds of one file; one of many that cannot be read, or was rotated away meanwhile, keeps nobody from the others."""
+    try:
+        with path.open("rb") as file:
+            line = file.readline(1 << 20)
+            _check_header(path, line)
+            text = file.read()
+    except (NotARecording, OSError) as error:
+        if alone:
+            raise
+        damage(path, str(error))
+        return
+    yield from _records(text, len(line), path, damage)
 
 
 def _check_header(path: Path, line: bytes) -> None:

@@ -14,10 +14,15 @@ from aiohttp.http import HttpProcessingError
 
 from api.ports import Unavailable
 
+KEEPALIVE_S = 75.0
+"""Longer than readers pause between two requests; aiohttp's own hour would let idle ones hold every descriptor."""
+
 
 async def listen(app: web.Application, host: str, port: int, option: str, **limits: Any) -> tuple[web.AppRunner, int]:
     """Serve and return the port, which the kernel chooses where it is 0. Raises Unavailable, naming the option."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, logger=own_faults(), **limits)
+    runner = web.AppRunner(
+        app, access_log=None, shutdown_timeout=0.5, keepalive_timeout=KEEPALIVE_S, logger=own_faults(), **limits
+    )
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()

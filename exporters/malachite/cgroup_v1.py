@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping
 
 from api.facts import UNLIMITED, IoStat
@@ -19,7 +20,7 @@ from exporters.malachite.cgroups import (
 from exporters.malachite.wire import MAX_I64, Loads, Wire, i64, loads, named, seconds, u64
 
 NO_QUOTA, DEFAULT_PERIOD_US = -1, 100_000
-MOST_BYTES = MAX_I64 // 4096 * 4096
+MOST_BYTES = MAX_I64 // mmap.PAGESIZE * mmap.PAGESIZE
 """What version 1 shows for no limit (PAGE_COUNTER_MAX pages)."""
 
 

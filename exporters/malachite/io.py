@@ -9,8 +9,8 @@ from api.samples import Snapshot
 from exporters.malachite.past import History, node_read_at_ns
 from exporters.malachite.wire import NS_PER_MS, Wire, i64, scaled, seconds, u64
 
-_PARTITION = re.compile(r"(.*\d(?=p)|.*[^\dp])p?\d+$")
-"""vda1 is a part of vda, nvme0n1p2 of nvme0n1: a name that ends in a digit takes a p before the number."""
+_PARTITION = re.compile(r"(?:(?P<numbered>.*\d)p|(?P<lettered>(?:sd|vd|xvd|hd)[a-z]+))\d+$")
+"""vda1 is a part of vda, nvme0n1p2 of nvme0n1: a name that ends in a digit takes a p before the number. sdp1 is of sdp."""
 
 
 class DiskIo(Wire, frozen=True):
@@ -46,7 +46,7 @@ def io(now: Snapshot, _history: History) -> Io:
 def is_partition(name: str, names: object) -> bool:
     """Whether the disk that this name is a part of is there too."""
     found = _PARTITION.fullmatch(name)
-    return found is not None and hasattr(names, "__contains__") and found[1] in names
+    return found is not None and hasattr(names, "__contains__") and (found["numbered"] or found["lettered"]) in names
 
 
 def _disk(name: str, disk: Disk) -> DiskIo | None:

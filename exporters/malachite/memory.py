@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping
 
 from api.cpus import format_cpu_list
@@ -10,7 +11,7 @@ from api.samples import NodeSample, Snapshot
 from exporters.malachite.past import History, node_read_at_ns
 from exporters.malachite.wire import KIB, Numbers, Wire, counts, real, scaled, seconds, u64
 
-PAGE = 4096
+PAGE = mmap.PAGESIZE
 COSTLY_ORDER = 3
 """Above it (PAGE_ALLOC_COSTLY_ORDER, 32 KiB) the kernel does not reclaim without end to find contiguous pages."""
 

@@ -11,10 +11,11 @@ import pytest
 from api.catalogue import BY_NAME, CATALOGUE, COARSE_BOUNDS_S, WAIT_BOUNDS_S
 from api.decisions import Status
 from api.facts import Blame, Interface, IoStat, Limits, Wait
+from exporters.cgroups import MOST_CULPRITS, culprits
 from exporters.families import About, Observed, families
 from exporters.points import Distribution, Family
 from exporters.traces import round_ids
-from tests.fakes import BATCH_WAITS, bare_round, busy_round, outcome
+from tests.fakes import BATCH_WAITS, S, bare_round, busy_round, outcome
 from tests.rich import RICH_ABOUT, rich_round
 
 WEB_LABELS = ("/web", "default", "web", "web", "shared_cores")
@@ -326,3 +327,12 @@ def test_every_series_of_a_cgroup_is_counted() -> None:
         for n in (1, 2)
     )
     assert two - one == SERIES_OF_A_CGROUP
+
+
+def test_who_has_become_worse_is_named_whatever_others_did_in_the_past() -> None:
+    def blame(newcomer_ns: int) -> Blame:
+        old = {f"/old{n}": 3600 * S for n in range(MOST_CULPRITS + 4)}
+        return Blame(by_cgroup={**old, "/new": newcomer_ns}, throttled_ns=0, higher_class_ns=0, other_ns=0)
+
+    assert "/new" not in culprits("/web", blame(S))
+    assert "/new" in culprits("/web", blame(S), blame(S // 2))

@@ -238,6 +238,15 @@ def test_what_is_no_recording_is_refused(tmp_path: Path, text: bytes, said: str)
         listed(tmp_path)
 
 
+def test_a_segment_without_a_header_costs_itself_alone(tmp_path: Path) -> None:
+    for seq in (1, 2, 3):
+        record(tmp_path, [busy_round(seq)])
+    segments(tmp_path)[1].write_bytes(b"")
+    problems: Problems = []
+    assert [finished.snapshot.seq for finished in listed(tmp_path, problems)] == [1, 3]
+    assert [name for name, _ in problems] == ["00000002.dioptase"]
+
+
 def test_an_empty_directory_and_other_files_are_no_recording(tmp_path: Path) -> None:
     (tmp_path / "notes.dioptase").write_text("mine")
     (tmp_path / "00000001.txt").write_text("mine")

@@ -220,6 +220,7 @@ def test_disks_are_those_of_sys_block_and_busy_is_milliseconds() -> None:
     [
         (["sda", "sda1", "sda12"], ["sda"]),
         (["nvme0n1", "nvme0n1p1", "nvme0n12"], ["nvme0n1", "nvme0n12"]),
+        (["sdp", "sdp1", "sdpa", "sdpa12"], ["sdp", "sdpa"]),
         (["md1", "md12", "md1p2"], ["md1", "md12"]),
         (["dm-1", "dm-11"], ["dm-1", "dm-11"]),
         (["sda1"], ["sda1"]),
