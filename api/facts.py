@@ -27,13 +27,15 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     """Who had the CPU while tasks of a cgroup waited for it: cumulative nanoseconds of their waits, split."""
 
     by_cgroup: Mapping[str, int]
-    """By path of the cgroup that ran meanwhile; the waiting cgroup itself is among them (its own tasks queue too)."""
+    """By path of the cgroup that ran meanwhile; the waiting cgroup itself is among them (its own tasks queue too). What
+    was told of a cgroup goes with it when it is removed."""
     throttled_ns: int
     """Held back by the cgroup's own quota, or one above it: no neighbour's doing."""
     higher_class_ns: int
     """Real-time, deadline and stop tasks ran."""
     other_ns: int
-    """The rest: an idle CPU on its way, cgroups that are gone, and what found no place in the table."""
+    """The rest: an idle CPU on its way, cgroups that were gone before they could be told of, and what found no place in the
+    table."""
 
 
 class Pressure(msgspec.Struct, frozen=True, kw_only=True):

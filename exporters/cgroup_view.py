@@ -214,8 +214,6 @@ def _blame(before: Blame | None, now: Blame | None, interval_ns: int) -> BlameVi
         return None
     per_s = NS_PER_S / NS_PER_MS / interval_ns  # nanoseconds of the interval to milliseconds a second
     grown = {path: delta(before.by_cgroup.get(path, 0), ns) for path, ns in now.by_cgroup.items()}
-    # What a culprit that is gone was blamed for has moved to the others: it is no news of this interval.
-    moved = sum(ns for path, ns in before.by_cgroup.items() if path not in now.by_cgroup)
     other = delta(before.other_ns, now.other_ns)
     throttled = delta(before.throttled_ns, now.throttled_ns)
     higher = delta(before.higher_class_ns, now.higher_class_ns)
@@ -227,7 +225,7 @@ def _blame(before: Blame | None, now: Blame | None, interval_ns: int) -> BlameVi
         rest_ms=round(sum(ms for _, ms in ranked[MOST_CULPRITS:]), 4),
         throttled_ms=round(throttled * per_s, 4),
         higher_class_ms=round(higher * per_s, 4),
-        other_ms=round(max(other - moved, 0) * per_s, 4),
+        other_ms=round(other * per_s, 4),
     )
 
 

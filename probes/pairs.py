@@ -94,11 +94,17 @@ class Settled(NamedTuple):
 
 
 class Accounts:
-    """How much of each entry's time has moved over to the rest of its victim, for want of a name."""
+    """How much of each entry's time has moved over to the rest of its victim, for want of a name.
+
+    What was told under a culprit's name goes with that name: if all of it moved when the culprit ends, the rest would jump
+    by its whole history, and every rate with it.
+    """
 
     def __init__(self, size: int) -> None:
         self._base = np.zeros(size, np.uint64)
         """By entry: what has moved already. The rest of it is its culprit's, as long as that has a name."""
+        self._told = np.zeros(size, np.uint64)
+        """By entry: how far it has been told under its culprit's name."""
         self._moved: dict[int, int] = {}
         """By victim."""
 
@@ -109,8 +115,10 @@ class Accounts:
         present = victims != _NOBODY
         named = present & among(culprits, (ROOT_ID, *live))
         unnamed = present & ~named
-        self._move(victims[unnamed].tolist(), new[unnamed].tolist(), set(owners.ids.tolist()))
+        untold = pairs.ns - np.maximum(self._base, self._told)[pairs.at]
+        self._move(victims[unnamed].tolist(), untold[unnamed].tolist(), set(owners.ids.tolist()))
         self._base[pairs.at[unnamed]] = pairs.ns[unnamed]
+        self._told[pairs.at[named]] = pairs.ns[named]
         # Nothing new since the last time, and its culprit gone: nothing is going to be added to it any more.
         spent = ~present | (unnamed & (culprits == _NOBODY) & (new == 0))
         by_path: dict[int, dict[str, int]] = {}
@@ -120,7 +128,7 @@ class Accounts:
 
     def forget(self, at: npt.NDArray[np.intp]) -> None:
         """These entries were given back and begin at zero."""
-        self._base[at] = 0
+        self._base[at] = self._told[at] = 0
 
     def _move(self, victims: list[int], sums: list[int], known: set[int]) -> None:
         self._moved = {victim: ns for victim, ns in self._moved.items() if victim in known}
