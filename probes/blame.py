@@ -78,5 +78,5 @@ def _blames(waits: WaitSource, *, owned: bool) -> Probe:
     said = f" ({waits.refused[0]})" if isinstance(waits, RunqLat) and waits.refused else ""
     raise Unavailable(
         f"the form {waits.form} of run-queue waits does not tell who had the CPU{said}",
-        "use Linux 5.5 or later with BTF, where the forms tp_btf and raw_tp run; dioptase doctor says why they do not",
+        "give the agent the capabilities BPF and PERFMON, on Linux 5.5 or later with BTF: tp_btf and raw_tp tell it",
     )
