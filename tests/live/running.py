@@ -17,8 +17,6 @@ from typing import Any
 
 import msgspec
 
-# Under nohup children would inherit that SIGHUP is ignored, which the agent respects.
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
 DIOPTASE = str(Path(sys.executable).with_name("dioptase"))
 
 
