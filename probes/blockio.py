@@ -25,9 +25,10 @@ import numpy as np
 from api.facts import BlockIo, Durations
 from api.histograms import SLOTS
 from api.ports import Seen, Unavailable
+from probes import fields
 from probes.btf import VMLINUX
-from probes.groups import ROOT_ID
-from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load
+from probes.groups import Absentees
+from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
 from probes.maps import Map, possible_cpus, total
 
 FORMS = ("tp_btf", "raw_tp")
@@ -39,12 +40,8 @@ _FULL, _UNKNOWN = 0, 3
 _COUNTERS = 2 + SLOTS
 """Of one direction: sum, bytes and the histogram."""
 _FIELDS = {
-    "TASK_GROUP": [("task_struct", "sched_task_group", 8)],
-    "CSS_SERIAL": [("task_group", "css.serial_nr", 8)],
-    "CSS_CGROUP": [("task_group", "css.cgroup", 8)],
-    "CGROUP_KN": [("cgroup", "kn", 8)],
+    **fields.GROUP,
     "CGROUP_ROOT": [("cgroup", "root", 8)],
-    "KN_ID": [("kernfs_node", "id", 8)],
     "RQ_QUEUE": [("request", "q", 8)],
     "RQ_FLAGS": [("request", "cmd_flags", 4)],
     "RQ_BYTES": [("request", "__data_len", 4)],
@@ -86,8 +83,7 @@ class BlockIoProbe:
         self._pairs: Map | None = Map(*loaded.maps["blockio"], possible_cpus())
         self._lost = Map(*loaded.maps["lost"], possible_cpus())
         self._decoded: dict[tuple[int, int], tuple[list[int], BlockIo]] = {}
-        self._listing: Mapping[int, str] | None = None
-        self._missing: set[int] = set()
+        self._absentees = Absentees()
         self._problem: Unavailable | None = None
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
@@ -110,10 +106,6 @@ class BlockIoProbe:
         """Requests that found no room, as of the latest read."""
         return self._problem
 
-    def loaded(self) -> Loaded:
-        """What runs in the kernel, for statistics and tests."""
-        return self._loaded
-
     def close(self) -> None:
         """Detach from the kernel. Idempotent."""
         self._pairs = None
@@ -132,13 +124,8 @@ class BlockIoProbe:
         return {number: {"block_io": by_device} for number, by_device in devices.items()}
 
     def _forget(self, pairs: Map, live: Mapping[int, str], keys: Sequence[tuple[int, int]]) -> None:
-        """Remove what belongs to cgroups that two different listings in a row did not have."""
-        if not live or live is self._listing:
-            return
-        self._listing = live
-        missing = {number for number, _ in keys if number not in live and number != ROOT_ID}
-        gone = missing & self._missing
-        self._missing = missing - gone
+        """Remove what belongs to cgroups that are gone."""
+        gone = self._absentees.gone((number for number, _ in keys), live)
         for key in keys:
             if key[0] in gone:
                 pairs.delete(key)
@@ -186,9 +173,4 @@ def open_blockio(
     *, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX
 ) -> BlockIoProbe:
     """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
-    loaded = load(job(forms, btf), child_python=child_python)
-    try:
-        return BlockIoProbe(loaded)
-    except BaseException:
-        loaded.close()
-        raise
+    return opened(job(forms, btf), BlockIoProbe, child_python=child_python)

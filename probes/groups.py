@@ -7,7 +7,7 @@ root cgroup; a cgroup whose cpu controller was switched off and on again has sev
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -64,6 +64,25 @@ class Overflow:
         return self._lately or total != self._at_listing
 
 
+class Absentees:
+    """Cgroups that were counted and that two different listings in a row did not have: they are gone, where one that a
+    single listing lacks may have been made after it."""
+
+    def __init__(self) -> None:
+        self._listing: Mapping[int, str] | None = None
+        self._missing: set[int] = set()
+
+    def gone(self, counted: Iterable[int], live: Mapping[int, str]) -> set[int]:
+        """Those that this complete listing is the second one without. The root is never gone; an empty listing says nothing."""
+        if not live or live is self._listing:
+            return set()
+        self._listing = live
+        missing = {number for number in counted if number not in live and number != ROOT_ID}
+        gone = missing & self._missing
+        self._missing = missing - gone
+        return gone
+
+
 class Owners(NamedTuple):
     """Tags, and the cgroup that each belongs to; one whose controller was switched off and on again has several."""
 
@@ -84,8 +103,7 @@ class GroupTable:
         self.places = bpf.map_info(loaded.maps["groups"][0]).max_entries
         self.owners = Owners(np.zeros(0, np.uint64), np.zeros(0, np.uint64))
         """As of the latest read."""
-        self._listing: Mapping[int, str] | None = None
-        self._missing: set[int] = set()
+        self._absentees = Absentees()
         self._retired: list[int] = []
 
     def read(
@@ -114,13 +132,10 @@ class GroupTable:
         return Lost(*(int(row[0]) for row in total(self._lost.rows([0, 1, 2, 3]))))
 
     def _forget(self, live: Mapping[int, str], places: npt.NDArray[np.uint32], ids: npt.NDArray[np.uint64]) -> None:
-        """Retire the places of cgroups that two different listings in a row did not have."""
-        if not live or live is self._listing:
+        """Retire the places of cgroups that are gone."""
+        gone = self._absentees.gone(ids.tolist(), live)
+        if not gone:
             return
-        self._listing = live
-        missing = {number for number in ids.tolist() if number not in live and number != ROOT_ID}
-        gone = missing & self._missing
-        self._missing = missing - gone
         for place, number in zip(places.tolist(), ids.tolist(), strict=True):
             if number in gone:
                 self._groups.set(place, RETIRED.to_bytes(8, "little") + bytes(8))

@@ -18,18 +18,19 @@ that an interrupt, not the task it interrupted, allocated when kswapd was woken.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from api.cpus import parse_cpu_list
 from api.facts import Durations, Kswapd, Reclaim
 from api.histograms import SLOTS
-from api.ports import Seen, Unavailable
-from probes import bpf, fields
+from api.ports import Seen
+from probes import fields
 from probes.btf import VMLINUX
-from probes.groups import MAX_PLACES, Lost
-from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load
+from probes.groups import MAX_PLACES
+from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
 from probes.maps import Map, total
-from probes.tabled import Tabled
+from probes.tabled import Tabled, durations
 
 FORMS = ("tp_btf", "raw_tp")
 """In order of preference, which is that of their cost."""
@@ -56,45 +57,21 @@ _FORMS = {
 }
 
 
-class KswapdProbe:
+class KswapdProbe(Tabled):
     """The running probe (`api.ports.Probe`), with what a person may want to know beside it."""
 
     name = "kswapd"
 
     def __init__(self, loaded: Loaded, numa_nodes: Sequence[int]) -> None:
-        self._table = Tabled(loaded, "kswapd", "reclaims")
+        super().__init__(loaded, self.name, "reclaims")
         self._nodes, self._numa = Map(*loaded.maps["nodes"], cpus=1), tuple(numa_nodes)
-        self.form, self.refused = loaded.form, loaded.refused
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
         """Counts since the probe was opened. Raises Unavailable once closed."""
-        rows, certain = self._table.rows(live, complete=complete)
-        try:
+        counted = self.count(live, complete=complete)
+        with self.reading():
             numa = decode_nodes(self._numa, total(self._nodes.rows(self._numa)).tolist())
-        except OSError as error:
-            raise Unavailable(
-                f"the maps of kswapd cannot be read: {error.strerror}", "start the agent again"
-            ) from error
-        cgroups = {number: {"reclaim": reclaim} for number, reclaim in decode(rows).items()}
-        if certain:
-            nothing = {"reclaim": NOTHING}
-            for number in live:
-                cgroups.setdefault(number, nothing)
-        return Seen(cgroups=cgroups, node={"kswapd": numa})
-
-    def problem(self) -> Unavailable | None:
-        return self._table.problem()
-
-    def lost(self) -> Lost:
-        """Events that were not counted, by reason."""
-        return self._table.lost()
-
-    def stats(self) -> dict[str, bpf.ProgramInfo]:
-        """Runs and run time of each program; they grow only while kernel statistics are on."""
-        return self._table.stats()
-
-    def close(self) -> None:
-        self._table.close()
+        return Seen(counted.filled("reclaim", decode(counted.by_cgroup()), live, NOTHING), {"kswapd": numa})
 
 
 def decode(rows: Mapping[int, Sequence[int]]) -> dict[int, Reclaim]:
@@ -102,8 +79,8 @@ def decode(rows: Mapping[int, Sequence[int]]) -> dict[int, Reclaim]:
     limit = 1 + SLOTS
     return {
         number: Reclaim(
-            direct=_durations(row[:limit]),
-            limit=_durations(row[limit : 2 * limit]),
+            direct=durations(row[:limit]),
+            limit=durations(row[limit : 2 * limit]),
             reclaimed_pages=row[2 * limit],
             kswapd_wakeups=row[2 * limit + 1],
         )
@@ -117,10 +94,6 @@ def decode_nodes(numa: Iterable[int], rows: Iterable[Sequence[int]]) -> dict[int
         nid: Kswapd(wakeups=wakeups, active_ns=active, scanned_pages=scanned, reclaimed_pages=reclaimed)
         for nid, (_, _, wakeups, active, scanned, reclaimed) in zip(numa, rows, strict=True)
     }
-
-
-def _durations(row: Sequence[int]) -> Durations:
-    return Durations(sum_ns=row[0], count=sum(row[1:]), slots=tuple(row[1:]))
 
 
 def nodes_with_memory(sys_root: Path = Path("/sys")) -> tuple[int, ...]:
@@ -147,9 +120,4 @@ def job(forms: Sequence[str], numa_nodes: Sequence[int], btf: Path = VMLINUX) ->
 def open_kswapd(*, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX) -> KswapdProbe:
     """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
     numa_nodes = nodes_with_memory()
-    loaded = load(job(forms, numa_nodes, btf), child_python=child_python)
-    try:
-        return KswapdProbe(loaded, numa_nodes)
-    except BaseException:
-        loaded.close()
-        raise
+    return opened(job(forms, numa_nodes, btf), partial(KswapdProbe, numa_nodes=numa_nodes), child_python=child_python)

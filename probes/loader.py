@@ -14,10 +14,10 @@ import subprocess
 import tempfile
 import threading
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -25,6 +25,7 @@ from api.ports import Unavailable
 from probes import bpf
 from probes.btf import VMLINUX
 
+T = TypeVar("T")
 CHILD_PYTHON = Path("/usr/bin/python3")
 """Where the distribution's packages are, python3-bpfcc among them."""
 TIMEOUT_S = 60.0
@@ -272,6 +273,16 @@ def _begin(python: Path, nice: int) -> _Running:
     owned.callback(child.wait)
     owned.callback(child.kill)
     return _Running(child, here, errors, scratch, owned)
+
+
+def opened(job: Job, make: Callable[[Loaded], T], *, child_python: Path = CHILD_PYTHON) -> T:
+    """The probe that `make` builds on what was loaded; where it fails nothing stays in the kernel. Raises as `load`."""
+    loaded = load(job, child_python=child_python)
+    try:
+        return make(loaded)
+    except BaseException:
+        loaded.close()
+        raise
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from api.cpus import parse_cpu_list
@@ -18,7 +19,7 @@ from api.ports import Seen, Unavailable
 from probes import bpf, fields
 from probes.btf import VMLINUX
 from probes.groups import MAX_PLACES, Lost
-from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load
+from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
 from probes.maps import Map
 from probes.tabled import Tabled
 
@@ -57,13 +58,9 @@ class Migrations:
             raise Unavailable("the probe migrations is closed", "open it again")
         if self._table is None:
             return Seen()
-        rows, certain = self._table.rows(live, complete=complete)
-        cgroups = {number: {"numa_migrations": moves} for number, (moves,) in rows.items()}
-        if certain:
-            nothing = {"numa_migrations": 0}
-            for number in live:
-                cgroups.setdefault(number, nothing)
-        return Seen(cgroups=cgroups)
+        counted = self._table.count(live, complete=complete)
+        moves = {number: moves for number, (moves,) in counted.by_cgroup().items()}
+        return Seen(counted.filled("numa_migrations", moves, live, 0))
 
     def problem(self) -> Unavailable | None:
         return self._table.problem() if self._table is not None else None
@@ -122,9 +119,4 @@ def open_migrations(
     nodes = numa_nodes_of_cpus() if cpu_nodes is None else cpu_nodes
     if len(set(nodes.values())) < 2:
         return Migrations(None, nodes)
-    loaded = load(job(forms, max(nodes) + 1, btf), child_python=child_python)
-    try:
-        return Migrations(loaded, nodes)
-    except BaseException:
-        loaded.close()
-        raise
+    return opened(job(forms, max(nodes) + 1, btf), partial(Migrations, cpu_nodes=nodes), child_python=child_python)

@@ -20,7 +20,8 @@ from api.facts import OomVictim
 from api.ports import Seen, Unavailable
 from probes import bpf, fields
 from probes.btf import VMLINUX
-from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load
+from probes.groups import Absentees
+from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
 from probes.maps import Map
 
 FORMS = ("tp_btf", "raw_tp")
@@ -55,7 +56,7 @@ class OomKill:
         self._kills: dict[int, int] = {}
         self._victims: deque[OomVictim] = deque(maxlen=LATEST)
         self._live: Mapping[int, str] = {}
-        self._missing: set[int] = set()
+        self._absentees = Absentees()
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
         """Kills since the probe was opened. Raises Unavailable once closed."""
@@ -67,8 +68,9 @@ class OomKill:
             raise Unavailable(
                 f"the maps of oomkill cannot be read: {error.strerror}", "start the agent again"
             ) from error
-        if complete and live is not self._live:
-            self._forget(live)
+        if complete:
+            for number in self._absentees.gone(self._kills, live):
+                del self._kills[number]
         self._live = live
         nothing: Mapping[str, object] = {"oom_kills": 0}
         cgroups = dict.fromkeys(() if self._missed else live, nothing)
@@ -110,13 +112,6 @@ class OomKill:
             path = live.get(number) or self._live.get(number) or f"id {number}"
             self._victims.append(decode(rows[place], offset_ns, path))
 
-    def _forget(self, live: Mapping[int, str]) -> None:
-        """Drop the counts of cgroups that two listings in a row did not have."""
-        missing = self._kills.keys() - live.keys()
-        for number in missing & self._missing:
-            del self._kills[number]
-        self._missing = missing
-
 
 def decode(row: Any, offset_ns: int, cgroup: str) -> OomVictim:
     """Pure: one `struct victim`; `offset_ns` is what CLOCK_REALTIME is ahead of CLOCK_MONOTONIC."""
@@ -143,9 +138,4 @@ def job(forms: Sequence[str], btf: Path = VMLINUX) -> Job:
 
 def open_oomkill(*, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX) -> OomKill:
     """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
-    loaded = load(job(forms, btf), child_python=child_python)
-    try:
-        return OomKill(loaded)
-    except BaseException:
-        loaded.close()
-        raise
+    return opened(job(forms, btf), OomKill, child_python=child_python)

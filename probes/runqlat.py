@@ -21,12 +21,13 @@ import msgspec
 from api.facts import Blame, Wait
 from api.histograms import SLOTS
 from api.ports import Unavailable
-from probes import bpf
+from probes import fields
 from probes.btf import VMLINUX
-from probes.groups import GroupTable, Lost, Numbers, Overflow, Owners, places_for
-from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load
+from probes.groups import Owners, places_for
+from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
 from probes.maps import possible_cpus
 from probes.pairs import NO_PAIRS, PARTS, Culprits, Pairs, pair_bits
+from probes.tabled import Counted, Tabled, durations
 
 NOTHING = Wait(sum_ns=0, count=0, slots=(0,) * SLOTS)
 NOBODY = Blame(by_cgroup={}, throttled_ns=0, higher_class_ns=0, other_ns=0)
@@ -37,15 +38,8 @@ SEATS = 1 << 17
 SPANS, STRETCHES = 16, 32
 """What each CPU remembers, to tell who had it during a wait: 2.5 KiB. Powers of two."""
 _HOLD_BYTES = 32
-_GROUP_FIELDS = {
-    "TASK_GROUP": [("task_struct", "sched_task_group", 8)],
-    "CSS_SERIAL": [("task_group", "css.serial_nr", 8)],
-    "CSS_CGROUP": [("task_group", "css.cgroup", 8)],
-    "CGROUP_KN": [("cgroup", "kn", 8)],
-    "KN_ID": [("kernfs_node", "id", 8)],
-}
 _STAMPED_FIELDS = {
-    **_GROUP_FIELDS,
+    **fields.GROUP,
     "LAST_QUEUED": [("task_struct", "sched_info.last_queued", 8)],
     "CFS_RQ": [("task_struct", "se.cfs_rq", 8)],
     "RQ": [("cfs_rq", "rq", 8)],
@@ -65,7 +59,7 @@ _THROTTLE = {
 # Sleeping tasks may stay queued since 152e11f6df29 (Linux 6.12).
 _DELAYED_DEQUEUE = {"DELAYED": [("task_struct", "se.sched_delayed", 1)]}
 _CLASSIC_FIELDS = {
-    **_GROUP_FIELDS,
+    **fields.GROUP,
     "PID": [("task_struct", "pid", 4)],
     "ON_CPU": [("task_struct", "on_cpu", 4)],
     # Renamed and narrowed by 2f064a59a11f (Linux 5.14).
@@ -99,25 +93,15 @@ class _Reading(NamedTuple):
     live: Mapping[int, str]
     pairs: Pairs
     owners: Owners
-    ids: list[int]
-    rows: Numbers
-    unsure: bool
-    """Cgroups found no place lately, and what is missing may be theirs."""
+    counted: Counted
 
 
-class RunqLat:
+class RunqLat(Tabled):
     """The running probe: a WaitSource (`api.ports`) with what a person may want to know beside it."""
 
     def __init__(self, loaded: Loaded) -> None:
-        self._loaded = loaded
         self._culprits = Culprits(loaded) if "pairs" in loaded.maps else None
-        table = GroupTable(loaded, "runqlat", also=("holds",) if self._culprits else ())
-        self._table: GroupTable | None = table
-        self._places = table.places
-        self.form = loaded.form
-        self.refused = loaded.refused
-        """Forms that were tried before this one, and why the kernel did not take them."""
-        self._overflow = Overflow()
+        super().__init__(loaded, "runqlat", "switches", also=("holds",) if self._culprits else ())
         self._latest: _Reading | None = None
 
     def read(
@@ -130,8 +114,9 @@ class RunqLat:
         """
         found = self._read(live, wanted, complete=complete)
         self._latest = found if wanted is None else None
-        waits = decode(found.ids, found.rows.tolist())
-        if not found.unsure:
+        counted = found.counted
+        waits = decode(counted.ids, counted.rows.tolist())
+        if counted.certain:
             for number in live if wanted is None else live.keys() & wanted:
                 waits.setdefault(number, NOTHING)
         return waits
@@ -142,13 +127,16 @@ class RunqLat:
         Cgroups without a place as for `read`; culprits that `live` does not have are not named. Raises Unavailable once
         closed, and where the form does not know (`blaming`).
         """
-        self._open_table()
-        if self._culprits is None:
-            raise Unavailable(f"the form {self.form} does not tell who had the CPU", "use the form tp_btf or raw_tp")
+        with self.reading():
+            if self._culprits is None:
+                raise Unavailable(
+                    f"the form {self.form} does not tell who had the CPU", "use the form tp_btf or raw_tp"
+                )
         latest, self._latest = self._latest, None
         found = latest if latest and latest.live is live else self._read(live, None, complete=complete)
-        blames = self._culprits.settle(found.pairs, found.owners, found.ids, found.rows, live)
-        if not found.unsure:
+        counted = found.counted
+        blames = self._culprits.settle(found.pairs, found.owners, counted.ids, counted.rows, live)
+        if counted.certain:
             for number in live:
                 blames.setdefault(number, NOBODY)
         return blames
@@ -163,61 +151,28 @@ class RunqLat:
         crowded = None if self._culprits is None else self._culprits.problem()
         return crowded or self.problem()
 
-    def problem(self) -> Unavailable | None:
-        """Whether cgroups found no place in the table since the start, as of the latest read."""
-        if not self._overflow.total:
-            return None
-        return Unavailable(
-            f"{self._overflow.total} switches of cgroups that found no place in the table of {self._places}"
-            " were not counted",
-            "remove cgroups that nobody uses; where cgroup-limit is a problem too, raise maxCgroups: dead cgroups keep"
-            " their places while the list of cgroups is not complete",
-        )
-
-    def lost(self) -> Lost:
-        """Switches that were not counted, by reason."""
-        return self._open_table().lost()
-
-    def stats(self) -> dict[str, bpf.ProgramInfo]:
-        """Runs and run time of each program; they grow only while kernel statistics are on."""
-        return self._loaded.stats()
-
     def descriptors(self) -> tuple[int, ...]:
         """All that keeps the probe in the kernel."""
         return self._loaded.descriptors
 
     def close(self) -> None:
         """Detach from the kernel. Idempotent."""
-        self._table = self._latest = None
+        self._latest = None
         if self._culprits is not None:
             self._culprits.close()
-        self._loaded.close()
+        super().close()
 
     def _read(self, live: Mapping[int, str], wanted: Collection[int] | None, *, complete: bool) -> _Reading:
-        table = self._open_table()
-        try:
+        with self.reading() as table:
             # Pairs first: then every tag that is found there and not in the table is of a cgroup that is gone.
             pairs = self._culprits.read() if self._culprits and wanted is None else NO_PAIRS
-            ids, rows = table.read(live, wanted, complete=complete)
-            unsure = self._overflow.grew(table.lost().full, live)
-        except OSError as error:
-            raise Unavailable(
-                f"the maps of runqlat cannot be read: {error.strerror}", "start the agent again"
-            ) from error
-        return _Reading(live, pairs, table.owners, ids, rows, unsure)
-
-    def _open_table(self) -> GroupTable:
-        if self._table is None:
-            raise Unavailable("the probe runqlat is closed", "open it again")
-        return self._table
+            counted = self.count(live, wanted, complete=complete)
+            return _Reading(live, pairs, table.owners, counted)
 
 
 def decode(ids: Sequence[int], rows: Sequence[Sequence[int]]) -> dict[int, Wait]:
     """Pure: rows of `struct hist`, sum first, to waits by cgroup id."""
-    return {
-        number: Wait(sum_ns=row[0], count=sum(row[1 : 1 + SLOTS]), slots=tuple(row[1 : 1 + SLOTS]))
-        for number, row in zip(ids, rows, strict=True)
-    }
+    return {number: durations(row[: 1 + SLOTS]) for number, row in zip(ids, rows, strict=True)}
 
 
 def _blaming(form: Form) -> Form:
@@ -261,9 +216,4 @@ def open_waits(
     *, forms: Sequence[str] = FORMS, blame: bool = True, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX
 ) -> RunqLat:
     """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
-    loaded = load(job(forms, possible_cpus(), btf, blame=blame), child_python=child_python)
-    try:
-        return RunqLat(loaded)
-    except BaseException:
-        loaded.close()
-        raise
+    return opened(job(forms, possible_cpus(), btf, blame=blame), RunqLat, child_python=child_python)

@@ -21,11 +21,13 @@ from pathlib import Path
 
 from api.facts import Net
 from api.histograms import SLOTS
-from api.ports import Seen, Unavailable
+from api.ports import Seen
+from probes import fields
 from probes.btf import VMLINUX
-from probes.groups import GroupTable, Overflow, places_for
-from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load
+from probes.groups import places_for
+from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
 from probes.maps import possible_cpus
+from probes.tabled import Tabled
 
 FORMS = ("tp_btf", "raw_tp")
 """In order of preference."""
@@ -34,11 +36,7 @@ FLOWS = 1 << 14
 COUNTERS = 9
 """Of struct traffic."""
 _FIELDS = {
-    "TASK_GROUP": [("task_struct", "sched_task_group", 8)],
-    "CSS_SERIAL": [("task_group", "css.serial_nr", 8)],
-    "CSS_CGROUP": [("task_group", "css.cgroup", 8)],
-    "CGROUP_KN": [("cgroup", "kn", 8)],
-    "KN_ID": [("kernfs_node", "id", 8)],
+    **fields.GROUP,
     "SK_FAMILY": [("sock", "__sk_common.skc_family", 2)],
     "SK_PROTOCOL": [("sock", "sk_protocol", 2)],
     "SEGS_IN": [("tcp_sock", "segs_in", 4)],
@@ -57,47 +55,18 @@ _FORMS = {
 }
 
 
-class Sockets:
+class Sockets(Tabled):
     """The running probe: a Probe (`api.ports`)."""
 
     name = "sockets"
 
     def __init__(self, loaded: Loaded) -> None:
-        self._loaded = loaded
-        self.form = loaded.form
-        self._table: GroupTable | None = GroupTable(loaded, "sockets")
-        self._overflow = Overflow()
+        super().__init__(loaded, self.name, "socket calls")
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
         """Traffic by cgroup id since the probe was opened. Raises Unavailable once closed."""
-        if self._table is None:
-            raise Unavailable("the probe sockets is closed", "open it again")
-        try:
-            ids, rows = self._table.read(live, complete=complete)
-            self._overflow.grew(self._table.lost().full, live)
-        except OSError as error:
-            raise Unavailable(
-                f"the maps of sockets cannot be read: {error.strerror}", "start the agent again"
-            ) from error
-        return Seen({number: {"net": net} for number, net in decode(ids, rows.tolist()).items()})
-
-    def problem(self) -> Unavailable | None:
-        """Whether cgroups found no place in the table since the start, as of the latest read."""
-        if not self._overflow.total:
-            return None
-        return Unavailable(
-            f"{self._overflow.total} socket calls of cgroups that found no place in the table were not counted",
-            "remove cgroups that nobody uses",
-        )
-
-    def loaded(self) -> Loaded:
-        """What runs in the kernel, for statistics and tests."""
-        return self._loaded
-
-    def close(self) -> None:
-        """Detach from the kernel. Idempotent."""
-        self._table = None
-        self._loaded.close()
+        counted = self.count(live, complete=complete)
+        return Seen({number: {"net": net} for number, net in decode(counted.ids, counted.rows.tolist()).items()})
 
 
 def decode(ids: Sequence[int], rows: Sequence[Sequence[int]]) -> dict[int, Net]:
@@ -133,9 +102,4 @@ def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:
 
 def open_sockets(*, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX) -> Sockets:
     """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
-    loaded = load(job(forms, possible_cpus(), btf), child_python=child_python)
-    try:
-        return Sockets(loaded)
-    except BaseException:
-        loaded.close()
-        raise
+    return opened(job(forms, possible_cpus(), btf), Sockets, child_python=child_python)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from api.ports import Seen, Unavailable
 from probes.btf import VMLINUX
-from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load
+from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
 from probes.maps import Map, possible_cpu_ids
 
 FORMS = ("tp_btf", "raw_tp")
@@ -59,10 +59,6 @@ class SoftIrq:
         """Nothing can be lost: each kind has its counter."""
         return None
 
-    def loaded(self) -> Loaded:
-        """What runs in the kernel, for statistics and tests."""
-        return self._loaded
-
     def close(self) -> None:
         """Detach from the kernel. Idempotent."""
         self._counters = None
@@ -87,9 +83,4 @@ def job(forms: Sequence[str], btf: Path = VMLINUX) -> Job:
 
 def open_softirq(*, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX) -> SoftIrq:
     """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
-    loaded = load(job(forms, btf), child_python=child_python)
-    try:
-        return SoftIrq(loaded)
-    except BaseException:
-        loaded.close()
-        raise
+    return opened(job(forms, btf), SoftIrq, child_python=child_python)

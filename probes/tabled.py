@@ -2,38 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
 
+from api.facts import Durations
 from api.ports import Unavailable
 from probes import bpf
-from probes.groups import GroupTable, Lost, Overflow
+from probes.groups import GroupTable, Lost, Numbers, Overflow
 from probes.loader import Loaded
 
 
-class Tabled:
-    """The table of one loaded probe. `name` is its map, `events` what it counts, in a person's words."""
+class Counted(NamedTuple):
+    """Cgroup ids and a row of counters for each."""
 
-    def __init__(self, loaded: Loaded, name: str, events: str) -> None:
-        self._loaded, self._name, self._events = loaded, name, events
-        self._table: GroupTable | None = GroupTable(loaded, name)
+    ids: list[int]
+    rows: Numbers
+    certain: bool
+    """Whether live cgroups that are not among them have counted nothing. They have, unless any cgroup found no place since
+    the listing before this one: it may be theirs that was lost."""
+
+    def by_cgroup(self) -> dict[int, list[int]]:
+        """Rows as Python's own numbers."""
+        return dict(zip(self.ids, self.rows.tolist(), strict=True))
+
+    def filled(
+        self, field: str, values: Mapping[int, object], live: Mapping[int, str], nothing: object
+    ) -> dict[int, Mapping[str, object]]:
+        """The values for `api.ports.Seen`, with `nothing` for live cgroups that have counted nothing."""
+        absent: Mapping[str, object] = {field: nothing}
+        found = dict.fromkeys(live if self.certain else (), absent)
+        found.update((number, {field: value}) for number, value in values.items())
+        return found
+
+
+class Tabled:
+    """One loaded probe with its table. `name` is the table's map, `events` what it counts, in a person's words; `also` as
+    for `GroupTable`."""
+
+    def __init__(self, loaded: Loaded, name: str, events: str, *, also: Sequence[str] = ()) -> None:
+        self._loaded, self._label, self._events = loaded, name, events
+        self._table: GroupTable | None = GroupTable(loaded, name, also=also)
         self._places = self._table.places
         self._overflow = Overflow()
+        self.form = loaded.form
+        self.refused = loaded.refused
+        """Forms that were tried before this one, and why the kernel did not take them."""
 
-    def rows(self, live: Mapping[int, str], *, complete: bool) -> tuple[dict[int, list[int]], bool]:
-        """Counters by cgroup id, and whether live cgroups that are not among them have counted nothing.
+    def count(
+        self, live: Mapping[int, str], wanted: Collection[int] | None = None, *, complete: bool = True
+    ) -> Counted:
+        """Counters of the wanted cgroups or of all. Raises Unavailable once closed."""
+        with self.reading() as table:
+            ids, rows = table.read(live, wanted, complete=complete)
+            return Counted(ids, rows, not self._overflow.grew(table.lost().full, live))
 
-        They have, unless any cgroup found no place since the listing before this one: it may be theirs that was lost.
-        Raises Unavailable once closed.
-        """
-        table = self._open_table()
+    @contextmanager
+    def reading(self) -> Iterator[GroupTable]:
+        """The table, for reads of the probe's maps: where the kernel refuses one, that is Unavailable."""
+        if self._table is None:
+            raise Unavailable(f"the probe {self._label} is closed", "open it again")
         try:
-            ids, rows = table.read(live, complete=complete)
-            unsure = self._overflow.grew(table.lost().full, live)
+            yield self._table
         except OSError as error:
             raise Unavailable(
-                f"the maps of {self._name} cannot be read: {error.strerror}", "start the agent again"
+                f"the maps of {self._label} cannot be read: {error.strerror}", "start the agent again"
             ) from error
-        return dict(zip(ids, rows.tolist(), strict=True)), not unsure
 
     def problem(self) -> Unavailable | None:
         """Whether cgroups found no place in the table since the start, as of the latest read."""
@@ -48,7 +82,8 @@ class Tabled:
 
     def lost(self) -> Lost:
         """Events that were not counted, by reason."""
-        return self._open_table().lost()
+        with self.reading() as table:
+            return table.lost()
 
     def stats(self) -> dict[str, bpf.ProgramInfo]:
         """Runs and run time of each program; they grow only while kernel statistics are on."""
@@ -59,7 +94,7 @@ class Tabled:
         self._table = None
         self._loaded.close()
 
-    def _open_table(self) -> GroupTable:
-        if self._table is None:
-            raise Unavailable(f"the probe {self._name} is closed", "open it again")
-        return self._table
+
+def durations(row: Sequence[int]) -> Durations:
+    """Pure: a sum in nanoseconds, and then the slots of a histogram."""
+    return Durations(sum_ns=row[0], count=sum(row[1:]), slots=tuple(row[1:]))

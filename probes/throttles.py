@@ -16,13 +16,13 @@ from pathlib import Path
 
 from api.facts import Durations
 from api.histograms import SLOTS
-from api.ports import Seen, Unavailable
-from probes import bpf, fields
+from api.ports import Seen
+from probes import fields
 from probes.btf import VMLINUX
-from probes.groups import Lost, places_for
-from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load
+from probes.groups import places_for
+from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
 from probes.maps import possible_cpus
-from probes.tabled import Tabled
+from probes.tabled import Tabled, durations
 
 FORMS = ("tp_btf", "raw_tp")
 """In order of preference, which is that of their cost."""
@@ -42,43 +42,23 @@ _FORMS = {
 }
 
 
-class Throttles:
+class Throttles(Tabled):
     """The running probe (`api.ports.Probe`), with what a person may want to know beside it."""
 
     name = "throttles"
 
     def __init__(self, loaded: Loaded) -> None:
-        self._table = Tabled(loaded, "throttles", "throttles")
-        self.form, self.refused = loaded.form, loaded.refused
+        super().__init__(loaded, self.name, "throttles")
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
         """Throttles since the probe was opened. Raises Unavailable once closed."""
-        rows, certain = self._table.rows(live, complete=complete)
-        cgroups = {number: {"throttles": throttles} for number, throttles in decode(rows).items()}
-        if certain:
-            nothing = {"throttles": NOTHING}
-            for number in live:
-                cgroups.setdefault(number, nothing)
-        return Seen(cgroups=cgroups)
-
-    def problem(self) -> Unavailable | None:
-        return self._table.problem()
-
-    def lost(self) -> Lost:
-        """Switches that were not looked at, by reason."""
-        return self._table.lost()
-
-    def stats(self) -> dict[str, bpf.ProgramInfo]:
-        """Runs and run time of each program; they grow only while kernel statistics are on."""
-        return self._table.stats()
-
-    def close(self) -> None:
-        self._table.close()
+        counted = self.count(live, complete=complete)
+        return Seen(counted.filled("throttles", decode(counted.by_cgroup()), live, NOTHING))
 
 
 def decode(rows: Mapping[int, Sequence[int]]) -> dict[int, Durations]:
     """Pure: rows of `struct throttles` by cgroup id, sum first."""
-    return {number: Durations(sum_ns=row[0], count=sum(row[1:]), slots=tuple(row[1:])) for number, row in rows.items()}
+    return {number: durations(row) for number, row in rows.items()}
 
 
 def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:
@@ -98,9 +78,4 @@ def open_throttles(
     *, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX
 ) -> Throttles:
     """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
-    loaded = load(job(forms, possible_cpus(), btf), child_python=child_python)
-    try:
-        return Throttles(loaded)
-    except BaseException:
-        loaded.close()
-        raise
+    return opened(job(forms, possible_cpus(), btf), Throttles, child_python=child_python)

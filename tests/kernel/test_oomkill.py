@@ -77,7 +77,7 @@ def test_victims_keep_their_order_and_the_path_that_the_listing_before_had(probe
         listing = {known.id: known.path}
         probe.read(listing)
         pids, ids = [die(known), die(unknown), die(known)], (known.id, unknown.id)
-    seen = probe.read({})
+    seen = probe.read({1: "/"})
     assert [victim.pid for victim in victims(seen)] == pids
     assert [victim.cgroup for victim in victims(seen)] == [known.path, f"id {ids[1]}", known.path]
     assert [seen.cgroups[number] for number in ids] == [{"oom_kills": 2}, {"oom_kills": 1}]
