@@ -136,6 +136,8 @@ class NodeSample(msgspec.Struct, frozen=True, kw_only=True):
     """By NUMA node."""
     softirq_ns: Mapping[int, Mapping[str, int]] = {}
     """By CPU and vector (`NET_RX`), cumulative."""
+    cpu_waits: Mapping[int, Wait] = {}
+    """By CPU: time that tasks waited for it and how often one got it, like run_delay_ns and timeslices; without slots."""
     oom_victims: tuple[OomVictim, ...] = ()
     """The latest ones, oldest first."""
 

@@ -124,6 +124,24 @@ def test_without_schedstats_waits_of_cgroups_tell_pools_of_cpus_apart() -> None:
     assert shown["global_cpu"]["cpu_sched_wait"] == pytest.approx((200 + 400 + 200) / 350)
 
 
+def test_without_schedstats_the_probes_waits_by_cpu_come_before_the_estimate() -> None:
+    """CPU 0 makes 100 tasks a second wait 2 ms each, CPU 1 one of 300 ms, nobody waits for CPU 2; CPU 3 came a second ago."""
+    seen = History()
+    for second in TEN_SECONDS:
+        base = snapshot(second)
+        waits = {
+            cpu: Durations(sum_ns=count * ms * MS * second, count=count * second)
+            for cpu, count, ms in ((0, 100, 2), (1, 1, 300), (2, 0, 0), (3, 10, 1))
+            if cpu != 3 or second == TEN_SECONDS[-1]
+        }
+        node = msgspec.structs.replace(base.node, run_delay_ns={}, timeslices={}, cpu_waits=waits)
+        estimated = CgroupSample(path="/a", id=7, wait=Durations(sum_ns=S * second, count=second))
+        seen.add(msgspec.structs.replace(base, node=node, cgroups={"/a": estimated}))
+    shown = document("system/compute", seen)
+    assert [cpu.get("cpu_sched_wait") for cpu in shown["cpu"]] == [2.0, 300.0, 0.0, None]
+    assert shown["global_cpu"]["cpu_sched_wait"] == pytest.approx((200 + 300) / 101)
+
+
 def test_nobody_waited_is_zero_and_nobody_knows_is_absent() -> None:
     def shown(**node: Any) -> dict[str, Any]:
         seen = History()
