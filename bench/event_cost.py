@@ -19,16 +19,23 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 from agent.hierarchy import detect
+from api.ports import Unavailable
 from bench.machine import this_machine
-from probes import blockio, bpf, sockets, softirq
+from bench.switch_load import SwitchLoad
+from probes import blockio, bpf, counters, sockets, softirq
 from probes.loader import Form, Job, Loaded, Program, load
+from probes.maps import possible_cpu_ids
+from probes.perf_event import SOFTWARE, Event
 
 LOAD_S = 1.0
 EMPTY = Form(name="tp_btf", typed=True, fields={}, programs=[Program("on_event", "softirq_entry", "dtse_empty")])
+STAND_INS = {"cycles": Event(SOFTWARE, 2), "instructions": Event(SOFTWARE, 4)}
+"""PERF_COUNT_SW_PAGE_FAULTS and _CPU_MIGRATIONS, where the machine has no counters: the call, without reading a register."""
 TEXT = """## Probe cost per event
 
 {machine}. `python -m bench.event_cost --rounds {rounds}`: medians of {rounds} shuffled rounds of {load_s:g} s each.
@@ -39,7 +46,9 @@ TEXT = """## Probe cost per event
 
 - *ns an event*: run time of the program by the kernel's BPF statistics, which take the time before and after each run.
 - Loads, all on loopback or in memory and in one task: datagrams of 100 bytes there and back; the same on one TCP connection; a
-  TCP connection made, used for one byte and closed; direct reads of 4 KiB from a loop device.
+  TCP connection made, used for one byte and closed; direct reads of 4 KiB from a loop device. Switches: a byte passed back and
+  forth by two tasks on each CPU.
+- *counters* reads two {counted} at each switch.
 """
 Turn = Callable[[], None]
 
@@ -51,10 +60,12 @@ class Contestant:
     name: str
     load: str
     job: Job
+    ready: Callable[[Loaded], object] = lambda loaded: None  # noqa: ARG005 - most are ready when they are loaded
+    """What is left to do once it is loaded."""
     seen: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
 
-def contestants(scratch: Path) -> list[Contestant]:
+def contestants(scratch: Path, events: counters.Events) -> list[Contestant]:
     empty = scratch / "empty.bpf.c"
     empty.write_text("int on_event(u64 *ctx) { return 0; }\n")
     found = [Contestant("empty program", "datagrams", Job(sources=[empty], forms=[EMPTY], maps=[], constants={}))]
@@ -63,7 +74,20 @@ def contestants(scratch: Path) -> list[Contestant]:
         found += [Contestant(f"sockets, {form}", load, talk) for load in ("datagrams", "stream", "connections")]
         found.append(Contestant(f"softirq, {form}", "datagrams", softirq.job((form,))))
         found.append(Contestant(f"blockio, {form}", "direct reads", blockio.job((form,))))
+        reading = partial(counters.Counters, events=events)
+        found.append(
+            Contestant(f"counters, {form}", "switches", counters.job((form,), possible_cpu_ids(), events), reading)
+        )
     return found
+
+
+def counted() -> counters.Events:
+    """Cycles and instructions, or what is read in the same way."""
+    try:
+        there = counters.countable(counters.EVENTS, counters.online_cpus()[0])
+    except Unavailable:
+        return STAND_INS
+    return {name: there[name] for name in STAND_INS}
 
 
 @contextmanager
@@ -115,12 +139,25 @@ def direct_reads() -> Iterator[Turn]:
             subprocess.run(["losetup", "--detach", made], check=True)
 
 
-LOADS = {"datagrams": datagrams, "stream": stream, "connections": connections, "direct reads": direct_reads}
+@contextmanager
+def switches() -> Iterator[Turn]:
+    with SwitchLoad(counters.online_cpus()):
+        yield lambda: time.sleep(0.05)
+
+
+LOADS = {
+    "switches": switches,
+    "datagrams": datagrams,
+    "stream": stream,
+    "connections": connections,
+    "direct reads": direct_reads,
+}
 
 
 def visit(contestant: Contestant) -> None:
     """Load the probe, run the load, take the statistics of its programs."""
     with load(contestant.job) as loaded, LOADS[contestant.load]() as turn:
+        contestant.ready(loaded)
         statistics = bpf.enable_stats()
         try:
             before, started = _stats(loaded), time.monotonic()
@@ -165,13 +202,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--write", type=Path, default=Path(__file__).parent / "results/event_cost.md")
     options = parser.parse_args()
+    events = counted()
     with tempfile.TemporaryDirectory() as scratch:
-        measured = contestants(Path(scratch))
+        measured = contestants(Path(scratch), events)
         for _ in range(options.rounds):
             for contestant in random.sample(measured, len(measured)):
                 visit(contestant)
     text = TEXT.format(
-        machine=this_machine(detect().mode).line(), rounds=options.rounds, load_s=LOAD_S, rows=rows(measured)
+        machine=this_machine(detect().mode).line(),
+        rounds=options.rounds,
+        load_s=LOAD_S,
+        rows=rows(measured),
+        counted="software events (this machine has no hardware counters, whose registers take longer)"
+        if events is STAND_INS
+        else "hardware counters",
     )
     options.write.parent.mkdir(parents=True, exist_ok=True)
     options.write.write_text(text)
