@@ -97,16 +97,16 @@ def test_clocks_are_the_cpu_time_of_each_cgroup(probe: Counters) -> None:
         two.start([sys.executable, "-c", PINNED, str(LAST_CPU)])
         two.start([sys.executable, "-c", PINNED, str(LAST_CPU)])
         two.start([sys.executable, "-c", "import time\nwhile True: time.sleep(0.001)"])
-        time.sleep(2.0)
+        assert eventually(lambda: all(cpu_time_ns(group) > 700 * MS for group in (one, two)))
         for group in (one, two):
             end(group)
         seen = probe.read(live)
         assert counters_of(seen, none) == CpuCounters(cycles=0, instructions=0, misses=0)
         for group in (one, two):
             counted, used = counters_of(seen, group), cpu_time_ns(group)
-            assert used > 100 * MS, "it ran"
-            assert counted.cycles == pytest.approx(used, rel=0.03)
-            assert counted.instructions == pytest.approx(used, rel=0.03)
+            # A process is in the middle of a turn when it joins its cgroup.
+            assert counted.cycles == pytest.approx(used, rel=0.03, abs=20 * MS)
+            assert counted.instructions == pytest.approx(used, rel=0.03, abs=20 * MS)
     assert probe.problem() is None
 
 
@@ -133,20 +133,21 @@ def test_events_go_to_the_cgroup_whose_task_made_them(probe: Counters) -> None:
 def test_idle_time_is_nobodys(probe: Counters) -> None:
     """What all cgroups have together, and the idle time of /proc/stat, are the time that there was."""
 
-    def look() -> tuple[int, int, int]:
+    def look() -> tuple[int, int, int, int]:
         seen = probe.read({})
         words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
         idle = (int(words[4]) + int(words[5])) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
         groups = (
             counters for values in seen.cgroups.values() if isinstance(counters := values["counters"], CpuCounters)
         )
-        return sum(of.cycles for of in groups), idle, sum(of.cycles for of in by_cpu(seen).values())
+        here = sum(of.cycles for of in by_cpu(seen).values())
+        return sum(of.cycles for of in groups), idle, here, time.monotonic_ns() * len(online_cpus())
 
     before = look()
     time.sleep(3.0)
-    used, idle, elapsed = (now - then for now, then in zip(look(), before, strict=True))
-    assert elapsed == pytest.approx(3e9 * len(online_cpus()), rel=0.1)
-    assert used + idle == pytest.approx(elapsed, rel=0.1)
+    used, idle, everything, elapsed = (now - then for now, then in zip(look(), before, strict=True))
+    assert everything == pytest.approx(elapsed, rel=0.1)
+    assert used + idle == pytest.approx(everything, rel=0.1)
 
 
 def test_counts_only_grow(probe: Counters) -> None:
