@@ -20,16 +20,20 @@ from pathlib import Path
 from statistics import median
 
 from agent.hierarchy import detect
+from api.ports import Unavailable
 from bench.event_loads import LOADS, SLEEPERS
 from bench.machine import this_machine
-from probes import blockio, bpf, kswapd, migrations, sockets, softirq, threads, throttles
+from probes import blockio, bpf, counters, kswapd, migrations, sockets, softirq, threads, throttles
 from probes.loader import Form, Job, Loaded, Program, load
-from probes.maps import possible_cpus
+from probes.maps import possible_cpu_ids, possible_cpus
+from probes.perf_event import SOFTWARE, Event
 
 LOAD_S = 1.0
 FEWEST = 200
 """Runs of a program in a visit, below which its mean says little."""
 EMPTY = Form(name="tp_btf", typed=True, fields={}, programs=[Program("on_event", "softirq_entry", "dtse_empty")])
+STAND_INS = {"cycles": Event(SOFTWARE, 2), "instructions": Event(SOFTWARE, 4)}
+"""PERF_COUNT_SW_PAGE_FAULTS and _CPU_MIGRATIONS, where the machine has no counters: the call, without reading a register."""
 TEXT = """## Probe cost per event
 
 {machine}. `python -m bench.event_cost --rounds {rounds}`: medians of {rounds} shuffled rounds of {load_s:g} s each.
@@ -44,6 +48,7 @@ TEXT = """## Probe cost per event
   one CPU that pass a byte back and forth; a task sent from one CPU to another, which here stand for two NUMA nodes; a file of
   64 MiB read within a limit of 16 MiB; a walk over all threads, {sleepers:,} of them asleep (an event is a thread).
 - oomkill's program runs once for each killed process: nothing beside the kill. Context switches are in the section above.
+- *counters* reads two {counted} at each switch.
 """
 
 
@@ -59,7 +64,7 @@ class Contestant:
     seen: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
 
-def contestants(scratch: Path) -> list[Contestant]:
+def contestants(scratch: Path, events: counters.Events) -> list[Contestant]:
     empty = scratch / "empty.bpf.c"
     empty.write_text("int on_event(u64 *ctx) { return 0; }\n")
     found = [Contestant("empty program", "datagrams", Job(sources=[empty], forms=[EMPTY], maps=[], constants={}))]
@@ -74,8 +79,20 @@ def contestants(scratch: Path) -> list[Contestant]:
         )
         two_nodes = partial(migrations.Migrations, cpu_nodes={cpu: cpu for cpu in os.sched_getaffinity(0)})
         found.append(Contestant(f"migrations, {form}", "moves", migrations.job((form,), possible_cpus()), two_nodes))
+        reading = partial(counters.Counters, events=events)
+        counting = counters.job((form,), possible_cpu_ids(), events)
+        found.append(Contestant(f"counters, {form}", "switches", counting, reading))
     found.append(Contestant("threads, iterator", "1,000 threads", threads.job()))
     return found
+
+
+def counted() -> counters.Events:
+    """Cycles and instructions, or what is read in the same way."""
+    try:
+        there = counters.countable(counters.EVENTS, counters.online_cpus()[0])
+    except Unavailable:
+        return STAND_INS
+    return {name: there[name] for name in STAND_INS}
 
 
 def visit(contestant: Contestant) -> None:
@@ -126,8 +143,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--write", type=Path, default=Path(__file__).parent / "results/event_cost.md")
     options = parser.parse_args()
+    events = counted()
     with tempfile.TemporaryDirectory() as scratch:
-        measured = contestants(Path(scratch))
+        measured = contestants(Path(scratch), events)
         for _ in range(options.rounds):
             for contestant in random.sample(measured, len(measured)):
                 visit(contestant)
@@ -137,6 +155,9 @@ def main() -> None:
         load_s=LOAD_S,
         rows=rows(measured),
         sleepers=SLEEPERS,
+        counted="software events (this machine has no hardware counters, whose registers take longer)"
+        if events is STAND_INS
+        else "hardware counters",
     )
     options.write.parent.mkdir(parents=True, exist_ok=True)
     options.write.write_text(text)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.facts import BlockIo, CpuTimes, Disk, Durations, Limits, NumaNode
+from api.facts import BlockIo, CpuCounters, CpuTimes, Disk, Durations, Limits, NumaNode
 from api.ports import Unavailable
 from api.samples import CgroupSample, NodeSample, Snapshot
 from exporters.malachite import cgroup_v1, cgroup_v2
@@ -122,6 +122,66 @@ def test_without_schedstats_waits_of_cgroups_tell_pools_of_cpus_apart() -> None:
     first, second_pool = (50 * 2 + 50 * 1) / 100, (25 * 8 + 50 * 1) / 75
     assert [cpu["cpu_sched_wait"] for cpu in shown["cpu"]] == pytest.approx([first, first, second_pool, second_pool])
     assert shown["global_cpu"]["cpu_sched_wait"] == pytest.approx((200 + 400 + 200) / 350)
+
+
+def test_without_schedstats_the_probes_waits_by_cpu_come_before_the_estimate() -> None:
+    """CPU 0 makes 100 tasks a second wait 2 ms each, CPU 1 one of 300 ms, nobody waits for CPU 2; CPU 3 came a second ago."""
+    seen = History()
+    for second in TEN_SECONDS:
+        base = snapshot(second)
+        waits = {
+            cpu: Durations(sum_ns=count * ms * MS * second, count=count * second)
+            for cpu, count, ms in ((0, 100, 2), (1, 1, 300), (2, 0, 0), (3, 10, 1))
+            if cpu != 3 or second == TEN_SECONDS[-1]
+        }
+        node = msgspec.structs.replace(base.node, run_delay_ns={}, timeslices={}, cpu_waits=waits)
+        estimated = CgroupSample(path="/a", id=7, wait=Durations(sum_ns=S * second, count=second))
+        seen.add(msgspec.structs.replace(base, node=node, cgroups={"/a": estimated}))
+    shown = document("system/compute", seen)
+    assert [cpu.get("cpu_sched_wait") for cpu in shown["cpu"]] == [2.0, 300.0, 0.0, None]
+    assert shown["global_cpu"]["cpu_sched_wait"] == pytest.approx((200 + 300) / 101)
+
+
+def test_cycles_per_instruction_are_those_of_the_last_five_seconds() -> None:
+    """CPU 0 goes from 1 to 3 cycles an instruction after five seconds; CPU 1 retired nothing, CPU 2 has no third counter."""
+    seen = History()
+    for second in TEN_SECONDS:
+        base = snapshot(second)
+        late = max(0, second - 5)
+        counted = {
+            0: CpuCounters(cycles=(second + 2 * late) * S, instructions=second * S, misses=1000 * second),
+            1: CpuCounters(cycles=second, instructions=0, misses=0),
+            2: CpuCounters(cycles=S * second, instructions=2 * S * second),
+        }
+        seen.add(msgspec.structs.replace(base, node=msgspec.structs.replace(base.node, cpu_counters=counted)))
+    shown = document("system/compute", seen)
+    assert [cpu.get("cpi_data") for cpu in shown["cpu"]] == [
+        {"cpi": 3.0, "instructions": 5.0 * S, "cycles": 15.0 * S, "l3_misses": 5000.0},
+        None,
+        {"cpi": 0.5, "instructions": 10.0 * S, "cycles": 5.0 * S},
+        None,
+    ]
+    assert not list(contract.breaches(shown, contract.DOCUMENTS["system/compute"]))
+
+
+@pytest.mark.parametrize("layout", [V1, V2], ids=lambda layout: layout.version)
+def test_a_pods_counters_are_those_of_its_containers(layout: Layout) -> None:
+    """Without a third counter there are no misses, rather than none."""
+    base = snapshot(1, layout=layout)
+    counted = {
+        BUSY: CpuCounters(cycles=300, instructions=200, misses=None),
+        IDLE: CpuCounters(cycles=50, instructions=100, misses=None),
+        POD: CpuCounters(cycles=0, instructions=0, misses=None),
+    }
+    cgroups = {
+        path: msgspec.structs.replace(sample, counters=counted.get(path)) for path, sample in base.cgroups.items()
+    }
+    seen = History()
+    seen.add(msgspec.structs.replace(base, cgroups=cgroups))
+    shown = cgroup(POD, seen, layout)["Cpuacct"]
+    cpu = shown["Cpu"][layout.version]
+    assert (cpu["cycles"], cpu["instructions"]) == (350, 300)
+    assert "l3_misses" not in cpu
 
 
 def test_nobody_waited_is_zero_and_nobody_knows_is_absent() -> None:
