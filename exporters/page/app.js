@@ -110,11 +110,14 @@ function take(views) {
   model.rows = model.rows.filter((row) => end - row.time <= SPAN_MS);
 }
 
+/** Whether another agent made this View, perhaps after a reboot: rounds and the agent's own time only go forwards. */
+const begunAnew = (last, { seq, taken_at_ms: time }) => (seq === last.seq ? time !== last.time : seq < last.seq || time < last.time);
+
 /** Whatever happened since the last look, in as few requests as it takes. */
 async function look() {
   const view = await get("/api/v1/view");
   const last = model.rows.at(-1);
-  const restarted = last && (view.seq < last.seq || (view.seq === last.seq && view.wall_time_ms !== last.time));
+  const restarted = last && begunAnew(last, view);
   if (restarted) forget();
   if (model.view === null) {
     // The first numbers at once; five minutes of a full node take a moment longer.
@@ -141,14 +144,21 @@ function draw() {
   showLimits(view);
   showTiles(view, row, model.targetUs);
   showSources(view);
-  const marks = decisions.entries
-    .filter((entry) => entry.outcome.status === "applied")
-    .map((entry) => ({ time: entry.wall_time_ns / 1e6, kind: direction(entry.outcome) }));
-  charts[0].update(rows, marks);
+  charts[0].update(rows, marks(rows));
   for (const chart of charts.slice(1)) chart.update(rows);
   showMemory(view.node, latest(rows, "refaults"));
   drawWaits();
   drawCgroups();
+}
+
+/** The writes of the rounds that are drawn. The journal outlives agents: the wall clock tells rounds of one number apart. */
+function marks(rows) {
+  const bySeq = new Map(rows.map((row) => [row.seq, row]));
+  return decisions.entries.filter((entry) => entry.outcome.status === "applied").flatMap((entry) => {
+    const row = bySeq.get(entry.round_seq);
+    const drawn = row !== undefined && Math.abs(row.wall - entry.wall_time_ns / 1e6) < 2;
+    return drawn ? [{ time: row.time, kind: direction(entry.outcome) }] : [];
+  });
 }
 
 function drawWaits() {

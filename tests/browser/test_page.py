@@ -302,6 +302,40 @@ def test_rounds_that_come_later_are_drawn(browser: Browser, agent: Agent, told: 
     assert page.errors() == []
 
 
+@pytest.mark.parametrize("by_s", [-3600, 3600])
+def test_a_clock_that_is_set_moves_nothing(browser: Browser, agent: Agent, told: story.Story, by_s: int) -> None:
+    """Set at round 120 while the page looks on; what is shown of each round is the time that it was then."""
+    moved = story.clock_set(told, 120, by_s)
+    agent.journal.all = list(moved.entries)
+    agent.show(moved.rounds[:118])
+    page = opened(browser, agent)
+    page.eval("document.querySelector('#cpu-chart details').open = true")
+    for known in range(119, 141):
+        agent.show(moved.rounds[known - 1 : known])
+        page.until(f"document.querySelector('#live-text').textContent.startsWith('round {known} ')")
+    page.until("document.querySelectorAll('#cpu-chart tbody tr').length === 140")
+    times = [words.clock(build(finished).wall_time_ms) for finished in reversed(moved.rounds[:140])]
+    assert [row[0] for row in shown(page, "#cpu-chart")] == times
+    waits = [build(finished).containers[0].wait for finished in told.rounds[110:140]]
+    assert shown(page, "#waits-table")[0][1] == words.integer(sum(wait.count for wait in waits if wait))
+    writes = [entry for entry in moved.entries if entry.round_seq <= 140]
+    assert page.eval("document.querySelectorAll('#cpu-chart .mark').length") == len(writes) > 0
+    lent, inside = page.eval(
+        """(() => { const box = document.querySelector('#cpu-chart svg').getBoundingClientRect();
+        const lines = [...document.querySelectorAll('#cpu-chart .line')];
+        const within = (b) => b.left >= box.left && b.right <= box.right;
+        return [document.querySelectorAll('#cpu-chart .line.s-lent').length,
+                lines.every((line) => within(line.getBoundingClientRect()))]; })()"""
+    )
+    assert lent == 1, "no gap where no round is missing"
+    assert inside
+    page.eval("document.querySelector('.heat-plot').focus()")
+    page.press("Home")
+    said = page.eval("document.querySelector('.heat-plot').getAttribute('aria-valuetext')")
+    assert f" at {times[-1]}: " in said
+    assert page.errors() == []
+
+
 def test_before_the_first_round(browser: Browser, agent: Agent) -> None:
     page = browser.page()
     page.go(agent.url)
