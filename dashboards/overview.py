@@ -168,9 +168,10 @@ def _lent() -> list[Panel]:
     used = rate_by("dioptase_cgroup_cpu_usage_seconds_total", RECLAIMED, "instance")
     return [
         lines(
-            "Lent, used, left",
+            "Lent, used, headroom, need",
             "cores",
-            "What reclaimed pods may use, what they use, what could be promised on top, and what online pods need.",
+            "What reclaimed pods may use, what they use, their headroom (CPU that can be promised to them in all, what they "
+            "use now included), and what online pods need.",
             Query(f"dioptase_reclaim_lent_cores{{{NODE}}}", "lent on {{instance}}"),
             Query(used, "used by reclaimed pods on {{instance}}"),
             Query(f"dioptase_reclaim_headroom_cores{{{NODE}}}", "headroom on {{instance}}"),

@@ -67,6 +67,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """What they used since the previous round."""
     requirement_cores: float | None
     headroom_cores: float | None
+    """What can be promised to reclaimed pods in all, what they use now included."""
     pools: Mapping[str, str]
     """CPU list of each pool."""
     node: NodeView = NodeView()

@@ -84,6 +84,16 @@ def test_headline_numbers_are_the_views(browser: Browser, agent: Agent, told: st
     assert page.errors() == []
 
 
+def test_headroom_is_said_to_hold_what_is_used(browser: Browser, agent: Agent, told: story.Story) -> None:
+    """Nothing comes on top: right after the spike all of the headroom is in use."""
+    agent.show(told.rounds[:206])
+    view = build(told.rounds[205])
+    assert view.reclaimed_cores == view.headroom_cores == view.lent_cores
+    assert view.lent_cores < 1
+    page = opened(browser, agent)
+    assert page.text("#lent-note") == f"headroom {words.cores(view.headroom_cores)}, what they use included"
+
+
 def test_workloads_table_is_the_views(browser: Browser, agent: Agent) -> None:
     last = story.tell(230, others=(story.LONG,)).rounds[-2:]
     agent.show(last)
