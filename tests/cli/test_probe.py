@@ -66,7 +66,7 @@ def test_a_part_of_the_hierarchy_is_not_said_to_be_all_of_it(
     for module, seen, views in ((cli.probe, {}, intervals), (generic, Seen(), generic.intervals)):
         monkeypatch.setattr(module, "cgroup_paths", lambda: paths)
         told: Any = Told(seen)
-        assert len(list(views(told, 0.01, 0.015, "/"))) == 2  # type: ignore[operator]
+        assert len(list(views(told, 0.01, 0.015, "/"))) == 2
         assert told.complete == [whole] * 3
 
 

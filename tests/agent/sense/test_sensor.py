@@ -113,13 +113,13 @@ class Machine:
 
 
 class Silent(Indicators):
-    """Five pods that do not answer, and one answer from long ago."""
+    """Seven pods that do not answer, and one answer from long ago."""
 
     def latest(self) -> Mapping[str, Indicator]:
         return {"n/0": Indicator(bounds_s=(1.0,), buckets=(1, 2), sum_s=3.0, sampled_at_ns=4)}
 
     def errors(self) -> Mapping[str, str]:
-        return {f"n/{pod}": "no answer" for pod in range(5)}
+        return {f"n/{pod}": "no answer" for pod in range(7)}
 
 
 @pytest.fixture
@@ -386,7 +386,8 @@ def test_pods_that_do_not_answer_are_named_and_old_answers_keep_their_time(machi
     snapshot = machine.sensor(indicators=Silent()).snapshot(1, 1000, 1)
     assert snapshot.indicators["n/0"].sampled_at_ns == 4
     silent = status(snapshot, "indicator-pods")
-    assert (silent.ok, silent.error) == (False, "n/0: no answer; n/1: no answer; n/2: no answer; and 2 more")
+    told = "n/0: no answer; n/1: no answer; n/2: no answer; n/3: no answer; n/4: no answer; and 2 more"
+    assert (silent.ok, silent.error) == (False, told)
 
 
 def test_schedstat_follows_the_pods(machine: Machine) -> None:
@@ -412,3 +413,12 @@ def test_a_listed_container_without_a_cgroup_is_told_with_its_path(machine: Mach
     machine.pods.answer = lambda: (WEB, lost)
     status = next(s for s in machine.sensor().snapshot(1, 1, 1).sources if s.name == "pod-cgroups")
     assert (status.ok, status.error) == (False, "there is no cgroup /wob of default/lost")
+
+
+def test_five_of_many_such_containers_are_named(machine: Machine) -> None:
+    """Seven of nodes with hundreds: the first five in the order of the pods file, and how many more."""
+    made = tuple(Container(name="c", cgroup=f"/w{k}") for k in range(7))
+    machine.pods.answer = lambda: (Pod(uid="l", namespace="n", name="lost", qos=QoSLevel.SHARED, containers=made),)
+    found = status(machine.sensor().snapshot(1, 1, 1), "pod-cgroups")
+    named = ", ".join(f"/w{k} of n/lost" for k in range(5))
+    assert found.error == f"there is no cgroup {named}, and 2 more"
