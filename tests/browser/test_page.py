@@ -53,7 +53,7 @@ def test_headroom_is_said_to_hold_what_is_used(browser: Browser, agent: Agent, t
     assert view.reclaimed_cores == view.headroom_cores == view.lent_cores
     assert view.lent_cores < 1
     page = opened(browser, agent)
-    assert page.text("#lent-note") == f"headroom {words.cores(view.headroom_cores)}, what they use included"
+    assert page.text("#lent-note") == f"headroom {words.cores(view.headroom_cores)}, use included"
 
 
 def test_workloads_table_is_the_views(browser: Browser, agent: Agent) -> None:
