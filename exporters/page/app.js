@@ -16,6 +16,8 @@ const EVERY_MS = 1000;
 const PATIENCE_MS = 4000; // of the agent's answer
 const STALL_MS = 5000; // so long without a new round, and the numbers are called old
 
+const SHARE = { top: () => 1, format: percent, tick: (value) => `${Math.round(value * 100)} %` }; // of a chart's values
+
 const cursor = new Cursor();
 const decisions = new Decisions();
 const charts = [
@@ -50,9 +52,7 @@ const charts = [
       { key: "throttledBatch", label: "batch", kind: "line", css: "s-batch" },
       { key: "throttledOnline", label: () => (watching(model.view) ? "worst" : "online"), kind: "line", css: "s-online" },
     ],
-    top: () => 1,
-    format: percent,
-    tick: (value) => `${Math.round(value * 100)} %`,
+    ...SHARE,
   }, cursor),
   new TimeChart(byId("pressure-chart"), {
     name: "Pressure: share of time in which some task stalled",
@@ -61,9 +61,7 @@ const charts = [
       { key: "memorySome", label: "memory", kind: "line", css: "s-wait" },
       { key: "ioSome", label: "I/O", kind: "line", css: "s-batch" },
     ],
-    top: () => 1,
-    format: percent,
-    tick: (value) => `${Math.round(value * 100)} %`,
+    ...SHARE,
     axis: false,
   }, cursor),
   new TimeChart(byId("reclaim-chart"), {
