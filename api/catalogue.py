@@ -226,7 +226,8 @@ CATALOGUE: tuple[Metric, ...] = (
     # Advice and what came of it
     Metric("dioptase_pool_cpus", "gauge", "", "CPUs in the pool; pools overlap where priority separates them.", ("pool",)),
     Metric("dioptase_share_requirement_cores", "gauge", "cores", "CPU that online pods are estimated to need."),
-    Metric("dioptase_reclaim_headroom_cores", "gauge", "cores", "CPU that can be promised to reclaimed pods."),
+    Metric("dioptase_reclaim_headroom_cores", "gauge", "cores",
+           "CPU that can be promised to reclaimed pods in all, what they use now included."),
     Metric("dioptase_reclaim_lent_cores", "gauge", "cores", "CPU that reclaimed pods may use now."),
     Metric("dioptase_decisions_total", "counter", "", "Decisions on knobs.", ("knob", "rule", "outcome")),
     Metric("dioptase_rounds_total", "counter", "", "Rounds of sense, advise, act by what started them and what was advised.",

@@ -19,6 +19,7 @@ import msgspec
 from agent.hierarchy import detect
 from api.ports import Unavailable
 from bench.machine import Machine, children_of, cpu_ns_of, end_cleanly_on_sigterm, memory_kib_of, this_machine
+from bench.ready import wait_ready
 from bench.residents import residents
 from cli.child import AgentChild, AgentEnded, free_port
 from exporters.view import View
@@ -91,7 +92,7 @@ def measure(count: int, act: str, seconds: float) -> tuple[Cost, str]:
         with (directory / "agent.log").open("wb") as log:
             agent = AgentChild(options, port=free_port(), output=log)
         try:
-            agent.wait_healthy()
+            wait_ready(agent)
             time.sleep(SETTLE_S)
             quiet_ms = _cpu_ms_a_second(agent, seconds, ask=False)
             scraped_ms = _cpu_ms_a_second(agent, seconds, ask=True)
