@@ -53,11 +53,15 @@ class Source(NamedTuple):
     parsers: tuple[Parse, ...]
     instead_of: int | None
     """Index of the preferred source of the same fields: this one is read only where that one gives nothing."""
+    follows: int | None
+    """Index of an earlier source that says the same in fewer words: while that one stays as it was, so does this one."""
 
 
 SNAPSHOTS = frozenset((b"tasks",))
 """Files to open for each read: version 1 makes the list of tasks at the first read after open and shows that same list
 until nobody has read it for a second (kernel/cgroup/cgroup-v1.c, cgroup_pidlist_start)."""
+FOLLOWERS = {b"cpuacct.stat": b"cpuacct.usage", b"cpuacct.usage_percpu": b"cpuacct.usage"}
+"""How CPU time is shared out changes only with its sum."""
 _US = parsers.NS_PER_US
 _SLOW = Cadence.SLOW
 
@@ -221,6 +225,7 @@ def sources(hierarchy: Hierarchy) -> tuple[Source, ...]:
             fields=tuple(field for field, _ in fields),
             parsers=tuple(parse for _, parse in fields),
             instead_of=order.index(preferred[mount, file]) if (mount, file) in preferred else None,
+            follows=order.index((mount, FOLLOWERS[file])) if file in FOLLOWERS else None,
         )
         for (mount, file), fields in files.items()
     )

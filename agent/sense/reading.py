@@ -147,7 +147,7 @@ class Reading:
                 cell.close()
 
     def _visit(self, plan: Plan, group: Group, reads: int, cadence: Cadence) -> bool:
-        changed = False
+        changed: list[int] = []
         cells, sources = self._cells, plan.sources
         for index in plan.indices[cadence]:
             source = sources[index]
@@ -156,11 +156,13 @@ class Reading:
                 continue
             if cell is None:
                 cell = cells[index] = plan.cell(index, group)
+            elif source.follows is not None and source.follows not in changed and cell.text is not None:
+                continue
             if cell.refresh(source, reads):
-                changed = True
+                changed.append(index)
             if cell.failure:
                 self.failing = True
-        return changed
+        return bool(changed)
 
     def _visit_rare(self, plan: Plan, group: Group) -> bool:
         # Files that are not kept open: nothing but their texts is remembered.

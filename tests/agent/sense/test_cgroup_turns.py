@@ -78,3 +78,21 @@ def test_a_turn_that_was_missed_is_not_made_up_for(tmp_path: Path) -> None:
     assert reader.read(3600 * S + 1, 2)["/"].files_read_at_ns == 1
     assert reader.read(3605 * S, 3)["/"].files_read_at_ns == 3
     reader.close()
+
+
+def test_how_cpu_time_is_shared_out_is_read_when_its_sum_has_changed(tmp_path: Path) -> None:
+    hierarchy = trees.v1(tmp_path, (".", "web"))
+    files = tmp_path / "cpuacct/web"
+    reader = CgroupReader(hierarchy)
+    before = reader.read()["/web"]
+    (files / "cpuacct.usage_percpu").write_text("1000000000 600000000 \n")
+    (files / "cpuacct.stat").write_text("user 101\nsystem 50\n")
+    assert reader.read()["/web"] is before, "their sum is what it was: they were not looked at"
+    (files / "cpuacct.usage").write_text("1600000000\n")
+    after = reader.read()["/web"]
+    reader.close()
+    assert (after.cpu_usage_ns, after.per_cpu_ns, after.cpu_user_ns) == (
+        1_600_000_000,
+        (1_000_000_000, 600_000_000),
+        1_010_000_000,
+    )
