@@ -39,6 +39,8 @@ class Recorder:
     """Sink of rounds, and a source that says how the recording fares."""
 
     name, form = "recording", "zlib"
+    lost_events = None
+    """Rounds that are lost have a counter of their own."""
 
     def __init__(self, directory: Path, max_mib: int, product: str, retry_s: float = RETRY_S) -> None:
         """Begin a new segment. Raises Unavailable where the directory cannot be written at all."""

@@ -48,6 +48,7 @@ class Waits:
         )
         self.asked: list[tuple[Collection[int] | None, bool]] = []
         self.lost: Unavailable | None = None
+        self.lost_events: int | None = None
 
     def read(
         self, live: Mapping[int, str], wanted: Collection[int] | None = None, *, complete: bool = True
@@ -70,6 +71,7 @@ class Seeing:
     def __init__(self, name: str, answer: Callable[[Mapping[int, str]], Seen]) -> None:
         self.name, self.answer = name, answer
         self.lost: Unavailable | None = None
+        self.lost_events: int | None = None
         self.asked: list[bool] = []
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
@@ -193,6 +195,12 @@ def test_switches_that_were_lost_turn_the_waits_bad_and_keep_the_rest(machine: M
     assert snapshot.cgroups["/web"].wait == Wait(sum_ns=5, count=1)
 
 
+def test_what_was_lost_long_ago_is_counted_and_no_problem(machine: Machine) -> None:
+    machine.waits.lost_events = 3
+    waits = status(machine.sensor().snapshot(1, 1, 1), "waits")
+    assert (waits.ok, waits.error, waits.lost_events) == (True, "", 3)
+
+
 def test_a_zero_of_a_cgroup_without_cpu_controller_is_its_ancestors_and_not_known(machine: Machine) -> None:
     zero = Wait(sum_ns=0, count=0, slots=(0,) * 27)
     machine.waits.answer = lambda live: dict.fromkeys(live, zero)
@@ -299,7 +307,7 @@ def test_a_probe_that_fails_says_why_and_costs_only_its_part(
         raise IndexError("row 3")
 
     lossy = Seeing("lossy", lambda live: Seen({number: {"oom_kills": 2} for number in live}))
-    lossy.lost = Unavailable("4 events were lost", "lose less")
+    lossy.lost, lossy.lost_events = Unavailable("4 events were lost", "lose less"), 4
     probes = (Seeing("refused", refuse), Seeing("buggy", bug), lossy)
     sensor = machine.sensor(probes=probes)
     for seq in (1, 2):
@@ -309,6 +317,7 @@ def test_a_probe_that_fails_says_why_and_costs_only_its_part(
         assert (buggy.ok, buggy.error) == (False, "IndexError: row 3")
         assert "bug" in buggy.remedy
         assert (lost.ok, lost.error, lost.remedy) == (False, "4 events were lost", "lose less")
+        assert (refused.lost_events, buggy.lost_events, lost.lost_events) == (None, None, 4)
         assert (snapshot.cgroups["/web"].oom_kills, snapshot.cgroups["/web"].wait) == (2, Wait(sum_ns=5, count=1))
     assert len(caplog.records) == 1, "the bug is logged once"
 
