@@ -25,7 +25,7 @@ from exporters import view
 from exporters.families import About
 from exporters.history import History
 from exporters.listener import Listener
-from exporters.passwords import Busy, Passwords
+from exporters.passwords import RETRY_AFTER_S, Busy, Passwords
 from exporters.prometheus import Exposition
 from exporters.serving import KEEPALIVE_S, cannot_listen, is_loopback, names_loopback, own_faults
 from exporters.webconfig import Stamp, Web, WebConfig
@@ -61,7 +61,11 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-EXTRA_HEADERS = {401: {"WWW-Authenticate": 'Basic realm="dioptase", charset="UTF-8"'}, 405: {"Allow": "GET, HEAD"}}
+EXTRA_HEADERS = {
+    401: {"WWW-Authenticate": 'Basic realm="dioptase", charset="UTF-8"'},
+    405: {"Allow": "GET, HEAD"},
+    429: {"Retry-After": str(RETRY_AFTER_S)},
+}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -183,6 +187,8 @@ class Server:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+        if self._passwords is not None:
+            self._passwords.close()
 
     async def _follow(self, config: WebConfig, seen: Stamp, listener: Listener) -> None:
         """Put what the files say into force when they change; what cannot hold leaves everything as it was."""
@@ -194,7 +200,9 @@ class Server:
             seen = stamp
             try:
                 secured = await asyncio.to_thread(config.load)
-                self._passwords = Passwords(secured.users) if secured.users else None
+                before, self._passwords = self._passwords, Passwords(secured.users) if secured.users else None
+                if before is not None:
+                    before.close()
                 await listener.renew(secured.tls)
                 self._encrypted = secured.tls is not None
             except Unavailable as error:
@@ -207,10 +215,16 @@ class Server:
     async def _authenticate(self, request: web.Request) -> None:
         passwords = self._passwords
         try:
-            if passwords is None or await passwords.admits(request.headers.get("Authorization", "")):
+            if passwords is None or await passwords.admits(
+                request.headers.get("Authorization", ""), request.remote or ""
+            ):
                 return
         except Busy:
-            raise Refused(429, "too many passwords wait to be checked", "ask again in a few seconds") from None
+            raise Refused(
+                429,
+                "too many passwords wait to be checked, or another one of this address",
+                f"ask again in {RETRY_AFTER_S} seconds",
+            ) from None
         raise Refused(401, "this agent asks for a user and a password", "use one of basic_auth_users of its web config")
 
     @web.middleware
