@@ -25,9 +25,9 @@ from exporters import view
 from exporters.families import About
 from exporters.history import History
 from exporters.listener import Listener
+from exporters.loopback import is_loopback, names_loopback
 from exporters.passwords import RETRY_AFTER_S, Busy, Passwords
 from exporters.prometheus import Exposition
-from exporters.serving import KEEPALIVE_S, cannot_listen, is_loopback, names_loopback, own_faults
 from exporters.webconfig import Stamp, Web, WebConfig
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,6 @@ class Server:
         self._encrypted = False
         self._web_config = web_config
         self._passwords: Passwords | None = None
-        self._runner: web.AppRunner | None = None
         self._listener: Listener | None = None
         self._following: asyncio.Task[None] | None = None
 
@@ -161,18 +160,8 @@ class Server:
         app.router.add_get("/api/v1/history", self._views)
         app.router.add_get("/api/v1/decisions", self._decisions)
         app.router.add_get("/api/v1/snapshot", self._snapshot)
-        runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=0.5, keepalive_timeout=KEEPALIVE_S, logger=own_faults()
-        )
-        await runner.setup()
-        assert runner.server is not None
-        listener = Listener(runner.server)
-        try:
-            bound = await listener.open(host, port, secured.tls)
-        except (OSError, OverflowError, UnicodeError) as error:  # UnicodeError: a name that IDNA cannot spell
-            await runner.cleanup()
-            raise cannot_listen(host, port, error, "--listen") from error
-        self._runner, self._listener = runner, listener
+        self._listener = listener = Listener(app)
+        bound = await listener.open(host, port, "--listen", secured.tls)
         if config is not None:
             self._following = asyncio.create_task(self._follow(config, config.stamp(), listener))
         self._loopback = all(is_loopback(name) for name, _ in bound)
@@ -183,10 +172,7 @@ class Server:
         if self._following is not None:
             self._following.cancel()
         if self._listener is not None:
-            self._listener.close()
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+            await self._listener.close()
         if self._passwords is not None:
             self._passwords.close()
 
@@ -203,12 +189,10 @@ class Server:
                 before, self._passwords = self._passwords, Passwords(secured.users) if secured.users else None
                 if before is not None:
                     before.close()
-                await listener.renew(secured.tls)
+                listener.renew(secured.tls)
                 self._encrypted = secured.tls is not None
             except Unavailable as error:
                 log.error("the web configuration stays as it was: %s: %s", error.reason, error.remedy)
-            except OSError:
-                log.exception("the web configuration could not be put into force")
             else:
                 log.info("the web configuration was read anew")
 

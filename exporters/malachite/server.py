@@ -17,6 +17,8 @@ from aiohttp import web
 from api.decisions import Round
 from api.ports import Unavailable
 from api.samples import Snapshot
+from exporters.listener import Listener
+from exporters.loopback import is_loopback, names_loopback
 from exporters.malachite import cgroup_v1, cgroup_v2
 from exporters.malachite.cgroups import CgroupView, Layout, view
 from exporters.malachite.compute import compute
@@ -27,7 +29,6 @@ from exporters.malachite.past import History
 from exporters.malachite.realtime import freq, info, power, resctrl
 from exporters.malachite.subtree import Subtree
 from exporters.malachite.wire import Wire, envelope, refusal
-from exporters.serving import is_loopback, listen, names_loopback
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class Malachite:
         self._below: Subtree | None = None
         self._made: dict[str, bytes] = {}
         self._loopback = True
-        self._runner: web.AppRunner | None = None
+        self._listener: Listener | None = None
 
     def publish(self, finished: Round) -> None:
         try:
@@ -91,15 +92,15 @@ class Malachite:
 
     async def start(self, host: str, port: int) -> int:
         """Listen and return the port, which the kernel chooses where it is 0. Raises Unavailable with a remedy."""
-        self._runner, bound = await listen(self.app(), host, port, "--malachite", max_line_size=MOST_LINE)
-        self._loopback = all(is_loopback(str(name)) for name, *_ in self._runner.addresses)
-        return bound
+        self._listener = Listener(self.app(), max_line_size=MOST_LINE)
+        bound = await self._listener.open(host, port, "--malachite")
+        self._loopback = all(is_loopback(name) for name, _ in bound)
+        return bound[0][1]
 
     async def stop(self) -> None:
         """Close the port and every connection. Idempotent."""
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        if self._listener is not None:
+            await self._listener.close()
 
     def app(self) -> web.Application:
         """What answers, without a port."""
