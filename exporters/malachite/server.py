@@ -78,7 +78,6 @@ class Malachite:
         self._history = History()
         self._below: Subtree | None = None
         self._made: dict[str, bytes] = {}
-        self._loopback = True
         self._listener: Listener | None = None
 
     def publish(self, finished: Round) -> None:
@@ -91,10 +90,18 @@ class Malachite:
             log.exception("round %d cannot be shown", finished.snapshot.seq)
 
     async def start(self, host: str, port: int) -> int:
-        """Listen and return the port, which the kernel chooses where it is 0. Raises Unavailable with a remedy."""
+        """Listen and return the port, which the kernel chooses where it is 0. Raises Unavailable with a remedy.
+
+        On loopback alone: the client asks there, an address that is compiled in, and knows neither TLS nor passwords.
+        """
         self._listener = Listener(self.app(), max_line_size=MOST_LINE)
         bound = await self._listener.open(host, port, "--malachite")
-        self._loopback = all(is_loopback(name) for name, _ in bound)
+        if not all(is_loopback(name) for name, _ in bound):
+            await self._listener.close()
+            raise Unavailable(
+                f"--malachite {host}:{port} would show every cgroup to whoever reaches it: its client knows no passwords",
+                "give a loopback address: Katalyst's agent asks 127.0.0.1:9002",
+            )
         return bound[0][1]
 
     async def stop(self) -> None:
@@ -113,7 +120,7 @@ class Malachite:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            if self._loopback and not names_loopback(request.headers.get("Host", "")):
+            if not names_loopback(request.headers.get("Host", "")):
                 raise Refused(403, f"Host {request.headers['Host']!r} is not a name of this machine's loopback")
             return await handler(request)
         except Refused as refused:
