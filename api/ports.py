@@ -99,7 +99,7 @@ class Sink(Protocol):
 
 
 class Journal(Protocol):
-    """The bounded record of decisions, as readers see it."""
+    """The bounded record of decisions, as readers see it, from any thread."""
 
     def entries(self, after: int = 0, limit: int = 200) -> Sequence[JournalEntry]:
         """The newest `limit` entries whose seq is greater than `after`, oldest first."""

@@ -296,8 +296,11 @@ class Server:
         limit = asked.get("limit", 200)
         if not 1 <= limit <= MAX_ENTRIES:
             raise Refused(400, f"limit: {limit} is out of range", f"use a number from 1 to {MAX_ENTRIES}")
-        entries = self._journal.entries(after=asked.get("after", 0), limit=limit)
-        return _body(request, await asyncio.to_thread(to_json, list(entries)), "application/json")
+
+        def told() -> bytes:
+            return to_json(list(self._journal.entries(after=asked.get("after", 0), limit=limit)))
+
+        return _body(request, await asyncio.to_thread(told), "application/json")
 
     async def _snapshot(self, request: web.Request) -> web.StreamResponse:
         _parameters(request, ())
