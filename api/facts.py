@@ -38,6 +38,17 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     table."""
 
 
+class CpuCounters(msgspec.Struct, frozen=True, kw_only=True):
+    """What the CPU's own counters say, cumulative."""
+
+    cycles: int
+    """Unhalted."""
+    instructions: int
+    """Retired."""
+    misses: int | None = None
+    """Of the last level of cache; None where no third counter was free."""
+
+
 class Pressure(msgspec.Struct, frozen=True, kw_only=True):
     """One PSI file: cumulative stall time of some and of all tasks; `full` is absent for a node's CPU on old kernels."""
 

@@ -15,6 +15,7 @@ from api.ports import Probe
 from probes.blame import open_blame
 from probes.blockio import open_blockio
 from probes.btf import VMLINUX
+from probes.counters import open_counters
 from probes.kswapd import open_kswapd
 from probes.loader import CHILD_PYTHON
 from probes.migrations import open_migrations
@@ -46,6 +47,8 @@ class Row(msgspec.Struct, frozen=True):
     """What is left to look at where no form of it runs."""
     capabilities: tuple[str, ...] = LOADED
     """All that it needs of root's powers."""
+    asked: bool = False
+    """Whether the agent loads it only where the setting `probes` names it: for what it costs, or what few machines have."""
 
 
 ROWS = (
@@ -103,8 +106,17 @@ ROWS = (
         "tasks moved to a CPU of another NUMA node, per cgroup",
         "numa_pages_migrated in /proc/vmstat",
     ),
+    Row(
+        "counters",
+        open_counters,
+        "cycles, instructions and cache misses per cgroup and CPU, by hardware counters",
+        "nothing: the kernel keeps none by itself",
+        asked=True,
+    ),
 )
 NAMES = tuple(row.name for row in ROWS)
+USUAL = tuple(row.name for row in ROWS if not row.asked)
+"""What the agent loads where nobody says otherwise."""
 BY_NAME = {row.name: row for row in ROWS}
 
 

@@ -52,6 +52,9 @@ class Cpu(Wire, frozen=True, kw_only=True):
     task_nr_iowait: int | None = None
     task_nr_sleeping: int | None = None
     load: Loads | None = None
+    cycles: int | None = None
+    instructions: int | None = None
+    l3_misses: int | None = None
     percpu_usage: tuple[int, ...] | None = None
     old_cpu_basic_info: CpuTimesAt | None = None
     new_cpu_basic_info: CpuTimesAt | None = None

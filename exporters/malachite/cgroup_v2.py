@@ -51,6 +51,9 @@ class Cpu(Wire, frozen=True, kw_only=True):
     task_nr_iowait: int | None = None
     task_nr_sleeping: int | None = None
     load: Loads | None = None
+    cycles: int | None = None
+    instructions: int | None = None
+    l3_misses: int | None = None
     update_time: int | None = None
 
 

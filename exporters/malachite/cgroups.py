@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from api.facts import IoStat, Load, Net, ThreadStates
+from api.facts import CpuCounters, IoStat, Load, Net, ThreadStates
 from api.rates import delta
 from api.samples import CgroupSample, Snapshot
 from exporters.malachite.past import CgroupPast, History, IoRead, Past, io_read_at_ns
@@ -41,6 +41,7 @@ class CgroupView(msgspec.Struct, frozen=True, kw_only=True):
     io_before: IoRead | None = None
     threads: ThreadStates | None = None
     load: Load | None = None
+    counters: CpuCounters | None = None
     net: Net | None = None
     net_before: Net | None = None
     blocks: IoStat | None = None
@@ -137,6 +138,7 @@ def view(sample: CgroupSample, now: Snapshot, history: History, below: Subtree, 
         io_before=history.io(sample),
         threads=below.threads.get(sample.path),
         load=below.load.get(sample.path),
+        counters=below.counters.get(sample.path),
         net=below.net.get(sample.path),
         net_before=below.old_net.get(sample.path),
         blocks=below.blocks.get(sample.path),
@@ -145,8 +147,8 @@ def view(sample: CgroupSample, now: Snapshot, history: History, below: Subtree, 
 
 
 def cpu_and_tasks(of: CgroupView) -> dict[str, Any]:
-    """What `Cpu` of both versions has alike: cores used, threads and load."""
-    threads = of.threads
+    """What `Cpu` of both versions has alike: cores used, threads, load and hardware counters."""
+    threads, counters = of.threads, of.counters
     return {
         "cpu_usage_ratio": of.cores("cpu_usage_ns"),
         "cpu_user_usage_ratio": of.cores("cpu_user_ns"),
@@ -156,6 +158,9 @@ def cpu_and_tasks(of: CgroupView) -> dict[str, Any]:
         "task_nr_iowait": None if threads is None else u64(threads.iowait),
         "task_nr_sleeping": None if threads is None else u64(threads.sleeping),
         "load": loads(of.load),
+        "cycles": None if counters is None else u64(counters.cycles),
+        "instructions": None if counters is None else u64(counters.instructions),
+        "l3_misses": None if counters is None else u64(counters.misses),
         "update_time": of.at,
     }
 
