@@ -36,7 +36,7 @@ from agent.sense.sensor import Sensor
 from agent.sense.triggers import TriggerSet
 from agent.settings import load
 from api.decisions import Act, Status
-from api.ports import PodSource, Sink, Unavailable, WaitSource
+from api.ports import PodSource, Probe, Sink, Unavailable, WaitSource
 from exporters import otel
 from exporters.families import About
 from exporters.http import STALE_S, Server
@@ -120,6 +120,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         stack.callback(cgroups.close)
         node = NodeReader(PROC, SYS)
         stack.callback(node.close)
+        sinks, reporting = await _open_exporters(options, config, (journal, recorder), stack)
         sensor = Sensor(
             cgroups=cgroups,
             node=node,
@@ -127,9 +128,8 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             pods=pods,
             waits=waits,
             indicators=indicators,
-            probes=probes.probes if recorder is None else (*probes.probes, recorder),
+            probes=(*probes.probes, *reporting),
         )
-        sinks = await _open_exporters(options, config, (journal, recorder), stack)
         if options.malachite is not None:
             sinks.append(await _open_malachite(*options.malachite, hierarchy, stack))
         loop = Loop(
@@ -198,7 +198,8 @@ def _open_recorder(options: Options, stack: AsyncExitStack) -> Recorder | None:
 
 async def _open_exporters(
     options: Options, config: Config, kept: tuple[DecisionJournal, Recorder | None], stack: AsyncExitStack
-) -> list[Sink]:
+) -> tuple[list[Sink], list[Probe]]:
+    """Whoever is shown the rounds, and those of them that are sources too, because they say how they fare."""
     journal, recorder = kept
 
     def about() -> About:
@@ -213,7 +214,16 @@ async def _open_exporters(
             max_cgroups=config.exporters.max_cgroups,
         )
 
-    spans = otel.start(os.environ, about)
+    spans = None
+    reporting: list[Probe] = []
+    if recorder is not None:
+        reporting.append(recorder)
+    try:
+        spans = otel.start(os.environ, about)
+    except Unavailable as error:
+        # Telemetry is no reason to leave a node without its agent.
+        log.error("nothing is sent to OpenTelemetry: %s: %s", error.reason, error.remedy)
+        reporting.append(otel.Refused(error))
     if spans is not None:
         stack.callback(spans.close)
     stale_s = max(STALE_S, 3 * config.interval_s)
@@ -230,7 +240,7 @@ async def _open_exporters(
     host = f"[{options.host}]" if ":" in options.host else options.host
     log.info("page, API and metrics on http%s://%s:%d", "s" if server.encrypted else "", host, port)
     sinks: list[Sink | None] = [journal, server, RoundLog(), spans, recorder]
-    return [sink for sink in sinks if sink is not None]
+    return [sink for sink in sinks if sink is not None], reporting
 
 
 async def _open_malachite(host: str, port: int, hierarchy: Hierarchy, stack: AsyncExitStack) -> Sink:

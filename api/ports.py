@@ -42,7 +42,11 @@ class WaitSource(Protocol):
         """
 
     def problem(self) -> Unavailable | None:
-        """What the source could not count although it works, and what to do; None when all is well."""
+        """What the source could not count lately although it works, and what to do; None when all is well."""
+
+    @property
+    def lost_events(self) -> int | None:
+        """How much the source could not count since it was opened; None where nothing can be lost."""
 
     def close(self) -> None:
         """Detach from the kernel. Idempotent."""
@@ -71,7 +75,11 @@ class Probe(Protocol):
         WaitSource. Raises Unavailable when it has stopped working."""
 
     def problem(self) -> Unavailable | None:
-        """What it could not count although it works, and what to do; None when all is well."""
+        """What it could not count lately although it works, and what to do; None when all is well."""
+
+    @property
+    def lost_events(self) -> int | None:
+        """How much it could not count since it was opened; None where nothing can be lost."""
 
     def close(self) -> None:
         """Detach from the kernel. Idempotent."""
@@ -91,7 +99,7 @@ class Sink(Protocol):
 
 
 class Journal(Protocol):
-    """The bounded record of decisions, as readers see it."""
+    """The bounded record of decisions, as readers see it, from any thread."""
 
     def entries(self, after: int = 0, limit: int = 200) -> Sequence[JournalEntry]:
         """The newest `limit` entries whose seq is greater than `after`, oldest first."""

@@ -167,6 +167,8 @@ class SourceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What it runs on, for example the form of a probe."""
     error: str = ""
     remedy: str = ""
+    lost_events: int | None = None
+    """What it could not count since it began; None where nothing can be lost, or nothing is known of it."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -162,6 +162,7 @@ def _agent(finished: Round) -> Iterator[Family]:
     yield points("dioptase_act_mode", (((mode.value,), int(mode is finished.act)) for mode in Act))
     yield points("dioptase_source_up", (((s.name, s.detail), int(s.ok)) for s in snapshot.sources))
     yield points("dioptase_source_duration_seconds", (((s.name,), s.duration_ns / NS_PER_S) for s in snapshot.sources))
+    yield points("dioptase_source_lost_events_total", (((s.name,), s.lost_events) for s in snapshot.sources))
     yield points("dioptase_limitations", [((), len(finished.banner))])
 
 

@@ -25,9 +25,9 @@ from exporters import view
 from exporters.families import About
 from exporters.history import History
 from exporters.listener import Listener
-from exporters.passwords import Busy, Passwords
+from exporters.loopback import is_loopback, names_loopback
+from exporters.passwords import RETRY_AFTER_S, Busy, Passwords
 from exporters.prometheus import Exposition
-from exporters.serving import KEEPALIVE_S, cannot_listen, is_loopback, names_loopback, own_faults
 from exporters.webconfig import Stamp, Web, WebConfig
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,11 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-EXTRA_HEADERS = {401: {"WWW-Authenticate": 'Basic realm="dioptase", charset="UTF-8"'}, 405: {"Allow": "GET, HEAD"}}
+EXTRA_HEADERS = {
+    401: {"WWW-Authenticate": 'Basic realm="dioptase", charset="UTF-8"'},
+    405: {"Allow": "GET, HEAD"},
+    429: {"Retry-After": str(RETRY_AFTER_S)},
+}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -121,7 +125,6 @@ class Server:
         self._encrypted = False
         self._web_config = web_config
         self._passwords: Passwords | None = None
-        self._runner: web.AppRunner | None = None
         self._listener: Listener | None = None
         self._following: asyncio.Task[None] | None = None
 
@@ -157,18 +160,8 @@ class Server:
         app.router.add_get("/api/v1/history", self._views)
         app.router.add_get("/api/v1/decisions", self._decisions)
         app.router.add_get("/api/v1/snapshot", self._snapshot)
-        runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=0.5, keepalive_timeout=KEEPALIVE_S, logger=own_faults()
-        )
-        await runner.setup()
-        assert runner.server is not None
-        listener = Listener(runner.server)
-        try:
-            bound = await listener.open(host, port, secured.tls)
-        except (OSError, OverflowError, UnicodeError) as error:  # UnicodeError: a name that IDNA cannot spell
-            await runner.cleanup()
-            raise cannot_listen(host, port, error, "--listen") from error
-        self._runner, self._listener = runner, listener
+        self._listener = listener = Listener(app)
+        bound = await listener.open(host, port, "--listen", secured.tls)
         if config is not None:
             self._following = asyncio.create_task(self._follow(config, config.stamp(), listener))
         self._loopback = all(is_loopback(name) for name, _ in bound)
@@ -179,10 +172,9 @@ class Server:
         if self._following is not None:
             self._following.cancel()
         if self._listener is not None:
-            self._listener.close()
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+            await self._listener.close()
+        if self._passwords is not None:
+            self._passwords.close()
 
     async def _follow(self, config: WebConfig, seen: Stamp, listener: Listener) -> None:
         """Put what the files say into force when they change; what cannot hold leaves everything as it was."""
@@ -194,23 +186,29 @@ class Server:
             seen = stamp
             try:
                 secured = await asyncio.to_thread(config.load)
-                self._passwords = Passwords(secured.users) if secured.users else None
-                await listener.renew(secured.tls)
+                before, self._passwords = self._passwords, Passwords(secured.users) if secured.users else None
+                if before is not None:
+                    before.close()
+                listener.renew(secured.tls)
                 self._encrypted = secured.tls is not None
             except Unavailable as error:
                 log.error("the web configuration stays as it was: %s: %s", error.reason, error.remedy)
-            except OSError:
-                log.exception("the web configuration could not be put into force")
             else:
                 log.info("the web configuration was read anew")
 
     async def _authenticate(self, request: web.Request) -> None:
         passwords = self._passwords
         try:
-            if passwords is None or await passwords.admits(request.headers.get("Authorization", "")):
+            if passwords is None or await passwords.admits(
+                request.headers.get("Authorization", ""), request.remote or ""
+            ):
                 return
         except Busy:
-            raise Refused(429, "too many passwords wait to be checked", "ask again in a few seconds") from None
+            raise Refused(
+                429,
+                "too many passwords wait to be checked, or another one of this address",
+                f"ask again in {RETRY_AFTER_S} seconds",
+            ) from None
         raise Refused(401, "this agent asks for a user and a password", "use one of basic_auth_users of its web config")
 
     @web.middleware
@@ -298,8 +296,11 @@ class Server:
         limit = asked.get("limit", 200)
         if not 1 <= limit <= MAX_ENTRIES:
             raise Refused(400, f"limit: {limit} is out of range", f"use a number from 1 to {MAX_ENTRIES}")
-        entries = self._journal.entries(after=asked.get("after", 0), limit=limit)
-        return _body(request, await asyncio.to_thread(to_json, list(entries)), "application/json")
+
+        def told() -> bytes:
+            return to_json(list(self._journal.entries(after=asked.get("after", 0), limit=limit)))
+
+        return _body(request, await asyncio.to_thread(told), "application/json")
 
     async def _snapshot(self, request: web.Request) -> web.StreamResponse:
         _parameters(request, ())

@@ -1,35 +1,156 @@
-"""A listening port, plain or with TLS, that takes on new certificates without refusing or losing a connection."""
+"""A listening port, plain or with TLS, with a bounded number of connections; it takes on new certificates without losing one.
+
+At the bound, the connection whose latest request began longest ago makes room for a new one, whatever it is doing: those that
+never asked for anything, those that only keep their place, and readers that do not read. A scraper that asks now and
+then stays, and one that comes anew comes in. Connections that are still at their TLS handshake count too.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
 import ssl
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http import HttpProcessingError
+
+from api.ports import Unavailable
+
+log = logging.getLogger(__name__)
+
+MOST_CONNECTIONS = 64
+"""More than scrapers, pages and terminals of a node keep, and far fewer descriptors than an agent may have."""
+KEEPALIVE_S = 75.0
+"""Longer than readers pause between two requests; aiohttp's own hour would let idle ones hold their place."""
+HANDSHAKE_S = 10.0
+BACKLOG = 100
+PAUSE_S = 1.0
+"""After a connection could not be taken for want of descriptors or memory."""
+SAY_EVERY_S = 60.0
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Listener:
-    """The sockets of one HOST:PORT and the server behind them."""
+    """The sockets of one HOST:PORT, their connections, and the application behind them."""
 
-    def __init__(self, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
-        self._protocol = protocol
-        self._servers: list[asyncio.Server] = []
+    def __init__(self, app: web.Application, **limits: Any) -> None:
+        """`limits` are aiohttp's, of a request."""
+        app.middlewares.insert(0, self._asked)
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=0.5, keepalive_timeout=KEEPALIVE_S, logger=_own_faults(), **limits
+        )
+        self._tls: ssl.SSLContext | None = None
+        self._sockets: list[socket.socket] = []
+        self._taken: OrderedDict[web.RequestHandler, asyncio.Task[None]] = OrderedDict()
+        """By what handles it, with the task that brings it there; the one that asked longest ago comes first."""
+        self._pushed_out = 0
+        self._silent_until = 0.0
 
-    async def open(self, host: str, port: int, tls: ssl.SSLContext | None) -> list[tuple[str, int]]:
-        """Listen on every address of the host, and return them; the kernel chooses port 0. Raises OSError and others."""
-        server = await asyncio.get_running_loop().create_server(self._protocol, host, port, ssl=tls)
-        self._servers = [server]
-        return [sock.getsockname()[:2] for sock in server.sockets]
+    async def open(self, host: str, port: int, option: str, tls: ssl.SSLContext | None = None) -> list[tuple[str, int]]:
+        """Listen on every address of the host, and return them; the kernel chooses port 0. Raises Unavailable, naming the
+        option."""
+        loop, self._tls = asyncio.get_running_loop(), tls
+        await self._runner.setup()
+        try:
+            bound = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
+            self._sockets = [sock.dup() for sock in bound.sockets]
+            bound.close()
+            for listening in self._sockets:
+                listening.listen(BACKLOG)
+                loop.add_reader(listening, self._accept, listening)
+        except (OSError, OverflowError, UnicodeError) as error:  # UnicodeError: a name that IDNA cannot spell
+            await self.close()
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise Unavailable(
+                f"cannot listen on {host}:{port}: {reason}",
+                f"choose another address with {option} HOST:PORT, or stop the program that has this one",
+            ) from error
+        return [listening.getsockname()[:2] for listening in self._sockets]
 
-    async def renew(self, tls: ssl.SSLContext | None) -> None:
-        """Go on with another context. The sockets stay: both servers share their queues while one follows the other."""
-        loop, before = asyncio.get_running_loop(), self._servers
-        sockets = [sock.dup() for server in before for sock in server.sockets]
-        self._servers = [await loop.create_server(self._protocol, sock=sock, ssl=tls) for sock in sockets]
-        for server in before:
-            server.close()
+    def renew(self, tls: ssl.SSLContext | None) -> None:
+        """Take new connections with another context; those that are open go on."""
+        self._tls = tls
 
-    def close(self) -> None:
-        """Take no more connections; those that are open are their server's to end. Idempotent."""
-        for server in self._servers:
-            server.close()
-        self._servers = []
+    async def close(self) -> None:
+        """Close the port and every connection. Idempotent."""
+        for listening in self._sockets:
+            asyncio.get_running_loop().remove_reader(listening)
+            listening.close()
+        self._sockets = []
+        for taking in self._taken.values():
+            taking.cancel()
+        if self._runner.server is not None:
+            await self._runner.cleanup()
+
+    @web.middleware
+    async def _asked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.protocol in self._taken:
+            self._taken.move_to_end(request.protocol)
+        return await handler(request)
+
+    def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            connection, _ = listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            # It would stay ready, and the loop would do nothing else.
+            log.error("no connection can be taken: %s", error.strerror)
+            loop.remove_reader(listening)
+            loop.call_later(PAUSE_S, self._resume, listening)
+            return
+        connection.settimeout(0)
+        self._make_room()
+        assert self._runner.server is not None
+        handler = self._runner.server()
+        self._taken[handler] = loop.create_task(self._take(handler, connection))
+
+    def _resume(self, listening: socket.socket) -> None:
+        if listening in self._sockets:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    async def _take(self, handler: web.RequestHandler, connection: socket.socket) -> None:
+        loop, tls = asyncio.get_running_loop(), self._tls
+        try:
+            await loop.connect_accepted_socket(
+                lambda: handler, connection, ssl=tls, ssl_handshake_timeout=None if tls is None else HANDSHAKE_S
+            )
+        except OSError:
+            return  # it went away, or does not speak TLS as we do: whoever is there knows
+
+    def _make_room(self) -> None:
+        assert self._runner.server is not None
+        served = set(self._runner.server.connections)
+        for handler in [handler for handler, taking in self._taken.items() if taking.done() and handler not in served]:
+            del self._taken[handler]
+        if len(self._taken) < MOST_CONNECTIONS:
+            return
+        handler, taking = self._taken.popitem(last=False)
+        taking.cancel()
+        if handler.transport is not None:
+            handler.transport.abort()
+        self._pushed_out += 1
+        if (now := asyncio.get_running_loop().time()) >= self._silent_until:
+            self._silent_until = now + SAY_EVERY_S
+            log.warning(
+                "more than %d connections to one port: those that asked for nothing for the longest time are closed, %d so far",
+                MOST_CONNECTIONS,
+                self._pushed_out,
+            )
+
+
+def _own_faults() -> logging.Logger:
+    """The server's log without a traceback for every request that is no HTTP: anyone can send those, at any rate."""
+
+    def is_own(record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+    logger = logging.getLogger("exporters.http.server")
+    if not logger.filters:
+        logger.addFilter(is_own)
+    return logger

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from api.ports import Unavailable
+from api.ports import Seen, Unavailable
 from exporters.families import About
 from exporters.resource import detect
 
@@ -58,10 +58,35 @@ def start(environ: Mapping[str, str], about: Callable[[], About] = About) -> Ote
         return None
     try:
         from exporters.otlp import OtelSink  # noqa: PLC0415 - most agents never need it
+
+        return OtelSink(settings, about)
+    except Unavailable:
+        raise
     except ImportError as error:
         raise Unavailable(f"OpenTelemetry is asked for and not installed: {error}", "install dioptase anew") from error
+    except Exception as error:
+        # The SDK reads variables of its own, some when it is imported, and raises what it likes.
+        raise Unavailable(f"OpenTelemetry cannot start: {error}", "correct that variable, or unset it") from error
 
-    return OtelSink(settings, about)
+
+class Refused:
+    """In the place of the sink, where the environment asks for one that cannot be: a source that says why, every round."""
+
+    name, form = "opentelemetry", "off"
+    lost_events = None
+
+    def __init__(self, why: Unavailable) -> None:
+        self._why = why
+
+    def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:  # noqa: ARG002 - as every source is asked
+        raise Unavailable(self._why.reason, self._why.remedy)
+
+    def problem(self) -> Unavailable | None:
+        """What `read` does not say already: nothing."""
+        return None
+
+    def close(self) -> None:
+        """There is nothing to close."""
 
 
 def read(environ: Mapping[str, str]) -> Settings | None:

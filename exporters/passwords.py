@@ -1,8 +1,10 @@
 """HTTP basic authentication against bcrypt hashes, without letting whoever guesses passwords take the node's CPU.
 
 A check takes a quarter of a second at cost 12, by design. So answers are remembered, as exporter-toolkit does: a scraper
-with the right password pays once. Checks run in a thread, one at a time. A name that nobody has is checked too, against
-somebody else's hash, so that the time an answer takes does not tell which names exist.
+with the right password pays once, and no number of wrong ones makes it pay again. Checks have a thread of their own, one at
+a time, and an address has one check at a time: whoever guesses takes one CPU at most, and a scraper's first check waits behind
+one guess of each guessing address. A name that nobody has is checked too, against somebody else's hash, so that the time
+an answer takes does not tell which names exist.
 """
 
 from __future__ import annotations
@@ -14,18 +16,23 @@ import hashlib
 import secrets
 from collections import OrderedDict
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from api.ports import Unavailable
 
 MOST_REMEMBERED = 100
+"""Right passwords, and as many wrong ones."""
 LONGEST_BYTES = 72
 """bcrypt looks at no more of a password."""
-MOST_WAITING = 32
-"""Checks that may queue; whoever comes on top is told to come again."""
+MOST_WAITING = 16
+"""Checks that may be under way: 4 s at cost 12, within the time that a scraper waits."""
+RETRY_AFTER_S = 5
+"""When whoever was turned away may come again."""
 
 
 class Busy(Exception):
-    """Too many passwords wait to be checked."""
+    """Too many passwords wait to be checked, or one of this address."""
 
 
 class Passwords:
@@ -43,12 +50,17 @@ class Passwords:
         self._users = {name: hashed.encode() for name, hashed in users.items()}
         self._nobodys = next(iter(self._users.values()))
         self._salt = secrets.token_bytes(16)
-        self._known: OrderedDict[bytes, bool] = OrderedDict()
-        self._one_at_a_time = asyncio.Lock()
-        self._waiting = 0
+        self._known: dict[bool, OrderedDict[bytes, None]] = {True: OrderedDict(), False: OrderedDict()}
+        self._checks: dict[bytes, asyncio.Future[bool]] = {}
+        self._addresses: set[str] = set()
+        self._thread = ThreadPoolExecutor(1, "passwords")
 
-    async def admits(self, authorization: str) -> bool:
-        """Whether this Authorization header has a user's password. Raises Busy."""
+    def close(self) -> None:
+        """Give the thread back; whoever waits for a check is told to come again. Idempotent."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def admits(self, authorization: str, address: str) -> bool:
+        """Whether this Authorization header, which came from that address, has a user's password. Raises Busy."""
         given = _parse(authorization)
         if given is None:
             return False
@@ -57,28 +69,38 @@ class Passwords:
         key = hashlib.blake2b(
             b"\0".join((name.encode(errors="surrogatepass"), hashed or b"", password)), key=self._salt, digest_size=32
         ).digest()
-        known = self._known.get(key)
-        if known is None:
-            known = await self._find_out(hashed or self._nobodys, password) and hashed is not None
-            self._known[key] = known
-            while len(self._known) > MOST_REMEMBERED:
-                self._known.popitem(last=False)
-        self._known.move_to_end(key)
-        return known
-
-    async def _find_out(self, hashed: bytes, password: bytes) -> bool:
-        if self._waiting >= MOST_WAITING:
-            raise Busy
-        self._waiting += 1
+        for answer, remembered in self._known.items():
+            if key in remembered:
+                remembered.move_to_end(key)
+                return answer
+        check = self._checks.get(key)
+        if check is None:
+            if len(self._checks) >= MOST_WAITING or address in self._addresses:
+                raise Busy
+            check = asyncio.get_running_loop().run_in_executor(self._thread, self._matches, hashed, password)
+            self._checks[key] = check
+            self._addresses.add(address)
+            check.add_done_callback(partial(self._finish, key, address))
         try:
-            async with self._one_at_a_time:
-                return await asyncio.to_thread(self._matches, hashed, password)
-        finally:
-            self._waiting -= 1
+            return await asyncio.shield(check)  # others may wait for it too
+        except asyncio.CancelledError:
+            if check.cancelled():
+                raise Busy from None
+            raise
 
-    def _matches(self, hashed: bytes, password: bytes) -> bool:
+    def _finish(self, key: bytes, address: str, check: asyncio.Future[bool]) -> None:
+        del self._checks[key]
+        self._addresses.discard(address)
+        if check.cancelled() or check.exception() is not None:
+            return
+        remembered = self._known[check.result()]
+        remembered[key] = None
+        while len(remembered) > MOST_REMEMBERED:
+            remembered.popitem(last=False)
+
+    def _matches(self, hashed: bytes | None, password: bytes) -> bool:
         try:
-            return self._check(password[:LONGEST_BYTES], hashed)
+            return self._check(password[:LONGEST_BYTES], hashed or self._nobodys) and hashed is not None
         except ValueError:  # a NUL in the password, which no hash was made of
             return False
 

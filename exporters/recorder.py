@@ -39,6 +39,8 @@ class Recorder:
     """Sink of rounds, and a source that says how the recording fares."""
 
     name, form = "recording", "zlib"
+    lost_events = None
+    """Rounds that are lost have a counter of their own."""
 
     def __init__(self, directory: Path, max_mib: int, product: str, retry_s: float = RETRY_S) -> None:
         """Begin a new segment. Raises Unavailable where the directory cannot be written at all."""
@@ -51,6 +53,8 @@ class Recorder:
         self._base: Round | None = None
         self._since_key = 0
         self._rounds = self._lost = 0
+        self._turned_away = 0
+        """Losses of `publish` alone: each count has one thread that adds to it."""
         self._trouble: Unavailable | None = None
         self._retry_at = 0.0
         try:
@@ -73,13 +77,13 @@ class Recorder:
         try:
             self._queue.put_nowait(finished)
         except queue.Full:
-            self._lost += 1
+            self._turned_away += 1
 
     @property
     def state(self) -> RecordingState:
         return RecordingState(
             writable=self._trouble is None, size_bytes=self._size_bytes, rounds=self._rounds,
-            lost_rounds=self._lost,
+            lost_rounds=self._lost_rounds(),
         )  # fmt: skip
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:  # noqa: ARG002 - as every source is asked
@@ -101,6 +105,9 @@ class Recorder:
             except queue.Full:
                 return
             self._thread.join(CLOSE_S)
+
+    def _lost_rounds(self) -> int:
+        return self._lost + self._turned_away
 
     def _run(self) -> None:
         while (finished := self._queue.get()) is not None:
@@ -129,7 +136,7 @@ class Recorder:
         self._base = alone
         self._rounds += 1
         if self._trouble is not None:
-            log.info("recording to %s goes on; %d rounds are missing", self._directory, self._lost)
+            log.info("recording to %s goes on; %d rounds are missing", self._directory, self._lost_rounds())
             self._trouble = None
 
     def _append(self, data: bytes) -> None:

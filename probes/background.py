@@ -67,6 +67,10 @@ class Late:
         """What the probe could not count although it works."""
         return None if self._probe is None else self._probe.problem()
 
+    @property
+    def lost_events(self) -> int | None:
+        return None if self._probe is None else self._probe.lost_events
+
     def close(self) -> None:
         """Detach from the kernel, now or as soon as it is opened. Idempotent."""
         with self._lock:

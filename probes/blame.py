@@ -50,6 +50,10 @@ class Blames:
     def problem(self) -> Unavailable | None:
         return self._waits.blame_problem()
 
+    @property
+    def lost_events(self) -> int | None:
+        return self._waits.lost_blames
+
     def close(self) -> None:
         """Detach from the kernel, unless others need the waits. Idempotent."""
         self._closed = True

@@ -29,6 +29,7 @@ from probes import fields
 from probes.btf import VMLINUX
 from probes.groups import Absentees
 from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
+from probes.losses import Losses
 from probes.maps import Map, possible_cpus, total
 
 FORMS = ("tp_btf", "raw_tp")
@@ -84,7 +85,7 @@ class BlockIoProbe:
         self._lost = Map(*loaded.maps["lost"], possible_cpus())
         self._decoded: dict[tuple[int, int], tuple[list[int], BlockIo]] = {}
         self._absentees = Absentees()
-        self._problem: Unavailable | None = None
+        self._without_pair, self._without_room = Losses(), Losses()
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
         """Requests by cgroup id and device since the probe was opened. Raises Unavailable once closed."""
@@ -94,7 +95,9 @@ class BlockIoProbe:
             keys, values = self._pairs.items()
             if complete:
                 self._forget(self._pairs, live, keys.tolist())
-            self._problem = _problem([int(row[0]) for row in total(self._lost.rows([0, 1, 2, 3]))])
+            lost = [int(row[0]) for row in total(self._lost.rows([0, 1, 2, 3]))]
+            self._without_pair.update(lost[_FULL])
+            self._without_room.update(lost[_UNKNOWN])
         except OSError as error:
             raise Unavailable(
                 f"the maps of blockio cannot be read: {error.strerror}", "start the agent again"
@@ -103,8 +106,19 @@ class BlockIoProbe:
         return Seen(self._by_cgroup(keys.tolist(), rows))
 
     def problem(self) -> Unavailable | None:
-        """Requests that found no room, as of the latest read."""
-        return self._problem
+        """Requests that found no room lately, as of the latest read."""
+        return self._without_pair.problem(
+            f"block requests were not counted: more than {PAIRS} pairs of cgroup and device",
+            "remove cgroups that nobody uses",
+        ) or self._without_room.problem(
+            f"block requests were not counted: more than {REQUESTS} were under way",
+            "this is more than devices take; report it with the agent's log",
+        )
+
+    @property
+    def lost_events(self) -> int | None:
+        """Requests that found no room since the start, as of the latest read."""
+        return self._without_pair.total + self._without_room.total
 
     def close(self) -> None:
         """Detach from the kernel. Idempotent."""
@@ -140,20 +154,6 @@ def decode(row: Sequence[int]) -> BlockIo:
 def _durations(direction: Sequence[int]) -> Durations:
     slots = tuple(direction[2:])
     return Durations(sum_ns=direction[0], count=sum(slots), slots=slots)
-
-
-def _problem(lost: Sequence[int]) -> Unavailable | None:
-    if lost[_FULL]:
-        return Unavailable(
-            f"{lost[_FULL]} block requests were not counted: more than {PAIRS} pairs of cgroup and device",
-            "remove cgroups that nobody uses",
-        )
-    if lost[_UNKNOWN]:
-        return Unavailable(
-            f"{lost[_UNKNOWN]} block requests were not counted: more than {REQUESTS} were under way",
-            "this is more than devices take; report it with the agent's log",
-        )
-    return None
 
 
 def job(forms: Sequence[str], btf: Path = VMLINUX) -> Job:

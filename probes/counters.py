@@ -29,6 +29,7 @@ from probes import bpf, fields
 from probes.btf import VMLINUX
 from probes.groups import places_for
 from probes.loader import CHILD_PYTHON, REMEDIES, Form, Job, Loaded, Program, opened
+from probes.losses import Losses
 from probes.maps import Map, Rows, possible_cpu_ids
 from probes.perf_event import HARDWARE, Event, count, open_on_cpu
 from probes.tabled import Tabled
@@ -67,12 +68,14 @@ class Counters(Tabled):
             _put(loaded, events, cpu)
         # Until now there was nothing to read.
         self._before = self._unread = self._read_turns()["unread"].tolist()
+        self._without_counters = Losses()
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
         """Turns since the probe was opened. Raises Unavailable once closed."""
         counted = self.count(live, complete=complete)
         turns = self._read_turns()
         self._unread = turns["unread"].tolist()
+        self._without_counters.update(sum(self._unread) - sum(self._before))
         per_cpu = zip(self._cpus, turns["from"].tolist(), strict=True)
         return Seen(
             counted.filled("counters", decode(counted.by_cgroup()), live, self._nothing),
@@ -80,19 +83,21 @@ class Counters(Tabled):
         )
 
     def problem(self) -> Unavailable | None:
-        """Turns without a place in the table or without counters, as of the latest read."""
-        new = {
-            cpu: now - before
-            for cpu, now, before in zip(self._cpus, self._unread, self._before, strict=True)
-            if now > before
-        }
-        if not new:
-            return super().problem()
-        cpus = ", ".join(map(str, new))
-        return Unavailable(
-            f"{sum(new.values())} turns on CPUs whose counters could not be read were not counted: {cpus}",
-            "start the agent again once all CPUs are online",
+        """Turns without counters or without a place in the table lately, as of the latest read."""
+        turns = zip(self._cpus, self._unread, self._before, strict=True)
+        cpus = ", ".join(str(cpu) for cpu, now, before in turns if now > before)
+        return (
+            self._without_counters.problem(
+                f"turns on CPUs whose counters could not be read were not counted: {cpus}",
+                "start the agent again once all CPUs are online",
+            )
+            or super().problem()
         )
+
+    @property
+    def lost_events(self) -> int | None:
+        """Of both kinds, since the start, as of the latest read."""
+        return self._overflow.total + self._without_counters.total
 
     def _read_turns(self) -> Rows:
         """struct turn by CPU."""

@@ -60,23 +60,6 @@ class Lost(msgspec.Struct, frozen=True):
     """Another task had taken the place that remembers when this one became runnable (classic form only)."""
 
 
-class Overflow:
-    """What the full table lost, and whether that was lately."""
-
-    def __init__(self) -> None:
-        self.total = 0
-        self._at_listing = 0
-        self._lately = False
-        self._listing: Mapping[int, str] | None = None
-
-    def grew(self, total: int, live: Mapping[int, str]) -> bool:
-        """Whether anything was lost since the listing before this one, however often this one is used in between."""
-        self.total = total
-        if live is not self._listing:
-            self._lately, self._at_listing, self._listing = total != self._at_listing, total, live
-        return self._lately or total != self._at_listing
-
-
 class Absentees:
     """Cgroups that were counted and that two different listings in a row did not have: they are gone, where one that a
     single listing lacks may have been made after it."""

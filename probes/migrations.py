@@ -65,6 +65,10 @@ class Migrations:
     def problem(self) -> Unavailable | None:
         return self._table.problem() if self._table is not None else None
 
+    @property
+    def lost_events(self) -> int | None:
+        return self._table.lost_events if self._table is not None else None
+
     def lost(self) -> Lost:
         """Moves that were not counted, by reason."""
         return self._table.lost() if self._table is not None else Lost(full=0, backwards=0, asleep=0, seat=0)

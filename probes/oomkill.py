@@ -22,6 +22,7 @@ from probes import bpf, fields
 from probes.btf import VMLINUX
 from probes.groups import Absentees
 from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
+from probes.losses import Losses
 from probes.maps import Map
 
 FORMS = ("tp_btf", "raw_tp")
@@ -52,7 +53,7 @@ class OomKill:
     def __init__(self, loaded: Loaded) -> None:
         self._loaded, self.form, self.refused = loaded, loaded.form, loaded.refused
         self._ring, self._count = (Map(*loaded.maps[label], cpus=1) for label in ("oomkill", "kills"))
-        self._open, self._taken, self._missed = True, 0, 0
+        self._open, self._taken, self._missed = True, 0, Losses()
         self._kills: dict[int, int] = {}
         self._victims: deque[OomVictim] = deque(maxlen=LATEST)
         self._live: Mapping[int, str] = {}
@@ -73,18 +74,22 @@ class OomKill:
                 del self._kills[number]
         self._live = live
         nothing: Mapping[str, object] = {"oom_kills": 0}
-        cgroups = dict.fromkeys(() if self._missed else live, nothing)
+        uncertain = self._missed.grew(self._missed.total, live)
+        cgroups = dict.fromkeys(() if uncertain else live, nothing)
         cgroups.update((number, {"oom_kills": kills}) for number, kills in self._kills.items())
         return Seen(cgroups=cgroups, node={"oom_victims": tuple(self._victims)})
 
     def problem(self) -> Unavailable | None:
-        """Whether the ring ran over between two reads."""
-        if not self._missed:
-            return None
-        return Unavailable(
-            f"{self._missed} kills were not attributed: more than {RING} between two looks",
+        """Whether the ring ran over between two reads lately."""
+        return self._missed.problem(
+            f"kills were not attributed: more than {RING} between two looks",
             "see the node's memory; the kernel log has every victim",
         )
+
+    @property
+    def lost_events(self) -> int | None:
+        """Kills of which nobody knows the cgroup, since the start."""
+        return self._missed.total
 
     def stats(self) -> dict[str, bpf.ProgramInfo]:
         """Runs and run time of each program; they grow only while kernel statistics are on."""
@@ -101,7 +106,7 @@ class OomKill:
         new, self._taken = total - self._taken, total
         if not new:
             return
-        self._missed += max(0, new - RING)
+        self._missed.update(self._missed.total + max(0, new - RING))
         places = [at % RING for at in range(total - min(new, RING), total)]
         rows = dict(zip(sorted(places), self._ring.rows(sorted(places)), strict=True))
         offset_ns = time.time_ns() - time.monotonic_ns()

@@ -19,6 +19,7 @@ from api.ports import Unavailable
 from probes import bpf
 from probes.groups import RETIRED, ROOT_ID, Numbers, Owners
 from probes.loader import Loaded
+from probes.losses import Losses
 from probes.maps import Map, among, dtype_of, possible_cpus, total
 
 MAX_BYTES = 4 << 20
@@ -143,11 +144,12 @@ class Culprits:
         self._pairs = PairTable(loaded)
         self._accounts = Accounts(self._pairs.size)
         self._crowded = Map(*loaded.maps["crowded"], possible_cpus())
-        self._without_place = 0
+        self.without_place = Losses()
+        """Parts of waits, as of the latest read."""
 
     def read(self) -> Pairs:
         """What there is now, for `settle`."""
-        self._without_place = int(total(self._crowded.rows([0]))[0, 0])
+        self.without_place.update(int(total(self._crowded.rows([0]))[0, 0]))
         return self._pairs.read()
 
     def settle(
@@ -167,11 +169,9 @@ class Culprits:
         }
 
     def problem(self) -> Unavailable | None:
-        """Whether parts of waits found no place in the table since the start, as of the latest read."""
-        if not self._without_place:
-            return None
-        return Unavailable(
-            f"{self._without_place} parts of waits found no place in the table of who waits for whom and count as other",
+        """Whether parts of waits found no place in the table lately, as of the latest read."""
+        return self.without_place.problem(
+            "parts of waits found no place in the table of who waits for whom and count as other",
             "remove cgroups that nobody uses; on a node that makes and removes hundreds of them a second this cannot be helped",
         )
 

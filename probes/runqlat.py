@@ -163,6 +163,11 @@ class RunqLat(Tabled):
         crowded = None if self._culprits is None else self._culprits.problem()
         return crowded or self.problem()
 
+    @property
+    def lost_blames(self) -> int | None:
+        """Parts of waits that count as other because they found no place, as of the latest read."""
+        return None if self._culprits is None else self._culprits.without_place.total
+
     def descriptors(self) -> tuple[int, ...]:
         """All that keeps the probe in the kernel."""
         return self._loaded.descriptors

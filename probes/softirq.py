@@ -36,6 +36,7 @@ class SoftIrq:
     """The running probe: a Probe (`api.ports`) of the node alone."""
 
     name = "softirq"
+    lost_events = None
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded

@@ -9,8 +9,9 @@ from typing import NamedTuple
 from api.facts import Durations
 from api.ports import Unavailable
 from probes import bpf
-from probes.groups import GroupTable, Lost, Numbers, Overflow
+from probes.groups import GroupTable, Lost, Numbers
 from probes.loader import Loaded
+from probes.losses import Losses
 
 
 class Counted(NamedTuple):
@@ -44,7 +45,7 @@ class Tabled:
         self._loaded, self._label, self._events = loaded, name, events
         self._table: GroupTable | None = GroupTable(loaded, name, also=also)
         self._places = self._table.places
-        self._overflow = Overflow()
+        self._overflow = Losses()
         self.form = loaded.form
         self.refused = loaded.refused
         """Forms that were tried before this one, and why the kernel did not take them."""
@@ -70,15 +71,17 @@ class Tabled:
             ) from error
 
     def problem(self) -> Unavailable | None:
-        """Whether cgroups found no place in the table since the start, as of the latest read."""
-        if not self._overflow.total:
-            return None
-        return Unavailable(
-            f"{self._overflow.total} {self._events} of cgroups that found no place in the table of {self._places}"
-            " were not counted",
+        """Whether cgroups found no place in the table lately, as of the latest read."""
+        return self._overflow.problem(
+            f"{self._events} of cgroups that found no place in the table of {self._places} were not counted",
             "remove cgroups that nobody uses; where cgroup-limit is a problem too, raise maxCgroups: dead cgroups keep"
             " their places while the list of cgroups is not complete",
         )
+
+    @property
+    def lost_events(self) -> int | None:
+        """Of cgroups that found no place, since the start, as of the latest read."""
+        return self._overflow.total
 
     def lost(self) -> Lost:
         """Events that were not counted, by reason."""

@@ -88,6 +88,7 @@ class Threads:
     """The running probe (`api.ports.Probe`). `clock` tells nanoseconds, for the load averages."""
 
     name = "threads"
+    lost_events = None
 
     def __init__(self, census: Census, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._census: Census | None = census

@@ -135,7 +135,7 @@ def indicator(seconds: int, sampled_at_ns: int) -> Indicator:
 
 
 SOURCES = (
-    SourceStatus(name="runqlat", ok=True, duration_ns=2 * MS, detail="tp_btf"),
+    SourceStatus(name="runqlat", ok=True, duration_ns=2 * MS, detail="tp_btf", lost_events=7),
     SourceStatus(name="cgroups", ok=True, duration_ns=5 * MS, detail="hybrid"),
     SourceStatus(
         name="psi",

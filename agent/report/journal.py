@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -27,13 +27,15 @@ ONCE = frozenset({Status.DRY_RUN, Status.REFUSED, Status.VANISHED, Status.MISMAT
 LARGEST_BYTES = 64 << 20
 """More than `keep` entries can take; a larger file is not ours."""
 Seen = tuple[int, Status, str]
+_DECODER = msgspec.json.Decoder(JournalEntry)
 
 
 class DecisionJournal:
     """Sink of rounds and api.ports.Journal. Without a path it remembers and writes nothing."""
 
     def __init__(self, path: Path | None, *, keep: int = 2000) -> None:
-        self._kept: deque[JournalEntry] = deque(maxlen=keep)
+        # As lines: 2,000 of them are 1.2 MiB, and 2 to 2.7 as objects, for a question that is asked now and then.
+        self._kept: deque[bytes] = deque(maxlen=keep)
         self._last: OrderedDict[tuple[str, str], Seen] = OrderedDict()
         self._pods: OrderedDict[str, str] = OrderedDict()
         self._next = 1
@@ -53,8 +55,13 @@ class DecisionJournal:
             self._write(self._file)
 
     def entries(self, after: int = 0, limit: int = 200) -> Sequence[JournalEntry]:
-        newer = [entry for entry in self._kept if entry.seq > after]
-        return newer[-limit:] if limit > 0 else []
+        """As `api.ports.Journal` says. Any thread may ask."""
+        newest: list[JournalEntry] = []
+        for line in reversed(tuple(self._kept)):
+            if len(newest) >= limit or (entry := _DECODER.decode(line)).seq <= after:
+                break
+            newest.append(entry)
+        return newest[::-1]
 
     @property
     def writable(self) -> bool | None:
@@ -86,10 +93,11 @@ class DecisionJournal:
             policy=finished.advice.policy if finished.advice else "",
             outcome=outcome,
         )
+        line = to_json(entry) + b"\n"
         self._next += 1
-        self._kept.append(entry)
+        self._kept.append(line)
         if self._file is not None:
-            self._unwritten.append(to_json(entry) + b"\n")
+            self._unwritten.append(line)
 
     def _with_pod(self, outcome: Outcome) -> Outcome:
         """Originals know no pods: what is put back is of the pod that the cgroup was of when it was last decided on."""
@@ -124,23 +132,18 @@ class DecisionJournal:
             log.error("earlier decisions cannot be read: %s: %s; make it readable", file.path, error.strerror)
             self.problem = f"{file.path}: {error.strerror}"
             return
-        entries, damaged = _decode(lines)
+        damaged = 0
+        for line in lines:
+            try:
+                entry = _DECODER.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                damaged += 1
+                continue
+            self._kept.append(line)
+            self._pods[entry.outcome.decision.cgroup] = entry.outcome.decision.pod
+            self._next = max(self._next, entry.seq + 1)
         if damaged:
             log.warning("%s: %d damaged lines were left out", file.path, damaged)
-        self._kept.extend(entries)
-        self._pods.update((entry.outcome.decision.cgroup, entry.outcome.decision.pod) for entry in entries)
-        self._next = max((entry.seq for entry in entries), default=0) + 1
-
-
-def _decode(lines: Iterable[bytes]) -> tuple[list[JournalEntry], int]:
-    decoder = msgspec.json.Decoder(JournalEntry)
-    entries, damaged = [], 0
-    for line in lines:
-        try:
-            entries.append(decoder.decode(line))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            damaged += 1
-    return entries, damaged
 
 
 class _Lines:

@@ -1,7 +1,8 @@
 """What pods say of themselves: the latency histogram that a pod publishes on its own Prometheus endpoint.
 
 Asked beside the rounds and never within them: a slow or hostile endpoint costs its pod's numbers and
-nothing else. A round sees the last answer and when it was given.
+nothing else. A round sees the last answer and when it was given. Answers are parsed in a thread of their own, so that they
+and the agent's own scrapers do not wait for each other.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 
 import aiohttp
@@ -108,6 +111,7 @@ class Indicators:
     def __init__(self) -> None:
         self._latest: dict[str, Indicator] = {}
         self._errors: dict[str, str] = {}
+        self._parser = ThreadPoolExecutor(1, "indicators")
 
     def latest(self) -> Mapping[str, Indicator]:
         """The last answer of each pod that is still asked, by pod key."""
@@ -141,7 +145,8 @@ class Indicators:
                 return
             url, metric = wanted
             text = await _fetch(session, url)
-            self._latest[pod.key] = await asyncio.to_thread(parse, text, metric, time.monotonic_ns())
+            parsing = partial(parse, text, metric, time.monotonic_ns())
+            self._latest[pod.key] = await asyncio.get_running_loop().run_in_executor(self._parser, parsing)
             self._errors.pop(pod.key, None)
         except TimeoutError:
             self._errors[pod.key] = f"no answer within {TIMEOUT_S} s"

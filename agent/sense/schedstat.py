@@ -27,6 +27,7 @@ class SchedstatWaits:
     """A WaitSource (api.ports) of form `schedstat`. Where the kernel does not count, every `read` says so."""
 
     form = "schedstat"
+    lost_events = None
 
     def __init__(self, proc: Path, hierarchy: Hierarchy) -> None:
         self._counting = any(_own_schedstat(proc) or ())

@@ -170,14 +170,13 @@ class Sensor:
         return (SourceStatus(name="indicator-pods", ok=False, error=error, remedy=remedy),)
 
     def _observe(self, name: str, read: Callable[[], T], default: T, source: WaitSource | Probe) -> T:
-        """Guarded; and what the source could not count although it works is shown as its error."""
+        """Guarded; what the source could not count although it works is shown with it, as its error if that was lately."""
         nothing: tuple[T, Unavailable | None] = (default, None)
         value, problem = self._guard(name, lambda: (read(), source.problem()), nothing, source.form)
+        status = msgspec.structs.replace(self._statuses.pop(), lost_events=source.lost_events)
         if problem is not None:
-            status = self._statuses.pop()
-            self._statuses.append(
-                msgspec.structs.replace(status, ok=False, error=problem.reason, remedy=problem.remedy)
-            )
+            status = msgspec.structs.replace(status, ok=False, error=problem.reason, remedy=problem.remedy)
+        self._statuses.append(status)
         return value
 
     def _guard(self, name: str, read: Callable[[], T], default: T, detail: str = "") -> T:

@@ -12,12 +12,13 @@ from exporters.malachite.cgroups import (
     FsData,
     MemData,
     NetGroup,
+    cpu_and_tasks,
     cpuset,
     file_io,
     memory_events,
     network,
 )
-from exporters.malachite.wire import MAX_I64, Loads, Wire, i64, loads, named, seconds, u64
+from exporters.malachite.wire import MAX_I64, Loads, Wire, i64, named, seconds, u64
 
 NO_QUOTA, DEFAULT_PERIOD_US = -1, 100_000
 MOST_BYTES = MAX_I64 // mmap.PAGESIZE * mmap.PAGESIZE
@@ -196,7 +197,7 @@ def groups(of: CgroupView) -> Groups:
 
 
 def _cpu(of: CgroupView) -> Cpu:
-    sample, limits, threads, counters = of.sample, of.sample.limits, of.threads, of.counters
+    sample, limits = of.sample, of.sample.limits
     quota, period = i64(limits.quota_us), i64(limits.period_us)
     per_cpu = sample.per_cpu_ns
     return Cpu(
@@ -205,20 +206,9 @@ def _cpu(of: CgroupView) -> Cpu:
         cfs_quota_us=NO_QUOTA if quota is None else quota,
         cfs_period_us=DEFAULT_PERIOD_US if period is None or period <= 0 else period,
         cpu_shares=u64(limits.weight),
-        cpu_usage_ratio=of.cores("cpu_usage_ns"),
-        cpu_user_usage_ratio=of.cores("cpu_user_ns"),
-        cpu_sys_usage_ratio=of.cores("cpu_system_ns"),
         cpu_nr_throttled=u64(sample.throttled_periods),
         cpu_nr_periods=u64(sample.periods),
         cpu_throttled_time=u64(sample.throttled_ns),
-        task_nr_runnable=None if threads is None else u64(threads.runnable),
-        task_nr_unint=None if threads is None else u64(threads.uninterruptible),
-        task_nr_iowait=None if threads is None else u64(threads.iowait),
-        task_nr_sleeping=None if threads is None else u64(threads.sleeping),
-        load=loads(of.load),
-        cycles=None if counters is None else u64(counters.cycles),
-        instructions=None if counters is None else u64(counters.instructions),
-        l3_misses=None if counters is None else u64(counters.misses),
         percpu_usage=None if per_cpu is None or any(u64(ns) is None for ns in per_cpu) else per_cpu,
         old_cpu_basic_info=_times_before(of),
         new_cpu_basic_info=CpuTimesAt(
@@ -227,7 +217,7 @@ def _cpu(of: CgroupView) -> Cpu:
             cpu_sys_time=u64(sample.cpu_system_ns),
             update_time=of.at,
         ),
-        update_time=of.at,
+        **cpu_and_tasks(of),
     )
 
 

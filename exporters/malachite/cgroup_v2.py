@@ -12,13 +12,14 @@ from exporters.malachite.cgroups import (
     FsData,
     MemData,
     NetGroup,
+    cpu_and_tasks,
     cpuset,
     file_io,
     memory_events,
     network,
 )
 from exporters.malachite.memory_stat import MemoryStat, NumaStat, memory_stat, numa_stat
-from exporters.malachite.wire import NS_PER_US, Loads, Stalls, Wire, i64, loads, named, scaled, stalls, u64
+from exporters.malachite.wire import NS_PER_US, Loads, Stalls, Wire, i64, named, scaled, stalls, u64
 
 
 class CpuStats(Wire, frozen=True):
@@ -153,7 +154,7 @@ def groups(of: CgroupView) -> Groups:
 
 
 def _cpu(of: CgroupView) -> Cpu:
-    sample, limits, threads, counters = of.sample, of.sample.limits, of.threads, of.counters
+    sample, limits = of.sample, of.sample.limits
     quota, period = i64(limits.quota_us), i64(limits.period_us)
     return Cpu(
         full_path=of.layout.full_path("cpu", sample.path),
@@ -170,18 +171,7 @@ def _cpu(of: CgroupView) -> Cpu:
         max=UNLIMITED if quota is None or quota < 0 else quota,
         max_period=DEFAULT_PERIOD_US if period is None or period <= 0 else period,
         max_burst=i64(limits.burst_us),
-        cpu_usage_ratio=of.cores("cpu_usage_ns"),
-        cpu_user_usage_ratio=of.cores("cpu_user_ns"),
-        cpu_sys_usage_ratio=of.cores("cpu_system_ns"),
-        task_nr_runnable=None if threads is None else u64(threads.runnable),
-        task_nr_unint=None if threads is None else u64(threads.uninterruptible),
-        task_nr_iowait=None if threads is None else u64(threads.iowait),
-        task_nr_sleeping=None if threads is None else u64(threads.sleeping),
-        load=loads(of.load),
-        cycles=None if counters is None else u64(counters.cycles),
-        instructions=None if counters is None else u64(counters.instructions),
-        l3_misses=None if counters is None else u64(counters.misses),
-        update_time=of.at,
+        **cpu_and_tasks(of),
     )
 
 

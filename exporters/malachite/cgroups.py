@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -11,7 +12,7 @@ from api.rates import delta
 from api.samples import CgroupSample, Snapshot
 from exporters.malachite.past import CgroupPast, History, IoRead, Past, io_read_at_ns
 from exporters.malachite.subtree import Subtree
-from exporters.malachite.wire import Numbers, Wire, numbers, real, seconds, u64
+from exporters.malachite.wire import Numbers, Wire, loads, numbers, real, seconds, u64
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -143,6 +144,25 @@ def view(sample: CgroupSample, now: Snapshot, history: History, below: Subtree, 
         blocks=below.blocks.get(sample.path),
         blocks_before=below.old_blocks.get(sample.path),
     )
+
+
+def cpu_and_tasks(of: CgroupView) -> dict[str, Any]:
+    """What `Cpu` of both versions has alike: cores used, threads, load and hardware counters."""
+    threads, counters = of.threads, of.counters
+    return {
+        "cpu_usage_ratio": of.cores("cpu_usage_ns"),
+        "cpu_user_usage_ratio": of.cores("cpu_user_ns"),
+        "cpu_sys_usage_ratio": of.cores("cpu_system_ns"),
+        "task_nr_runnable": None if threads is None else u64(threads.runnable),
+        "task_nr_unint": None if threads is None else u64(threads.uninterruptible),
+        "task_nr_iowait": None if threads is None else u64(threads.iowait),
+        "task_nr_sleeping": None if threads is None else u64(threads.sleeping),
+        "load": loads(of.load),
+        "cycles": None if counters is None else u64(counters.cycles),
+        "instructions": None if counters is None else u64(counters.instructions),
+        "l3_misses": None if counters is None else u64(counters.misses),
+        "update_time": of.at,
+    }
 
 
 def cpuset(of: CgroupView) -> Cpuset | None:

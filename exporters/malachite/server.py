@@ -17,6 +17,8 @@ from aiohttp import web
 from api.decisions import Round
 from api.ports import Unavailable
 from api.samples import Snapshot
+from exporters.listener import Listener
+from exporters.loopback import is_loopback, names_loopback
 from exporters.malachite import cgroup_v1, cgroup_v2
 from exporters.malachite.cgroups import CgroupView, Layout, view
 from exporters.malachite.compute import compute
@@ -27,7 +29,6 @@ from exporters.malachite.past import History
 from exporters.malachite.realtime import freq, info, power, resctrl
 from exporters.malachite.subtree import Subtree
 from exporters.malachite.wire import Wire, envelope, refusal
-from exporters.serving import is_loopback, listen, names_loopback
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +78,7 @@ class Malachite:
         self._history = History()
         self._below: Subtree | None = None
         self._made: dict[str, bytes] = {}
-        self._loopback = True
-        self._runner: web.AppRunner | None = None
+        self._listener: Listener | None = None
 
     def publish(self, finished: Round) -> None:
         try:
@@ -90,16 +90,24 @@ class Malachite:
             log.exception("round %d cannot be shown", finished.snapshot.seq)
 
     async def start(self, host: str, port: int) -> int:
-        """Listen and return the port, which the kernel chooses where it is 0. Raises Unavailable with a remedy."""
-        self._runner, bound = await listen(self.app(), host, port, "--malachite", max_line_size=MOST_LINE)
-        self._loopback = all(is_loopback(str(name)) for name, *_ in self._runner.addresses)
-        return bound
+        """Listen and return the port, which the kernel chooses where it is 0. Raises Unavailable with a remedy.
+
+        On loopback alone: the client asks there, an address that is compiled in, and knows neither TLS nor passwords.
+        """
+        self._listener = Listener(self.app(), max_line_size=MOST_LINE)
+        bound = await self._listener.open(host, port, "--malachite")
+        if not all(is_loopback(name) for name, _ in bound):
+            await self._listener.close()
+            raise Unavailable(
+                f"--malachite {host}:{port} would show every cgroup to whoever reaches it: its client knows no passwords",
+                "give a loopback address: Katalyst's agent asks 127.0.0.1:9002",
+            )
+        return bound[0][1]
 
     async def stop(self) -> None:
         """Close the port and every connection. Idempotent."""
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        if self._listener is not None:
+            await self._listener.close()
 
     def app(self) -> web.Application:
         """What answers, without a port."""
@@ -112,7 +120,7 @@ class Malachite:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            if self._loopback and not names_loopback(request.headers.get("Host", "")):
+            if not names_loopback(request.headers.get("Host", "")):
                 raise Refused(403, f"Host {request.headers['Host']!r} is not a name of this machine's loopback")
             return await handler(request)
         except Refused as refused:

@@ -69,6 +69,7 @@ def test_every_sample_has_its_rows_labels_and_no_two_are_the_same_series(observe
         ("dioptase_cgroup_cpu_throttled_seconds_total", WEB_LABELS, 0.08),
         ("dioptase_cgroup_memory_usage_bytes", BATCH_LABELS, 16 * 2**20),
         ("dioptase_cgroup_pressure_seconds_total", (*WEB_LABELS, "cpu", "some"), 0.05),
+        ("dioptase_source_lost_events_total", ("runqlat",), 7),
         ("dioptase_pool_cpus", ("reclaim",), 2),
         ("dioptase_reclaim_lent_cores", (), 2.5),
         ("dioptase_round_duration_seconds", (), 0.012),

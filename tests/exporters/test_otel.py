@@ -311,6 +311,22 @@ def test_a_setting_that_cannot_hold_is_refused_by_name(name: str, value: str) ->
     assert refused.value.remedy
 
 
+def test_a_variable_that_the_sdk_stumbles_over_when_it_is_imported_is_refused_by_name() -> None:
+    """In a process of its own, because it is imported but once."""
+    program = (
+        "import os\nfrom api.ports import Unavailable\nfrom exporters import otel\n"
+        "try:\n    otel.start(os.environ)\nexcept Unavailable as error:\n    print(error.reason, error.remedy, sep='; ')"
+    )
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "soon"}
+    said = subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[2], env=environ, check=True, capture_output=True
+    )
+    assert said.stdout.decode() == (
+        "OpenTelemetry cannot start: OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT must be a non-negative integer but got soon; "
+        "correct that variable, or unset it\n"
+    )
+
+
 def test_what_the_exporters_refuse_is_said_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_PYTHON_EXPORTER_OTLP_GRPC_CREDENTIAL_PROVIDER", "nobody")
     with pytest.raises(Unavailable, match="cannot start") as refused:

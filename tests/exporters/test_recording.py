@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 import pytest
@@ -300,6 +303,34 @@ def test_a_disk_slower_than_rounds_costs_rounds_and_no_time(tmp_path: Path, monk
     writer.close()
     assert writer.state.lost_rounds >= 20 - recorder_module.WAITING - 1
     assert len(listed(tmp_path)) == writer.state.rounds
+
+
+def test_losses_of_both_threads_are_all_counted(tmp_path: Path) -> None:
+    """Between any two steps of `publish` the thread that writes may lose a round, too; here it always does."""
+    writer = Recorder(tmp_path, 8, "1")
+    writer.close()
+    for seq in range(recorder_module.WAITING):
+        writer.publish(busy_round(seq))
+    lost = 0
+
+    def step(frame: FrameType, event: str, _argument: object) -> Callable[..., object] | None:
+        nonlocal lost
+        if frame.f_code is not Recorder.publish.__code__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            writer._failed(OSError(errno.ENOSPC, "no space"))
+            lost += 1
+        return step
+
+    before = sys.gettrace()
+    sys.settrace(step)
+    try:
+        writer.publish(busy_round(9))
+    finally:
+        sys.settrace(before)
+    assert lost > 10
+    assert writer.state.lost_rounds == lost + 1
 
 
 @pytest.fixture

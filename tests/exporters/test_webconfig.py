@@ -7,8 +7,10 @@ import base64
 import logging
 import ssl
 import subprocess
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import aiohttp
@@ -31,6 +33,7 @@ from tests.fakes import busy_round
 SECRET = "correct horse"
 HASHED = bcrypt.hashpw(SECRET.encode(), bcrypt.gensalt(4)).decode()
 SLOW = bcrypt.hashpw(SECRET.encode(), bcrypt.gensalt(10)).decode()
+HERE = "192.0.2.1"
 YAML = "tls_server_config:\n {}[]-&*!'\"basic_auth_users$2b"
 USERS = f"basic_auth_users:\n  prometheus: {HASHED}\n"
 
@@ -139,43 +142,100 @@ async def test_nothing_is_served_without_the_password(web, serve, path: str) -> 
 )  # fmt: skip
 async def test_what_is_no_right_password_is_refused(header: str) -> None:
     checker = Passwords({"prometheus": HASHED})
-    assert await checker.admits(header) is False
-    assert await checker.admits(header) is False
+    assert await checker.admits(header, HERE) is False
+    assert await checker.admits(header, HERE) is False
 
 
 @pytest.mark.parametrize("prefix", ["$2a$", "$2b$", "$2y$"])
 async def test_every_usual_spelling_of_bcrypt_is_taken(prefix: str) -> None:
     checker = Passwords({"größe": HASHED.replace("$2b$", prefix)})
     given = base64.b64encode(f"größe:{SECRET}".encode()).decode()
-    assert await checker.admits(f"basic {given}") is True
+    assert await checker.admits(f"basic {given}", HERE) is True
 
 
-async def test_a_right_password_is_checked_once_and_wrong_ones_push_nothing_out_for_long() -> None:
-    checker = Passwords({"prometheus": HASHED})
+def counted(checker: Passwords) -> list[bytes]:
+    """The passwords that bcrypt is asked about from now on."""
     checks: list[bytes] = []
     real = checker._check
     checker._check = lambda password, hashed: bool(checks.append(password)) or real(password, hashed)
-    right = "Basic " + base64.b64encode(f"prometheus:{SECRET}".encode()).decode()
+    return checks
+
+
+async def test_a_right_password_is_checked_once_however_many_wrong_ones_come_in_between() -> None:
+    checker = Passwords({"prometheus": HASHED})
+    checks = counted(checker)
+    right = basic("prometheus", SECRET)
     for _ in range(5):
-        assert await checker.admits(right)
+        assert await checker.admits(right, HERE)
     assert checks == [SECRET.encode()]
     for i in range(passwords.MOST_REMEMBERED + 20):
-        await checker.admits("Basic " + base64.b64encode(f"prometheus:{i}".encode()).decode())
-        if i % 50 == 0:
-            assert await checker.admits(right)
-    assert len(checker._known) == passwords.MOST_REMEMBERED
-    assert checks.count(SECRET.encode()) == 1, "whoever asks again and again stays known"
+        assert not await checker.admits(basic("prometheus", str(i)), "192.0.2.66")
+    assert await checker.admits(right, HERE)
+    assert checks.count(SECRET.encode()) == 1
+    assert {answer: len(known) for answer, known in checker._known.items()} == {
+        True: 1,
+        False: passwords.MOST_REMEMBERED,
+    }
 
 
 async def test_guessers_wait_for_one_another_and_the_rest_is_turned_away() -> None:
     checker = Passwords({"prometheus": SLOW})
-    guesses = [
-        checker.admits("Basic " + base64.b64encode(f"prometheus:{i}".encode()).decode())
-        for i in range(passwords.MOST_WAITING + 5)
-    ]
+    guesses = [checker.admits(basic("prometheus", str(i)), f"192.0.2.{i}") for i in range(passwords.MOST_WAITING + 5)]
     answers = await asyncio.gather(*guesses, return_exceptions=True)
     assert answers.count(False) == passwords.MOST_WAITING
     assert sum(isinstance(answer, Busy) for answer in answers) == 5
+
+
+async def test_a_scraper_that_is_not_known_yet_comes_in_beside_an_address_that_guesses_all_the_time() -> None:
+    checker = Passwords({"prometheus": SLOW})
+    checks = counted(checker)
+    guesses = [checker.admits(basic("prometheus", str(i)), "192.0.2.66") for i in range(200)]
+    *guessed, admitted = await asyncio.gather(
+        *guesses, checker.admits(basic("prometheus", SECRET), HERE), return_exceptions=True
+    )
+    assert admitted is True
+    assert checks == [b"0", SECRET.encode()], "behind one guess, not behind 200"
+    assert sum(isinstance(answer, Busy) for answer in guessed) == 199
+
+
+async def test_one_password_that_comes_several_times_at_once_is_one_check() -> None:
+    """As when a browser opens the page."""
+    checker = Passwords({"prometheus": HASHED})
+    checks = counted(checker)
+    answers = await asyncio.gather(*(checker.admits(basic("prometheus", SECRET), HERE) for _ in range(6)))
+    assert (answers, checks) == ([True] * 6, [SECRET.encode()])
+
+
+async def test_checks_that_end_with_the_checker_are_to_come_again() -> None:
+    checker = Passwords({"prometheus": SLOW})
+    guesses = [asyncio.create_task(checker.admits(basic("a", "b"), f"192.0.2.{i}")) for i in range(2)]
+    guesses.append(asyncio.create_task(checker.admits(basic("prometheus", SECRET), HERE)))
+    await asyncio.sleep(0)
+    checker.close()
+    *_, cancelled = await asyncio.gather(*guesses, return_exceptions=True)
+    assert isinstance(cancelled, Busy)
+
+
+async def test_whoever_asks_for_too_much_is_told_when_to_come_again(
+    web, serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passwords, "MOST_WAITING", 0)
+    url, headers = f"http://127.0.0.1:{await serve(web(USERS))}/metrics", {"Authorization": basic("prometheus", SECRET)}
+    async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as answer:
+        assert (answer.status, answer.headers["Retry-After"]) == (429, "5")
+        assert (await answer.json())["remedy"] == "ask again in 5 seconds"
+
+
+async def test_passwords_wait_for_no_other_work() -> None:
+    """Scrapes and files are rendered in a few threads, and a busy one of those is no reason to keep a scraper out."""
+    release = threading.Event()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    busy = asyncio.create_task(asyncio.to_thread(release.wait, 20))
+    try:
+        assert await asyncio.wait_for(Passwords({"a": HASHED}).admits(basic("a", SECRET), HERE), 10)
+    finally:
+        release.set()
+        await busy
 
 
 async def test_a_name_that_nobody_has_is_checked_as_long_as_one_that_somebody_has() -> None:
@@ -183,7 +243,7 @@ async def test_a_name_that_nobody_has_is_checked_as_long_as_one_that_somebody_ha
     hashes: list[bytes] = []
     real = checker._check
     checker._check = lambda password, hashed: bool(hashes.append(hashed)) or real(password, hashed)
-    assert not await checker.admits("Basic " + base64.b64encode(f"nobody:{SECRET}".encode()).decode())
+    assert not await checker.admits(basic("nobody", SECRET), HERE)
     assert hashes == [HASHED.encode()]
 
 
@@ -255,7 +315,7 @@ def test_garbage_is_refused_with_a_remedy_and_nothing_else(
 @settings(deadline=None, max_examples=300)
 def test_no_text_of_a_header_breaks_the_check(header: str) -> None:
     async def asked() -> bool:
-        return await Passwords({"prometheus": HASHED}).admits(header)
+        return await Passwords({"prometheus": HASHED}).admits(header, HERE)
 
     assert asyncio.run(asked()) is False
 

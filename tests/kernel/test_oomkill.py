@@ -94,6 +94,10 @@ def test_more_kills_than_the_ring_holds_are_said_to_be_unknown(monkeypatch: pyte
         pids = [die(group) for _ in range(3)]
         seen, problem = probe.read(live), probe.problem()
         assert kernels_count(group) == 3
+        monkeypatch.setattr("probes.losses.LATELY_S", 0.0)
+        assert (probe.problem(), probe.lost_events) == (None, 1), "past, and still counted"
+        later = [probe.read(dict(live)) for _ in range(2)][1]
+        assert later.cgroups == {group.id: {"oom_kills": 2}, 1: {"oom_kills": 0}}
         assert seen.cgroups == {group.id: {"oom_kills": 2}}, "of others it is not known that they had none"
     assert [victim.pid for victim in victims(seen)] == pids[1:]
     assert problem is not None

@@ -62,7 +62,7 @@ def test_an_incomplete_listing_forgets_nobody() -> None:
         assert group.id not in source.read({ROOT_ID: "/"}), "two complete listings do forget it"
 
 
-def test_a_full_table_says_so_and_calls_nothing_zero() -> None:
+def test_a_full_table_says_so_and_calls_nothing_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     """16 places for 24 cgroups that ran: at least 8 have no place, and theirs may be the waits that were lost."""
     hierarchy = require_writable_cgroups()
     with probe(*FORMS) as example:
@@ -84,6 +84,9 @@ def test_a_full_table_says_so_and_calls_nothing_zero() -> None:
             assert int(problem.reason.split()[0]) == source.lost().full >= 24 - 16
             assert "table of 16 were not counted" in problem.reason
             assert "remove cgroups" in problem.remedy
+            monkeypatch.setattr("probes.losses.LATELY_S", 0.0)
+            assert source.problem() is None, "what is long past is no problem, and stays counted"
+            assert source.lost_events == source.lost().full
         finally:
             for group in made:
                 group.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import ssl
 import urllib.request
 from pathlib import Path
@@ -18,6 +19,20 @@ from tests.exporters.receivers import HttpCollector
 from tests.live.running import Agent, eventually, pods_file
 
 pytestmark = pytest.mark.live
+
+
+def test_a_wrong_variable_of_opentelemetry_costs_what_it_is_about_and_is_seen(tmp_path: Path) -> None:
+    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_TIMEOUT": "soon"}
+    said = "OTEL_EXPORTER_OTLP_TIMEOUT is 'soon'"
+    with Agent("--state-dir", str(tmp_path / "state"), env=env) as agent:
+        agent.view()
+        (failed,) = (s for s in json.loads(agent.get("/healthz"))["failed"] if s["source"] == "opentelemetry")
+        text = agent.get("/metrics")
+        assert agent.end() == 0, agent.log
+    assert failed == {"source": "opentelemetry", "error": said, "remedy": "write milliseconds, from 100 to 86400000"}
+    assert 'dioptase_source_up{source="opentelemetry",detail="off"} 0\n' in text
+    assert f"ERROR nothing is sent to OpenTelemetry: {said}: write milliseconds" in agent.log
+    assert "Traceback" not in agent.log
 
 
 def test_one_agent_serves_by_tls_records_and_sends(tmp_path: Path) -> None:

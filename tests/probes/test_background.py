@@ -20,6 +20,7 @@ class Counting:
     """A probe that has seen one thing."""
 
     form = "tp_btf"
+    lost_events = 2
 
     def __init__(self, name: str) -> None:
         self.name, self.closed = name, 0
@@ -56,11 +57,12 @@ def test_until_it_is_open_a_probe_has_seen_nothing() -> None:
     probe = Counting("a")
     late = Late("a", lambda: probe)
     assert (late.name, late.form, late.read({1: "/"}), late.problem()) == ("a", LOADING, Seen(), None)
+    assert late.lost_events is None
     late.open()
     assert (late.form, late.read({1: "/"}).node) == ("tp_btf", {"procs_running": 1})
     problem = late.problem()
     assert problem is not None
-    assert problem.reason == "2 were lost"
+    assert (problem.reason, late.lost_events) == ("2 were lost", 2)
 
 
 def test_they_are_opened_in_their_order_and_one_that_fails_costs_the_others_nothing(

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from api.histograms import SLOTS
 from probes import bpf
-from probes.groups import Overflow
 from probes.runqlat import _FORMS, FORMS, SEATS, SPANS, STRETCHES, decode, job
 
 
@@ -32,18 +31,6 @@ def test_programs_can_be_found_and_told_apart_in_the_kernels_list() -> None:
 
 def test_seats_are_a_power_of_two_because_the_source_masks_with_them() -> None:
     assert SEATS & (SEATS - 1) == 0
-
-
-def test_losses_count_for_the_whole_interval_between_two_listings_and_then_no_more() -> None:
-    overflow, listings = Overflow(), [{1: "/"}, {1: "/"}, {1: "/"}, {1: "/"}]
-    assert not overflow.grew(0, listings[0])
-    assert overflow.grew(5, listings[0]), "lost since the listing"
-    assert overflow.grew(5, listings[0]), "a read in between does not forget that"
-    assert overflow.grew(5, listings[1]), "the interval that ends here has lost 5"
-    assert overflow.grew(5, listings[1])
-    assert not overflow.grew(5, listings[2]), "nothing was lost between these two"
-    assert overflow.grew(6, listings[3])
-    assert overflow.total == 6
 
 
 def test_with_blame_each_form_that_knows_it_is_tried_with_it_first_and_then_without() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,10 @@ APPLIED = outcome(before="3", after="2-3")
 
 def turn(seq: int, *outcomes: Outcome) -> Round:
     return busy_round(seq, outcomes=outcomes)
+
+
+def bare_turn(seq: int, *outcomes: Outcome) -> Round:
+    return msgspec.structs.replace(bare_round(seq), outcomes=outcomes)
 
 
 def numbered(journal: DecisionJournal, count: int, start: int = 0) -> None:
@@ -50,6 +55,42 @@ def test_an_entry_knows_its_round() -> None:
             outcome=APPLIED,
         )
     ]
+
+
+def test_the_newest_entries_after_one_are_told_oldest_first() -> None:
+    journal = DecisionJournal(None)
+    numbered(journal, 10)
+    assert values(journal, limit=3) == ["7", "8", "9"]
+    assert values(journal, after=6, limit=3) == ["7", "8", "9"]
+    assert values(journal, after=8) == ["8", "9"]
+    assert values(journal, after=10) == values(journal, limit=0) == []
+
+
+def test_2000_entries_are_within_a_mebibyte_and_a_half_whether_made_or_loaded(tmp_path: Path) -> None:
+    """Each 560 bytes as a line, which is what they are kept as."""
+    path = tmp_path / "decisions.jsonl"
+    verdict = msgspec.structs.replace(APPLIED.decision.verdict, text="because " * 30)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        journal = DecisionJournal(path)
+        for i in range(2000):
+            decision = msgspec.structs.replace(
+                APPLIED.decision, value=str(i), verdict=msgspec.structs.replace(verdict, inputs={"wait_us": i + 0.5})
+            )
+            journal.publish(bare_turn(i + 2, msgspec.structs.replace(APPLIED, decision=decision)))
+        made = tracemalloc.get_traced_memory()[0] - before
+        journal.close()
+        del journal
+        before = tracemalloc.get_traced_memory()[0]
+        loaded = DecisionJournal(path)
+        kept = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert len(loaded.entries(limit=2000)) == 2000
+    assert max(made, kept) < 3 << 19
+    assert path.stat().st_size > 1 << 20
+    loaded.close()
 
 
 def test_what_is_put_back_is_of_the_pod_that_was_decided_on(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ class Waits:
         )
         self.asked: list[tuple[Collection[int] | None, bool]] = []
         self.lost: Unavailable | None = None
+        self.lost_events: int | None = None
 
     def read(
         self, live: Mapping[int, str], wanted: Collection[int] | None = None, *, complete: bool = True
@@ -65,6 +66,7 @@ class Seeing:
     def __init__(self, name: str, answer: Callable[[Mapping[int, str]], Seen]) -> None:
         self.name, self.answer = name, answer
         self.lost: Unavailable | None = None
+        self.lost_events: int | None = None
         self.asked: list[bool] = []
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -126,6 +128,23 @@ async def test_a_live_endpoint_is_read() -> None:
         indicators = await ask(port, lambda i: bool(i.latest()))
     assert indicators.latest()["n/web"].buckets == (13, 14)
     assert indicators.errors() == {}
+
+
+async def test_it_waits_for_no_scrape_of_the_agent() -> None:
+    """Which are rendered in the loop's own threads, and anybody may ask for any number of them."""
+
+    async def good(_request: web.Request) -> web.Response:
+        return web.Response(text=GOOD)
+
+    release = threading.Event()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    scrape = asyncio.create_task(asyncio.to_thread(release.wait, 20))
+    try:
+        async with endpoint(good) as port:
+            assert (await ask(port, lambda i: bool(i.latest()))).errors() == {}
+    finally:
+        release.set()
+        await scrape
 
 
 async def test_huge_slow_redirecting_and_failing_endpoints_are_errors_of_their_pod() -> None:

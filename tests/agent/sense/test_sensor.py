@@ -79,6 +79,12 @@ def test_switches_that_were_lost_turn_the_waits_bad_and_keep_the_rest(machine: M
     assert snapshot.cgroups["/web"].wait == Wait(sum_ns=5, count=1)
 
 
+def test_what_was_lost_long_ago_is_counted_and_no_problem(machine: Machine) -> None:
+    machine.waits.lost_events = 3
+    waits = status(machine.sensor().snapshot(1, 1, 1), "waits")
+    assert (waits.ok, waits.error, waits.lost_events) == (True, "", 3)
+
+
 def test_a_zero_of_a_cgroup_without_cpu_controller_is_its_ancestors_and_not_known(machine: Machine) -> None:
     zero = Wait(sum_ns=0, count=0, slots=(0,) * 27)
     machine.waits.answer = lambda live: dict.fromkeys(live, zero)

@@ -60,7 +60,7 @@ def test_a_probe_that_fails_says_why_and_costs_only_its_part(
         raise IndexError("row 3")
 
     lossy = Seeing("lossy", lambda live: Seen({number: {"oom_kills": 2} for number in live}))
-    lossy.lost = Unavailable("4 events were lost", "lose less")
+    lossy.lost, lossy.lost_events = Unavailable("4 events were lost", "lose less"), 4
     probes = (Seeing("refused", refuse), Seeing("buggy", bug), lossy)
     sensor = machine.sensor(probes=probes)
     for seq in (1, 2):
@@ -70,6 +70,7 @@ def test_a_probe_that_fails_says_why_and_costs_only_its_part(
         assert (buggy.ok, buggy.error) == (False, "IndexError: row 3")
         assert "bug" in buggy.remedy
         assert (lost.ok, lost.error, lost.remedy) == (False, "4 events were lost", "lose less")
+        assert (refused.lost_events, buggy.lost_events, lost.lost_events) == (None, None, 4)
         assert (snapshot.cgroups["/web"].oom_kills, snapshot.cgroups["/web"].wait) == (2, Wait(sum_ns=5, count=1))
     assert len(caplog.records) == 1, "the bug is logged once"
 

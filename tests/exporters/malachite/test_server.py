@@ -191,6 +191,22 @@ async def test_a_port_that_is_taken_is_told_with_the_option(client: Client) -> N
     assert "--malachite" in caught.value.remedy
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+async def test_it_is_served_to_nobody_beyond_this_machine(host: str) -> None:
+    """`--web-config` cannot help: its client knows neither TLS nor passwords."""
+    server = Malachite(V1)
+    with pytest.raises(Unavailable, match=f"--malachite {host}:0 would show every cgroup") as caught:
+        await server.start(host, 0)
+    assert "127.0.0.1:9002" in caught.value.remedy
+    await server.stop()
+
+
+async def test_localhost_is_this_machine() -> None:
+    server = Malachite(V1)
+    assert await server.start("localhost", 0) > 0
+    await server.stop()
+
+
 class Wire(asyncio.Transport):
     """A connection that counts what is written to it."""
 
