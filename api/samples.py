@@ -28,6 +28,7 @@ from api.facts import (
     Reclaim,
     ThreadStates,
     Wait,
+    Wakeups,
     Zone,
 )
 from api.pods import Pod
@@ -82,6 +83,7 @@ class CgroupSample(msgspec.Struct, frozen=True, kw_only=True):
     block_io: Mapping[str, BlockIo] = {}
     """By device, `MAJOR:MINOR`."""
     net: Net | None = None
+    wakeups: Wakeups | None = None
 
 
 class NodeSample(msgspec.Struct, frozen=True, kw_only=True):

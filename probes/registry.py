@@ -23,6 +23,7 @@ from probes.sockets import open_sockets
 from probes.softirq import open_softirq
 from probes.threads import open_threads
 from probes.throttles import open_throttles
+from probes.wakeups import open_wakeups
 
 BPF, PERFMON = "BPF", "PERFMON"
 LOADED = (BPF, PERFMON)
@@ -46,6 +47,8 @@ class Row(msgspec.Struct, frozen=True):
     """What is left to look at where no form of it runs."""
     capabilities: tuple[str, ...] = LOADED
     """All that it needs of root's powers."""
+    always: bool = True
+    """Whether the agent loads it unless it is told which ones to load."""
 
 
 ROWS = (
@@ -103,8 +106,16 @@ ROWS = (
         "tasks moved to a CPU of another NUMA node, per cgroup",
         "numa_pages_migrated in /proc/vmstat",
     ),
+    Row(
+        "wakeups",
+        open_wakeups,
+        "who wakes whom: wakeups per pair of cgroups, and how long until the woken task runs",
+        "how long cgroups wait, not who woke them",
+        always=False,
+    ),
 )
 NAMES = tuple(row.name for row in ROWS)
+ALWAYS = tuple(row.name for row in ROWS if row.always)
 BY_NAME = {row.name: row for row in ROWS}
 
 
