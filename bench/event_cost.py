@@ -24,7 +24,7 @@ from statistics import median
 
 from agent.hierarchy import detect
 from bench.machine import this_machine
-from probes import blockio, bpf, sockets, softirq
+from probes import blockio, bpf, sockets, softirq, wakeups
 from probes.loader import Form, Job, Loaded, Program, load
 
 LOAD_S = 1.0
@@ -38,8 +38,9 @@ TEXT = """## Probe cost per event
 {rows}
 
 - *ns an event*: run time of the program by the kernel's BPF statistics, which take the time before and after each run.
-- Loads, all on loopback or in memory and in one task: datagrams of 100 bytes there and back; the same on one TCP connection; a
-  TCP connection made, used for one byte and closed; direct reads of 4 KiB from a loop device.
+- Loads, all on loopback or in memory and, but for the last, in one task: datagrams of 100 bytes there and back; the same on one
+  TCP connection; a TCP connection made, used for one byte and closed; direct reads of 4 KiB from a loop device; table tennis, a
+  byte that two tasks pass back and forth through pipes, where each pass is a wakeup and a switch.
 """
 Turn = Callable[[], None]
 
@@ -63,6 +64,8 @@ def contestants(scratch: Path) -> list[Contestant]:
         found += [Contestant(f"sockets, {form}", load, talk) for load in ("datagrams", "stream", "connections")]
         found.append(Contestant(f"softirq, {form}", "datagrams", softirq.job((form,))))
         found.append(Contestant(f"blockio, {form}", "direct reads", blockio.job((form,))))
+        who = wakeups.job((form,), os.cpu_count() or 1)
+        found += [Contestant(f"wakeups, {form}", load, who) for load in ("table tennis", "datagrams")]
     return found
 
 
@@ -115,7 +118,22 @@ def direct_reads() -> Iterator[Turn]:
             subprocess.run(["losetup", "--detach", made], check=True)
 
 
-LOADS = {"datagrams": datagrams, "stream": stream, "connections": connections, "direct reads": direct_reads}
+@contextmanager
+def table_tennis() -> Iterator[Turn]:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        there, back = other.stdin.fileno(), other.stdout.fileno()
+        yield lambda: (os.write(there, b"x"), os.read(back, 1), None)[-1]
+
+
+LOADS = {
+    "datagrams": datagrams,
+    "stream": stream,
+    "connections": connections,
+    "direct reads": direct_reads,
+    "table tennis": table_tennis,
+}
 
 
 def visit(contestant: Contestant) -> None:

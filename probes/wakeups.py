@@ -2,10 +2,10 @@
 
 What the numbers mean: every wakeup counts once, where the waker does it (sched_waking, and sched_wakeup_new for a task that is
 made). The time is monotonic, from there until the scheduler switches the task in, on whatever CPU; a task that was woken before
-it had left its CPU goes on at once, and its wakeup took 0. It is the latency of one hop: unlike run-queue waits it has what an
-interrupt to another CPU and the way out of idle take, and nothing of waits that follow a preemption. A task belongs to the
-cgroup whose CPU weight it has, autogroups to the root; kernel threads are a class of their own as wakers, and the root's tasks
-when they are woken.
+it had left its CPU goes on at once, and its wakeup took 0. It is the latency of one hop: like run-queue waits it has time that
+is throttled by a quota, unlike them what an interrupt to another CPU and the way out of idle take, and nothing of waits after a
+preemption. A task belongs to the cgroup whose CPU weight it has, autogroups to the root; kernel threads are a class of their
+own as wakers, and the root's tasks when they are woken.
 
 Wakeups in interrupts, hard and soft, are nobody's: whatever task they interrupted has nothing to do with them. But packets that
 a task sends over loopback, or to another network namespace of this node, are received in a softirq that the task itself has

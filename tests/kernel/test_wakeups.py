@@ -310,11 +310,9 @@ def test_wakers_that_are_gone_leave_what_is_new_to_the_rest(source: Wakers) -> N
             assert after.interrupt.count >= told.interrupt.count
 
 
-def test_the_classic_form_is_refused_and_closing_ends_it() -> None:
-    with pytest.raises(KeyError, match="classic"):
-        open_wakeups(forms=("classic",))
+def test_the_best_form_is_taken_and_closing_ends_it() -> None:
     with opened(open_wakeups) as probe:
-        assert probe.form in FORMS
+        assert probe.form == FORMS[0]
         probe.read({ROOT_ID: "/"})
     probe.close()
     with pytest.raises(Unavailable, match="the probe wakeups is closed"):
