@@ -37,13 +37,12 @@ tracepoint fire while a process of their supervisor has the CPU, whomever an int
 FIRST = """
 import os, sys, time
 reader, writer, times = map(int, sys.argv[1:])
-sys.stdin.read(1)
-for _ in range(times):
-    time.sleep(0.001)
-    os.write(writer, b"x")
-    if reader >= 0: os.read(reader, 1)
-print("done", flush=True)
-sys.stdin.read(1)
+while sys.stdin.read(1):
+    for _ in range(times):
+        time.sleep(0.001)
+        os.write(writer, b"x")
+        if reader >= 0: os.read(reader, 1)
+    print("done", flush=True)
 """
 """Sleeps, sends a byte and waits for the answer, where there is somebody to wait for."""
 NEXT = """
@@ -64,22 +63,20 @@ while connection.recv(1):
 CLIENT = """
 import socket, sys, time
 connection, times = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
-sys.stdin.read(1)
-for _ in range(times):
-    time.sleep(0.001)
-    connection.send(b"x")
-    connection.recv(1)
-print("done", flush=True)
-sys.stdin.read(1)
+while sys.stdin.read(1):
+    for _ in range(times):
+        time.sleep(0.001)
+        connection.send(b"x")
+        connection.recv(1)
+    print("done", flush=True)
 """
 FORKER = """
 import os, sys
-sys.stdin.read(1)
-for _ in range(int(sys.argv[1])):
-    if os.fork() == 0: os._exit(0)
-    os.wait()
-print("done", flush=True)
-sys.stdin.read(1)
+while sys.stdin.read(1):
+    for _ in range(int(sys.argv[1])):
+        if os.fork() == 0: os._exit(0)
+        os.wait()
+    print("done", flush=True)
 """
 
 
@@ -178,15 +175,16 @@ def grown(before: Wakeups, after: Wakeups) -> Wakeups:
 def watch(source: Wakers, stages: Sequence[Stage]) -> tuple[list[Wakeups], list[int]]:
     """What a run of the workload has brought to each stage: its wakeups, and how often it slept."""
     groups = [stage.group for stage in stages]
-    assert eventually(lambda: all(state(stage.process.pid) == "S" for stage in stages))
-    before, slept = read(source, *groups), [stage.slept() for stage in stages]
-    run(stages[0])
-    assert eventually(lambda: all(state(stage.process.pid) == "S" for stage in stages))
-    after = read(source, *groups)
-    return (
-        [grown(before[group.path], after[group.path]) for group in groups],
-        [stage.slept() - count for stage, count in zip(stages, slept, strict=True)],
-    )
+    # Where the machine is so busy that bytes find nobody asleep, as the kernel's own books show, the run says nothing of them.
+    for _ in range(3):
+        assert eventually(lambda: all(state(stage.process.pid) == "S" for stage in stages))
+        before, started = read(source, *groups), [stage.slept() for stage in stages]
+        run(stages[0])
+        assert eventually(lambda: all(state(stage.process.pid) == "S" for stage in stages))
+        after, slept = read(source, *groups), [stage.slept() - at for stage, at in zip(stages, started, strict=True)]
+        if min(slept) > (1 - CLOSE / 2) * TIMES:
+            break
+    return [grown(before[group.path], after[group.path]) for group in groups], slept
 
 
 def state(pid: int) -> str:
