@@ -107,7 +107,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         if originals is not None:
             stack.callback(originals.close)
         act, act_missing = _effective(options.act, files, originals, pods)
-        chosen = registry.ALWAYS if config.probes is None else config.probes
+        chosen = registry.USUAL if config.probes is None else config.probes
         waits, waits_missing = _open_waits(hierarchy, blame=BLAME in chosen)
         stack.callback(waits.close)
         probes = Background(registry.openers(chosen, {BLAME: partial(beside, waits)}))

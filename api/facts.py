@@ -51,6 +51,17 @@ class Wakeups(msgspec.Struct, frozen=True, kw_only=True):
     """Cgroups that were gone before they could be told of, and what found no place in the table."""
 
 
+class CpuCounters(msgspec.Struct, frozen=True, kw_only=True):
+    """What the CPU's own counters say, cumulative."""
+
+    cycles: int
+    """Unhalted."""
+    instructions: int
+    """Retired."""
+    misses: int | None = None
+    """Of the last level of cache; None where no third counter was free."""
+
+
 class Pressure(msgspec.Struct, frozen=True, kw_only=True):
     """One PSI file: cumulative stall time of some and of all tasks; `full` is absent for a node's CPU on old kernels."""
 

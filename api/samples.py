@@ -10,6 +10,7 @@ from api.cpus import Topology
 from api.facts import (
     Blame,
     BlockIo,
+    CpuCounters,
     CpuTimes,
     Disk,
     Durations,
@@ -83,6 +84,7 @@ class CgroupSample(msgspec.Struct, frozen=True, kw_only=True):
     block_io: Mapping[str, BlockIo] = {}
     """By device, `MAJOR:MINOR`."""
     net: Net | None = None
+    counters: CpuCounters | None = None
     wakeups: Wakeups | None = None
 
 
@@ -138,6 +140,10 @@ class NodeSample(msgspec.Struct, frozen=True, kw_only=True):
     """By NUMA node."""
     softirq_ns: Mapping[int, Mapping[str, int]] = {}
     """By CPU and vector (`NET_RX`), cumulative."""
+    cpu_waits: Mapping[int, Wait] = {}
+    """By CPU: time that tasks waited for it and how often one got it, like run_delay_ns and timeslices; without slots."""
+    cpu_counters: Mapping[int, CpuCounters] = {}
+    """By CPU: all that ran there, the idle task included."""
     oom_victims: tuple[OomVictim, ...] = ()
     """The latest ones, oldest first."""
 

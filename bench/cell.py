@@ -19,6 +19,7 @@ from api.histograms import quantile_ns
 from api.rates import wait_delta
 from bench.machine import TICKS_PER_S, NodeTimes, children_of, cpu_ns_of, node_times
 from bench.modes import BATCH, ONLINE, Mode, Node
+from bench.ready import wait_ready
 from cli.child import AgentChild, AgentEnded, free_port
 from demo.cgroups import DemoCgroups
 from demo.counters import Cell
@@ -139,11 +140,12 @@ def colocated(
     try:
         if mode.turn is not None:
             mode.turn(node)
+        if mode.agent_config is not None:
+            # Before the load, beside which its probes would be compiled for long: that child gives way to everybody.
+            agent = start_agent(directory, mode.agent_config)
         loads.start_online()
         if mode.batch:
             loads.start_batch(idle=mode.sched_idle)
-        if mode.agent_config is not None:
-            agent = start_agent(directory, mode.agent_config)
         loads.start_client(schedule, **client)  # type: ignore[arg-type]
         yield loads, agent
     finally:
@@ -154,7 +156,7 @@ def colocated(
 
 
 def start_agent(directory: Path, config: str) -> AgentChild:
-    """The real agent process on the bench's pods, acting, once it has finished a round."""
+    """The real agent process on the bench's pods, acting, once it has finished a round and loaded its probes."""
     (directory / "pods.yaml").write_text(PODS)
     (directory / "agent.yaml").write_text(config)
     files = (("--pods", "pods.yaml"), ("--config", "agent.yaml"), ("--state-dir", "state"))
@@ -162,7 +164,7 @@ def start_agent(directory: Path, config: str) -> AgentChild:
     with (directory / "agent.log").open("wb") as log:
         agent = AgentChild([*options, "--act", "on"], port=free_port(), output=log)
     try:
-        agent.wait_healthy()
+        wait_ready(agent)
     except AgentEnded as error:
         agent.stop()
         said = (directory / "agent.log").read_text(errors="replace").strip().splitlines()

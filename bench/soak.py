@@ -20,6 +20,7 @@ import msgspec
 from agent.hierarchy import Hierarchy, detect
 from api.ports import Unavailable
 from bench.machine import cpu_ns_of, end_cleanly_on_sigterm, memory_kib_of
+from bench.ready import wait_ready
 from cli.child import AgentChild, AgentEnded, free_port
 from exporters.view import View
 
@@ -134,7 +135,7 @@ def soak(hierarchy: Hierarchy, at_rest: int, rate: int, seconds: float) -> Soak:
         with (directory / "agent.log").open("wb") as log:
             agent = AgentChild(options, port=free_port(), output=log)
         try:
-            agent.wait_healthy()
+            wait_ready(agent)
             time.sleep(6.0)  # every slow file has had its turn
             watch = _Watch(agent)
             looks = [watch.look("rest", seconds)]

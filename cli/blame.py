@@ -55,7 +55,7 @@ def average(views: Sequence[View]) -> list[Victim]:
 
 def matrix(view: View, history: Sequence[View], width: int, height: int) -> list[Text]:
     """At most so many lines, the names of the columns included."""
-    recent = [seen for seen in history if view.wall_time_ms - seen.wall_time_ms < SPAN_MS] or [view]
+    recent = [seen for seen in history if view.taken_at_ms - seen.taken_at_ms < SPAN_MS] or [view]
     names = names_of(c for seen in recent for c in (*seen.containers, *seen.others))
     known = average(recent)
     victims = [victim for victim in known if victim.total >= LEAST_MS]

@@ -79,7 +79,7 @@ def waits(view: View, history: Sequence[View], width: int, height: int) -> list[
 
     Where no pods are listed: those of all cgroups, and those of the cgroup that waited longest in each round.
     """
-    recent = [seen for seen in history if view.wall_time_ms - seen.wall_time_ms < SPAN_MS] or [view]
+    recent = [seen for seen in history if view.taken_at_ms - seen.taken_at_ms < SPAN_MS] or [view]
     half = (width - 2) // 2
     if view.containers:
         named = [("online", "cyan", gather(recent, online)), ("batch", "yellow", gather(recent, reclaimed))]

@@ -130,17 +130,24 @@ class Watch:
     def _poll(self) -> list[JournalEntry]:
         view = self.client.view()
         last = self.history[-1] if self.history else None
-        if last and (view.seq < last.seq or (view.seq == last.seq and view.wall_time_ms != last.wall_time_ms)):
+        if last and _began_anew(last, view):
             self.history, self.entries, last = [], [], None
         if last is None or view.seq > last.seq + 1:
             self.history += self.client.history(last.seq if last else 0)
         if not self.history or self.history[-1].seq < view.seq:
             self.history.append(view)
-        self.history = [seen for seen in self.history if view.wall_time_ms - seen.wall_time_ms <= SPAN_MS]
+        self.history = [seen for seen in self.history if view.taken_at_ms - seen.taken_at_ms <= SPAN_MS]
         self.view = view
         new = self.client.decisions(after=self.entries[-1].seq if self.entries else 0)
         self.entries = (self.entries + new)[-KEEP_ENTRIES:]
         return new
+
+
+def _began_anew(last: View, view: View) -> bool:
+    """Whether another agent made the second View, perhaps after a reboot: rounds and CLOCK_MONOTONIC only go forwards."""
+    if view.seq == last.seq:
+        return view.taken_at_ms != last.taken_at_ms
+    return view.seq < last.seq or view.taken_at_ms < last.taken_at_ms
 
 
 def checked_url(_context: click.Context, _parameter: click.Parameter, value: str) -> str:

@@ -82,7 +82,10 @@ def pool_text(pool: PoolStory) -> Iterator[tuple[str, str]]:
     yield "", f"Pool {words.clean(pool.name)} has CPUs {words.clean(pool.cpus) or 'none'}"
     yield "lent", f"{words.cores(pool.lent_cores)} cores may be used by reclaimed pods"
     yield "need", f"{words.cores(pool.requirement_cores)} cores is what online pods are estimated to need"
-    yield "headroom", f"{words.cores(pool.headroom_cores)} cores can be promised to reclaimed pods"
+    yield (
+        "headroom",
+        f"{words.cores(pool.headroom_cores)} cores can be promised to reclaimed pods in all, what they use now included",
+    )
 
 
 def now_text(now: Now) -> Iterator[tuple[str, str]]:

@@ -20,7 +20,7 @@ from api.ports import Probe, Unavailable
 from api.rates import wait_delta
 from cli.options import Seconds
 from cli.probes import generic
-from cli.probes.screen import Screen, bars, cgroup_paths, name_of
+from cli.probes.screen import Screen, bars, cgroup_paths, name_of, whole
 from cli.words import clean, duration
 from probes import registry
 from probes import runqlat as probe_runqlat
@@ -124,25 +124,26 @@ def runqlat(*, as_json: bool, interval: float, duration_s: float | None, form: s
             click.echo(f"form refused: {refusal}", err=True)
         show = _print_json if as_json else stack.enter_context(Screen(render))
         try:
-            for finished in _intervals(source, interval, duration_s, prefix):
+            for finished in intervals(source, interval, duration_s, prefix):
                 show(finished)
         except KeyboardInterrupt:
             return
 
 
-def _intervals(
+def intervals(
     source: probe_runqlat.RunqLat, interval: float, duration_s: float | None, prefix: str
 ) -> Iterator[Interval]:
+    """The waits that ended in each interval from now on."""
     started = previous_at = time.monotonic()
     end = None if duration_s is None else started + duration_s
     paths = cgroup_paths()
-    previous = source.read(paths)
+    previous = source.read(paths, complete=whole(paths))
     while end is None or previous_at < end:
         wake = previous_at + interval if end is None else min(previous_at + interval, end)
         time.sleep(max(0.0, wake - time.monotonic()))
         # Paths before and after: a cgroup that came and went within the interval had one in at least one of them.
         paths_now = cgroup_paths()
-        waits, now = source.read(paths_now), time.monotonic()
+        waits, now = source.read(paths_now, complete=whole(paths_now)), time.monotonic()
         yield Interval(
             probe="runqlat",
             form=source.form,

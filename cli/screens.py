@@ -105,6 +105,9 @@ HELP = (
     "? h                     this help, and back",
     "q                       quit; so does Ctrl-C",
     "",
+    "headroom                CPU that can be promised to reclaimed pods in all,",
+    "                        what they use now included",
+    "",
     "The page of the agent shows the same numbers with their history.",
 )
 

@@ -26,19 +26,49 @@ def board() -> Board:
     )
 
 
+def overdue() -> Panel:
+    return number(
+        "Most overdue round",
+        units.Seconds,
+        f"max(time() - dioptase_snapshot_timestamp_seconds{{{NODE}}} - on (instance) dioptase_round_interval_seconds)",
+        "Seconds since an agent last looked at its node, less the interval at which it is set to look.",
+        (5, 15),
+    )
+
+
+def sources() -> Panel:
+    return states(
+        "Sources",
+        "What an agent reads, green while it answers; `dioptase doctor` on the node has the remedy.",
+        Query(f"min by (instance, source) (dioptase_source_up{{{NODE}}})", f"{{{{source}}}} {ON}"),
+    )
+
+
+def snapshot_age() -> Panel:
+    return lines(
+        "Snapshot age",
+        units.Seconds,
+        "Grows when an agent hangs; above the limit the alert DioptaseAgentSilent fires.",
+        Query(f"time() - dioptase_snapshot_timestamp_seconds{{{NODE}}}", "{{instance}}"),
+        Query(f"15 + 3 * dioptase_round_interval_seconds{{{NODE}}}", f"limit {ON}"),
+    )
+
+
+def limitations() -> Panel:
+    return lines(
+        "Limitations",
+        units.Short,
+        "Things that a node lacks; the banner of its page names each with the remedy.",
+        Query(f"dioptase_limitations{{{NODE}}}", "{{instance}}"),
+    )
+
+
 def _glance() -> list[Panel]:
-    late = f"time() - dioptase_snapshot_timestamp_seconds{{{NODE}}} - on (instance) dioptase_round_interval_seconds"
     return [
         number(
             "Agents", units.Short, f"count(dioptase_build_info{{{NODE}}})", "That answered Prometheus' latest request."
         ),
-        number(
-            "Most overdue round",
-            units.Seconds,
-            f"max({late})",
-            "Seconds since an agent last looked at its node, less the interval at which it is set to look.",
-            (5, 15),
-        ),
+        overdue(),
         number(
             "Sources down",
             units.Short,
@@ -70,24 +100,14 @@ def _glance() -> list[Panel]:
 
 def _sees() -> list[Panel]:
     return [
-        states(
-            "Sources",
-            "What an agent reads, green while it answers; `dioptase doctor` on the node has the remedy.",
-            Query(f"min by (instance, source) (dioptase_source_up{{{NODE}}})", f"{{{{source}}}} {ON}"),
-        ),
+        sources(),
         lines(
             "Sources, duration",
             units.Seconds,
             "Of the latest round. One that grows will make the round overrun.",
             Query(f"dioptase_source_duration_seconds{{{NODE}}}", f"{{{{source}}}} {ON}"),
         ),
-        lines(
-            "Snapshot age",
-            units.Seconds,
-            "Grows when an agent hangs; above the limit the alert DioptaseAgentSilent fires.",
-            Query(f"time() - dioptase_snapshot_timestamp_seconds{{{NODE}}}", "{{instance}}"),
-            Query(f"15 + 3 * dioptase_round_interval_seconds{{{NODE}}}", f"limit {ON}"),
-        ),
+        snapshot_age(),
         lines(
             "Rounds by trigger",
             "rounds/s",
@@ -95,12 +115,7 @@ def _sees() -> list[Panel]:
             Query(rate_by("dioptase_rounds_total", NODE, "instance, trigger"), f"{{{{trigger}}}} {ON}"),
             stacked=True,
         ),
-        lines(
-            "Limitations",
-            units.Short,
-            "Things that a node lacks; the banner of its page names each with the remedy.",
-            Query(f"dioptase_limitations{{{NODE}}}", "{{instance}}"),
-        ),
+        limitations(),
         lines(
             "Cgroups that have series",
             units.Short,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models import units
 
+from dashboards.health import limitations, overdue, snapshot_age, sources
 from dashboards.panels import (
     NODE,
     ONLINE,
@@ -20,7 +21,6 @@ from dashboards.panels import (
     number,
     quantile,
     rate_by,
-    states,
 )
 
 WAIT = "dioptase_cgroup_runq_wait_seconds"
@@ -73,13 +73,7 @@ def _glance() -> list[Panel]:
             f'sum(dioptase_act_mode{{{NODE},mode="on"}})',
             "Nodes whose agent writes. The others decide nothing, or only say what they would do.",
         ),
-        number(
-            "Most overdue round",
-            units.Seconds,
-            f"max(time() - dioptase_snapshot_timestamp_seconds{{{NODE}}} - on (instance) dioptase_round_interval_seconds)",
-            "Seconds since an agent last looked at its node, less the interval at which it is set to look.",
-            (5, 15),
-        ),
+        overdue(),
     ]
 
 
@@ -168,9 +162,10 @@ def _lent() -> list[Panel]:
     used = rate_by("dioptase_cgroup_cpu_usage_seconds_total", RECLAIMED, "instance")
     return [
         lines(
-            "Lent, used, left",
+            "Lent, used, headroom, need",
             "cores",
-            "What reclaimed pods may use, what they use, what could be promised on top, and what online pods need.",
+            "What reclaimed pods may use, what they use, their headroom (CPU that can be promised to them in all, what they "
+            "use now included), and what online pods need.",
             Query(f"dioptase_reclaim_lent_cores{{{NODE}}}", "lent on {{instance}}"),
             Query(used, "used by reclaimed pods on {{instance}}"),
             Query(f"dioptase_reclaim_headroom_cores{{{NODE}}}", "headroom on {{instance}}"),
@@ -210,11 +205,7 @@ def _decided() -> list[Panel]:
 
 def _health() -> list[Panel]:
     return [
-        states(
-            "Sources",
-            "What an agent reads, green while it answers; `dioptase doctor` on the node has the remedy.",
-            Query(f"min by (instance, source) (dioptase_source_up{{{NODE}}})", "{{source}} on {{instance}}"),
-        ),
+        sources(),
         lines(
             "Round and sources, duration",
             units.Seconds,
@@ -222,13 +213,7 @@ def _health() -> list[Panel]:
             Query(f"dioptase_round_duration_seconds{{{NODE}}}", "round on {{instance}}"),
             Query(f"dioptase_source_duration_seconds{{{NODE}}}", "{{source}} on {{instance}}"),
         ),
-        lines(
-            "Snapshot age",
-            units.Seconds,
-            "Grows when an agent hangs; above the limit the alert DioptaseAgentSilent fires.",
-            Query(f"time() - dioptase_snapshot_timestamp_seconds{{{NODE}}}", "{{instance}}"),
-            Query(f"15 + 3 * dioptase_round_interval_seconds{{{NODE}}}", "limit on {{instance}}"),
-        ),
+        snapshot_age(),
         lines(
             "What the agent costs",
             "cores",
@@ -243,12 +228,7 @@ def _health() -> list[Panel]:
             "Resident memory of the agent's own process.",
             Query(f"process_resident_memory_bytes{{{NODE}}} and on (instance) dioptase_build_info", "{{instance}}"),
         ),
-        lines(
-            "Limitations",
-            units.Short,
-            "Things that a node lacks; the banner of its page names each with the remedy.",
-            Query(f"dioptase_limitations{{{NODE}}}", "{{instance}}"),
-        ),
+        limitations(),
         lines(
             "Reports lost",
             units.Short,

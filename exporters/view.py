@@ -43,7 +43,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """One round for the eye."""
 
     seq: int
+    taken_at_ms: int
+    """CLOCK_MONOTONIC: how long ago a round was is told by it, for the wall clock may be set forwards and back."""
     wall_time_ms: int
+    """CLOCK_REALTIME, to be shown; no arithmetic is done on it."""
     act: str
     trigger: str
     interval_ms: float | None
@@ -64,6 +67,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """What they used since the previous round."""
     requirement_cores: float | None
     headroom_cores: float | None
+    """What can be promised to reclaimed pods in all, what they use now included."""
     pools: Mapping[str, str]
     """CPU list of each pool."""
     node: NodeView = NodeView()
@@ -93,6 +97,7 @@ def build(finished: Round) -> View:
     ended = [rate.wait for rate in change.cgroups.values() if rate.wait is not None] if change else []
     return View(
         seq=snapshot.seq,
+        taken_at_ms=snapshot.taken_at_ns // 1_000_000,
         wall_time_ms=snapshot.wall_time_ns // 1_000_000,
         act=finished.act.value,
         trigger=finished.trigger,

@@ -30,6 +30,7 @@
 struct waited {
 	u64 tag, cfs_rq, begin, end;
 	u32 place;
+	u32 known; /* whether it is counted */
 };
 
 #ifdef BLAME
@@ -58,6 +59,7 @@ struct timeline {
 	u64 latest;
 	u64 open; /* whether more may be added to the latest stretch */
 	u64 place;
+	u64 waits, waited_ns; /* waits that ended here, and time waited here by them and by those that were moved away */
 	struct span spans[SPANS];
 	struct stretch stretches[STRETCHES];
 };
@@ -148,21 +150,22 @@ static __always_inline void condense(struct timeline *line, struct span *span, u
 	into->shares[0].ns = ns;
 }
 
-static __always_inline void take_over(u64 now, u64 who, u32 place)
+static __always_inline struct timeline *take_over(u64 now, u64 who, u32 place)
 {
 	struct timeline *line = this_timeline();
 	struct span *span;
 
 	if (!line)
-		return;
+		return NULL;
 	line->place = place;
 	if (line->spans[line->head & (SPANS - 1)].who == who)
-		return;
+		return line;
 	line->head++;
 	span = &line->spans[line->head & (SPANS - 1)];
 	condense(line, span, line->spans[(line->head + 1) & (SPANS - 1)].since);
 	span->since = now;
 	span->who = who;
+	return line;
 }
 
 static __always_inline void idle_comes_in(u64 idle)
@@ -173,8 +176,12 @@ static __always_inline void idle_comes_in(u64 idle)
 static __always_inline void task_comes_in(u64 task, struct waited *wait)
 {
 	s32 prio = FIELD(s32, task, PRIO);
+	struct timeline *line = take_over(wait->end, prio < MAX_RT_PRIO ? HIGHER_CLASS : (u32)wait->tag, wait->place);
 
-	take_over(wait->end, prio < MAX_RT_PRIO ? HIGHER_CLASS : (u32)wait->tag, wait->place);
+	if (!line || !wait->known)
+		return;
+	line->waits++;
+	line->waited_ns += wait->end - wait->begin;
 }
 
 /* The throttle that this wait may lie in, as `from` and `until`. */
@@ -331,6 +338,7 @@ static __always_inline void split_there(struct parts *parts, struct waited *wait
 	wait->end = FIELD(u64, rq, RQ_CLOCK);
 	wait->begin = wait->end - (delay - mark - split_before(pid, mark, delay));
 	*until = delay;
+	line->waited_ns += wait->end - wait->begin;
 	parts->other_ns += split(parts, wait, line, &none) - wait->begin;
 }
 

@@ -41,11 +41,11 @@ class Blames:
         self.form = waits.form
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
-        """`blame` of every cgroup whose waits are known."""
+        """`blame` of every cgroup whose waits are known, and the waits for each CPU."""
         if self._closed:
             raise Unavailable("the probe blame is closed", "open it again")
         found = self._waits.blames(live, complete=complete)
-        return Seen(cgroups={number: {"blame": blame} for number, blame in found.items()})
+        return Seen({number: {"blame": blame} for number, blame in found.items()}, {"cpu_waits": self._waits.by_cpu()})
 
     def problem(self) -> Unavailable | None:
         return self._waits.blame_problem()

@@ -94,11 +94,15 @@ class Map:
 
     def rows(self, places: Sequence[int]) -> Rows:
         """Values of these elements of an array map; `places` are sorted and without repeats."""
-        chunks: list[tuple[Rows, Rows]] = []
-        for first, last in _runs(places, max(1, BRIDGE_BYTES // (self._cell.itemsize * self._copies))):
-            chunks += self._chunks(np.array(first - 1, self.key).tobytes() if first else None, last - first + 1)
-        keys, values = self._join(chunks)
+        keys, values = self._join(self._stretches(places))
         return values if len(keys) == len(places) else values[among(keys, places)]
+
+    def totals(self, places: Sequence[int]) -> npt.NDArray[np.uint64]:
+        """The same rows as `total` sums them, a chunk at a time: all at once are 30 MiB with 200 CPUs and 500 cgroups."""
+        parts = [(np.empty(0, self.key), np.empty((0, self.value.itemsize // 8), np.uint64))]
+        parts += [(keys, total(cells["value"])) for keys, cells in self._stretches(places)]
+        keys, sums = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return sums if len(keys) == len(places) else sums[among(keys, places)]
 
     def set(self, key: int, value: bytes) -> None:
         """Set one element, on all CPUs alike."""
@@ -108,6 +112,11 @@ class Map:
     def delete(self, key: int | tuple[int, ...]) -> None:
         """Remove one element of a hash map, a struct's members as a tuple; one that is gone already is no error."""
         bpf.delete(self._fd, np.array(key, self.key).tobytes())
+
+    def _stretches(self, places: Sequence[int]) -> Iterator[tuple[Rows, Rows]]:
+        """Keys and cells of these elements, and of some unused ones between them."""
+        for first, last in _runs(places, max(1, BRIDGE_BYTES // (self._cell.itemsize * self._copies))):
+            yield from self._chunks(np.array(first - 1, self.key).tobytes() if first else None, last - first + 1)
 
     def _join(self, chunks: Iterable[tuple[Rows, Rows]]) -> tuple[Rows, Rows]:
         pairs = [(np.empty(0, self.key), np.empty((0, *self._shape), self._cell)), *chunks]

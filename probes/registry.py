@@ -15,6 +15,7 @@ from api.ports import Probe
 from probes.blame import open_blame
 from probes.blockio import open_blockio
 from probes.btf import VMLINUX
+from probes.counters import open_counters
 from probes.kswapd import open_kswapd
 from probes.loader import CHILD_PYTHON
 from probes.migrations import open_migrations
@@ -47,8 +48,8 @@ class Row(msgspec.Struct, frozen=True):
     """What is left to look at where no form of it runs."""
     capabilities: tuple[str, ...] = LOADED
     """All that it needs of root's powers."""
-    always: bool = True
-    """Whether the agent loads it unless it is told which ones to load."""
+    asked: bool = False
+    """Whether the agent loads it only where the setting `probes` names it: for what it costs, or what few machines have."""
 
 
 ROWS = (
@@ -111,11 +112,19 @@ ROWS = (
         open_wakeups,
         "who wakes whom: wakeups per pair of cgroups, and how long until the woken task runs",
         "how long cgroups wait, not who woke them",
-        always=False,
+        asked=True,
+    ),
+    Row(
+        "counters",
+        open_counters,
+        "cycles, instructions and cache misses per cgroup and CPU, by hardware counters",
+        "nothing: the kernel keeps none by itself",
+        asked=True,
     ),
 )
 NAMES = tuple(row.name for row in ROWS)
-ALWAYS = tuple(row.name for row in ROWS if row.always)
+USUAL = tuple(row.name for row in ROWS if not row.asked)
+"""What the agent loads where nobody says otherwise."""
 BY_NAME = {row.name: row for row in ROWS}
 
 

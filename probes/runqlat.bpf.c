@@ -134,14 +134,16 @@ int on_switch(u64 *ctx)
 	rq = FIELD(u64, wait.cfs_rq, RQ);
 	wait.end = FIELD(u64, rq, RQ_CLOCK);
 	wait.begin = info.queued;
+	wait.known = 0;
 	if (wait.begin > wait.end) {
 		lose(LOST_BACKWARDS);
 	} else {
 		moved = waited_elsewhere(next, &info, wait.end - wait.begin, &split);
-		if (moved == ASLEEP)
-			lose(LOST_ASLEEP);
-		else
+		wait.known = moved != ASLEEP;
+		if (wait.known)
 			count(&wait, moved, split);
+		else
+			lose(LOST_ASLEEP);
 	}
 	task_comes_in(next, &wait);
 	return 0;

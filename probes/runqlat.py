@@ -25,7 +25,7 @@ from probes import fields
 from probes.btf import VMLINUX
 from probes.groups import Owners, places_for
 from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
-from probes.maps import possible_cpus
+from probes.maps import Map, possible_cpus
 from probes.pairs import NO_PAIRS, PARTS, Culprits, Pairs, pair_bits
 from probes.tabled import Counted, Tabled, durations
 
@@ -103,6 +103,8 @@ class RunqLat(Tabled):
         self._culprits = Culprits(loaded) if "pairs" in loaded.maps else None
         super().__init__(loaded, "runqlat", "switches", also=("holds",) if self._culprits else ())
         self._latest: _Reading | None = None
+        self._cpus = possible_cpus()
+        self._timelines = Map(*loaded.maps["timelines"], self._cpus) if self._culprits else None
 
     def read(
         self, live: Mapping[int, str], wanted: Collection[int] | None = None, *, complete: bool = True
@@ -140,6 +142,16 @@ class RunqLat(Tabled):
             for number in live:
                 blames.setdefault(number, NOBODY)
         return blames
+
+    def by_cpu(self) -> Mapping[int, Wait]:
+        """Time waited for each CPU and waits that ended there, as /proc/schedstat has them: what a task had waited elsewhere
+        before it was moved is that CPU's. Empty where nobody tells who had the CPU. Raises Unavailable once closed."""
+        with self.reading():
+            if self._timelines is None:
+                return {}
+            lines = self._timelines.rows(range(self._cpus))
+            counted = zip(lines["waited_ns"].tolist(), lines["waits"].tolist(), strict=True)
+        return {cpu: Wait(sum_ns=ns, count=waits) for cpu, (ns, waits) in enumerate(counted)}
 
     @property
     def blaming(self) -> bool:
@@ -182,7 +194,7 @@ def _blaming(form: Form) -> Form:
         optional={**form.optional, **_THROTTLE},
         constants={**form.constants, "BLAME": 1, "PAIRS": 1},
         programs=[_SWITCH, _MOVE],
-        maps=("pairs", "crowded", "holds"),
+        maps=("pairs", "crowded", "holds", "timelines"),
     )
 
 

@@ -11,6 +11,7 @@ from api.decisions import Round
 from api.facts import (
     Blame,
     BlockIo,
+    CpuCounters,
     CpuTimes,
     Disk,
     Durations,
@@ -84,6 +85,7 @@ def rich_cgroup(sample: CgroupSample, seconds: int, blame: Blame | None) -> Cgro
                         reclaimed_pages=320 * seconds, kswapd_wakeups=seconds),
         oom_kills=seconds,
         numa_migrations=5 * seconds,
+        counters=CpuCounters(cycles=3_000_000_000 * seconds, instructions=2_000_000_000 * seconds, misses=1_000_000 * seconds),
         block_io={DEVICE: BlockIo(reads=durations(8, 16, seconds), writes=durations(11, 32, seconds),
                                   read_bytes=MIB * seconds, write_bytes=2 * MIB * seconds)},
         net=Net(tcp_sent_bytes=3000 * seconds, tcp_received_bytes=2000 * seconds, tcp_sent_packets=3 * seconds,

@@ -68,7 +68,9 @@ def lend(situation: Situation, memory: Memory, config: LatencyConfig) -> Lending
     node = float(situation.node_cpus)
     lent = node if memory.lent_cores is None else min(memory.lent_cores, node)
     minimum = minimum_cores(situation.node_cpus, config)
-    since = None if lent > minimum else situation.now_ns if memory.minimum_since_ns is None else memory.minimum_since_ns
+    since = None
+    if lent <= minimum:
+        since = situation.now_ns if memory.minimum_since_ns is None else memory.minimum_since_ns
     found = worst(situation.waits, config)
     own = _own_wait_ns(situation, memory, config, since, None if found is None else found[1])
     ruling = _judge(situation, msgspec.structs.replace(memory, own_wait_ns=own), config, lent)
@@ -85,13 +87,14 @@ def lend(situation: Situation, memory: Memory, config: LatencyConfig) -> Lending
         "lent_cores": new,
         "own_wait_ms": None if own is None else round(own / NS_PER_MS, 3),
     }
+    harmful = memory.harmful_cores if own is None else None
     held = "freeze" if ruling.rule.startswith("wait_unknown") else "hold"
     return Lending(
         lent_cores=new,
         level_cores=level,
         action="shrink" if new < before else "grow" if new > before else held,
         verdict=Verdict(rule=ruling.rule, text=ruling.text, threshold=ruling.threshold, inputs=inputs),
-        harmful_cores=_used(situation, lent) if ruling.breach else None if own is not None else memory.harmful_cores,
+        harmful_cores=_used(situation, lent) if ruling.breach else harmful,
         own_wait_ns=own,
         minimum_since_ns=since,
         last_breach_ns=situation.now_ns if ruling.uneasy else memory.last_breach_ns,

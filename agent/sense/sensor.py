@@ -33,7 +33,7 @@ NO_WAITS: Mapping[int, Wait] = {}
 NOT_A_PROBES = frozenset({"path", "id", "wait"})
 CGROUP_FIELDS = frozenset(CgroupSample.__struct_fields__) - NOT_A_PROBES
 NODE_FIELDS = frozenset(NodeSample.__struct_fields__)
-MOST_NAMED = 3
+MOST_NAMED = 5
 MOST_LOGGED = 100
 """So many different failures are logged, each once; in the snapshots every one of them is shown every time."""
 
@@ -165,9 +165,7 @@ class Sensor:
         errors = self._indicators.errors()
         if not errors:
             return ()
-        error = "; ".join(f"{pod}: {reason}" for pod, reason in sorted(errors.items())[:MOST_NAMED])
-        if len(errors) > MOST_NAMED:
-            error += f"; and {len(errors) - MOST_NAMED} more"
+        error = _first([f"{pod}: {reason}" for pod, reason in sorted(errors.items())], "; ")
         remedy = "mend the annotations or the endpoint of these pods"
         return (SourceStatus(name="indicator-pods", ok=False, error=error, remedy=remedy),)
 
@@ -223,9 +221,8 @@ def _homeless(pods: tuple[Pod, ...], cgroups: Mapping[str, CgroupSample]) -> tup
     ]
     if not missing or not cgroups:
         return ()
-    shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
     remedy = "start the pod, or mend the path in the pods file: it is that below the cgroup root, as in /web"
-    return (SourceStatus(name="pod-cgroups", ok=False, error=f"there is no cgroup {shown}", remedy=remedy),)
+    return (SourceStatus(name="pod-cgroups", ok=False, error=f"there is no cgroup {_first(missing)}", remedy=remedy),)
 
 
 def _uncontrolled(pods: tuple[Pod, ...], cgroups: Mapping[str, CgroupSample]) -> tuple[SourceStatus, ...]:
@@ -240,12 +237,19 @@ def _uncontrolled(pods: tuple[Pod, ...], cgroups: Mapping[str, CgroupSample]) ->
     ]
     if not found:
         return ()
-    shown = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
     above = found[0].rpartition("/")[0]
     remedy = (
         f"enable it in the groups above, the last of them: echo +cpu > /sys/fs/cgroup{above}/cgroup.subtree_control"
     )
-    return (SourceStatus(name="pod-controllers", ok=False, error=f"no cpu controller in {shown}", remedy=remedy),)
+    return (
+        SourceStatus(name="pod-controllers", ok=False, error=f"no cpu controller in {_first(found)}", remedy=remedy),
+    )
+
+
+def _first(names: Sequence[str], separator: str = ", ") -> str:
+    """As many as a person reads, and how many more there are."""
+    more = [f"and {len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
+    return separator.join([*names[:MOST_NAMED], *more])
 
 
 def _strangers(pods: tuple[Pod, ...]) -> list[str]:

@@ -16,7 +16,7 @@ from api.ports import Probe, Seen, Unavailable
 from api.text import to_json
 from cli.options import Seconds
 from cli.probes.changes import Cell, cells, change
-from cli.probes.screen import Screen, cgroup_paths, name_of
+from cli.probes.screen import Screen, cgroup_paths, name_of, whole
 from cli.probes.tables import render
 from probes.registry import Row
 
@@ -86,13 +86,13 @@ def intervals(probe: Probe, interval: float, duration_s: float | None, prefix: s
     started = previous_at = time.monotonic()
     end = None if duration_s is None else started + duration_s
     paths = cgroup_paths()
-    previous = probe.read(paths)
+    previous = probe.read(paths, complete=whole(paths))
     while end is None or previous_at < end:
         wake = previous_at + interval if end is None else min(previous_at + interval, end)
         time.sleep(max(0.0, wake - time.monotonic()))
         # Paths before and after: a cgroup that came and went within the interval had one in at least one of them.
         paths_now = cgroup_paths()
-        seen, now = probe.read(paths_now), time.monotonic()
+        seen, now = probe.read(paths_now, complete=whole(paths_now)), time.monotonic()
         problem = probe.problem()
         cgroups, found = summarize(previous, seen, {**paths, **paths_now}, prefix)
         yield Shown(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -52,6 +52,12 @@ def cgroup_paths() -> dict[int, str]:
         except FileNotFoundError:
             continue
     return found
+
+
+def whole(paths: Mapping[int, str]) -> bool:
+    """Whether these are all cgroups. In a container the mount may show a part of the hierarchy, whose top is not its root;
+    a probe must keep counting for the rest, which this list lacks although it lives."""
+    return ROOT_ID in paths
 
 
 def name_of(number: int, paths: dict[int, str]) -> str:

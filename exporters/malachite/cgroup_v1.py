@@ -51,6 +51,9 @@ class Cpu(Wire, frozen=True, kw_only=True):
     task_nr_iowait: int | None = None
     task_nr_sleeping: int | None = None
     load: Loads | None = None
+    cycles: int | None = None
+    instructions: int | None = None
+    l3_misses: int | None = None
     percpu_usage: tuple[int, ...] | None = None
     old_cpu_basic_info: CpuTimesAt | None = None
     new_cpu_basic_info: CpuTimesAt | None = None
@@ -193,7 +196,7 @@ def groups(of: CgroupView) -> Groups:
 
 
 def _cpu(of: CgroupView) -> Cpu:
-    sample, limits, threads = of.sample, of.sample.limits, of.threads
+    sample, limits, threads, counters = of.sample, of.sample.limits, of.threads, of.counters
     quota, period = i64(limits.quota_us), i64(limits.period_us)
     per_cpu = sample.per_cpu_ns
     return Cpu(
@@ -213,6 +216,9 @@ def _cpu(of: CgroupView) -> Cpu:
         task_nr_iowait=None if threads is None else u64(threads.iowait),
         task_nr_sleeping=None if threads is None else u64(threads.sleeping),
         load=loads(of.load),
+        cycles=None if counters is None else u64(counters.cycles),
+        instructions=None if counters is None else u64(counters.instructions),
+        l3_misses=None if counters is None else u64(counters.misses),
         percpu_usage=None if per_cpu is None or any(u64(ns) is None for ns in per_cpu) else per_cpu,
         old_cpu_basic_info=_times_before(of),
         new_cpu_basic_info=CpuTimesAt(

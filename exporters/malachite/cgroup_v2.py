@@ -50,6 +50,9 @@ class Cpu(Wire, frozen=True, kw_only=True):
     task_nr_iowait: int | None = None
     task_nr_sleeping: int | None = None
     load: Loads | None = None
+    cycles: int | None = None
+    instructions: int | None = None
+    l3_misses: int | None = None
     update_time: int | None = None
 
 
@@ -150,7 +153,7 @@ def groups(of: CgroupView) -> Groups:
 
 
 def _cpu(of: CgroupView) -> Cpu:
-    sample, limits, threads = of.sample, of.sample.limits, of.threads
+    sample, limits, threads, counters = of.sample, of.sample.limits, of.threads, of.counters
     quota, period = i64(limits.quota_us), i64(limits.period_us)
     return Cpu(
         full_path=of.layout.full_path("cpu", sample.path),
@@ -175,6 +178,9 @@ def _cpu(of: CgroupView) -> Cpu:
         task_nr_iowait=None if threads is None else u64(threads.iowait),
         task_nr_sleeping=None if threads is None else u64(threads.sleeping),
         load=loads(of.load),
+        cycles=None if counters is None else u64(counters.cycles),
+        instructions=None if counters is None else u64(counters.instructions),
+        l3_misses=None if counters is None else u64(counters.misses),
         update_time=of.at,
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from api.facts import IoStat, Load, Net, ThreadStates
+from api.facts import CpuCounters, IoStat, Load, Net, ThreadStates
 from api.rates import delta
 from api.samples import CgroupSample, Snapshot
 from exporters.malachite.past import CgroupPast, History, IoRead, Past, io_read_at_ns
@@ -40,6 +40,7 @@ class CgroupView(msgspec.Struct, frozen=True, kw_only=True):
     io_before: IoRead | None = None
     threads: ThreadStates | None = None
     load: Load | None = None
+    counters: CpuCounters | None = None
     net: Net | None = None
     net_before: Net | None = None
     blocks: IoStat | None = None
@@ -136,6 +137,7 @@ def view(sample: CgroupSample, now: Snapshot, history: History, below: Subtree, 
         io_before=history.io(sample),
         threads=below.threads.get(sample.path),
         load=below.load.get(sample.path),
+        counters=below.counters.get(sample.path),
         net=below.net.get(sample.path),
         net_before=below.old_net.get(sample.path),
         blocks=below.blocks.get(sample.path),

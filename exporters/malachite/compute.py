@@ -5,7 +5,10 @@ Shares of time are over the last five seconds, the interval at which the client 
 
 from __future__ import annotations
 
-from api.facts import CpuTimes
+import msgspec
+
+from api.facts import CpuCounters, CpuTimes
+from api.rates import delta
 from api.samples import Snapshot
 from exporters.malachite.past import History, Past
 from exporters.malachite.waits import Waits
@@ -14,6 +17,15 @@ from exporters.malachite.wire import Loads, Stalls, Wire, counts, real, seconds,
 RESCTRL = "/sys/fs/resctrl/"
 MODES = tuple(field for field in CpuTimes.__struct_fields__)
 BUSY = tuple(mode for mode in MODES if mode not in ("idle_ns", "iowait_ns", "steal_ns"))
+
+
+class Counted(Wire, frozen=True):
+    """Hardware counters over the last five seconds."""
+
+    cpi: float
+    instructions: float
+    cycles: float
+    l3_misses: float | None = None
 
 
 class Cpu(Wire, frozen=True):
@@ -27,6 +39,7 @@ class Cpu(Wire, frozen=True):
     cpu_steal_ratio: float | None = None
     cpu_usr_ratio: float | None = None
     cpu_irq_ratio: float | None = None
+    cpi_data: Counted | None = None
 
 
 class Processes(Wire, frozen=True):
@@ -86,7 +99,25 @@ def compute(now: Snapshot, history: History) -> Compute:
 def _cpu(now: Snapshot, past: Past | None, waits: Waits, number: int) -> Cpu:
     name = f"cpu{number}"
     before = None if past is None else past.per_cpu.get(number)
-    return _shares(name, before, now.node.per_cpu.get(number), waits.of(number))
+    shares = _shares(name, before, now.node.per_cpu.get(number), waits.of(number))
+    counted = None if past is None else _cpi(past.cpu_counters.get(number), now.node.cpu_counters.get(number))
+    return shares if counted is None else msgspec.structs.replace(shares, cpi_data=counted)
+
+
+def _cpi(before: CpuCounters | None, after: CpuCounters | None) -> Counted | None:
+    """None where a CPU has retired nothing: the client takes the mean over those that have a ratio."""
+    if before is None or after is None:
+        return None
+    cycles, instructions = delta(before.cycles, after.cycles), delta(before.instructions, after.instructions)
+    if cycles is None or not instructions:
+        return None
+    misses = delta(before.misses, after.misses)
+    return Counted(
+        cpi=cycles / instructions,
+        instructions=float(instructions),
+        cycles=float(cycles),
+        l3_misses=None if misses is None else float(misses),
+    )
 
 
 def _shares(name: str, before: CpuTimes | None, after: CpuTimes | None, wait_ms: float | None) -> Cpu:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from api.facts import CpuTimes, IoStat, Net
+from api.facts import CpuCounters, CpuTimes, IoStat, Net, Wait
 from api.samples import CgroupSample, NodeSample, Snapshot
 
 NS_PER_S = 1_000_000_000
@@ -43,6 +43,8 @@ class Past(msgspec.Struct, frozen=True):
     per_cpu: Mapping[int, CpuTimes]
     run_delay_ns: Mapping[int, int]
     timeslices: Mapping[int, int]
+    cpu_waits: Mapping[int, Wait]
+    cpu_counters: Mapping[int, CpuCounters]
     power_uj: Mapping[str, int]
     cgroups: Mapping[str, CgroupPast]
 
@@ -185,6 +187,8 @@ def _past(snapshot: Snapshot) -> Past:
         per_cpu=node.per_cpu,
         run_delay_ns=node.run_delay_ns,
         timeslices=node.timeslices,
+        cpu_waits=node.cpu_waits,
+        cpu_counters=node.cpu_counters,
         power_uj=node.power_uj,
         cgroups={path: _cgroup_past(sample) for path, sample in snapshot.cgroups.items()},
     )

@@ -1,7 +1,7 @@
 """Sums over a cgroup and all below it, for what our probes count for each cgroup's own tasks alone.
 
 CPU time, memory and block I/O of a cgroup include its descendants, and a pod or a QoS class has no tasks of its own: so
-the documents show threads, load averages and network traffic in the same way.
+the documents show threads, load averages, hardware counters and network traffic in the same way.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from api.facts import IoStat, Load, Net, ThreadStates
+from api.facts import CpuCounters, IoStat, Load, Net, ThreadStates
 from api.samples import Snapshot
 from exporters.malachite.past import CgroupPast, History, requests
 
-Summed = TypeVar("Summed", ThreadStates, Load, Net, IoStat)
+Summed = TypeVar("Summed", ThreadStates, Load, CpuCounters, Net, IoStat)
 Counted = TypeVar("Counted", Net, IoStat)
 
 
@@ -30,6 +30,8 @@ class Subtree:
         self.threads = sums(ThreadStates, threads, samples)
         # Each average decays by the same factor in every step, so the average of a sum is the sum of the averages.
         self.load = sums(Load, {path: sample.load for path, sample in samples.items() if sample.load}, samples)
+        counters = {path: sample.counters for path, sample in samples.items() if sample.counters}
+        self.counters = sums(CpuCounters, counters, samples)
         net = {path: sample.net for path, sample in samples.items() if sample.net}
         blocks = {path: counted for path, sample in samples.items() if (counted := requests(sample))}
         self.net, self.blocks = sums(Net, net, samples), sums(IoStat, blocks, samples)

@@ -1,8 +1,9 @@
 """How long a task waited for each CPU, on average, over the last five seconds.
 
-The kernel counts waits by CPU only where it was built with CONFIG_SCHEDSTATS. Elsewhere our run-queue probe knows the waits
-of each cgroup, and its cpuset says for which CPUs they were: a wait counts for each of those alike. On a node whose pods
-run in pools of CPUs of their own, that tells the pools apart, which is what the client wants to know.
+The kernel counts waits by CPU only where it was built with CONFIG_SCHEDSTATS. Elsewhere our run-queue probe counts them at the
+same place, as long as it tells who had the CPU (probes/blame.py). Where it does not, it knows the waits of each cgroup, and its
+cpuset says for which CPUs they were: a wait counts for each of those alike. On a node whose pods run in pools of CPUs of their
+own, that tells the pools apart, which is what the client wants to know.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class Waits:
     """Mean waits in milliseconds; zero where nobody waited, None where that is not known."""
 
     def __init__(self, now: Snapshot, history: History) -> None:
-        self._by_cpu = _counted(now, history) or _by_cpuset(now, history)
+        self._by_cpu = _counted(now, history) or _probed(now, history) or _by_cpuset(now, history)
 
     def of(self, cpu: int) -> float | None:
         found = self._by_cpu.get(cpu)
@@ -40,6 +41,20 @@ def _counted(now: Snapshot, history: History) -> dict[int, tuple[float, float]]:
         assert past is not None
         waited = delta(past.run_delay_ns.get(cpu), node.run_delay_ns.get(cpu))
         waits = delta(past.timeslices.get(cpu), node.timeslices[cpu])
+        if waited is not None and waits is not None:
+            found[cpu] = (waited, waits)
+    return found
+
+
+def _probed(now: Snapshot, history: History) -> dict[int, tuple[float, float]]:
+    """The same as our probe counted."""
+    past = {} if history.past is None else history.past.cpu_waits
+    found: dict[int, tuple[float, float]] = {}
+    for cpu, wait in now.node.cpu_waits.items():
+        before = past.get(cpu)
+        if before is None:
+            continue
+        waited, waits = delta(before.sum_ns, wait.sum_ns), delta(before.count, wait.count)
         if waited is not None and waits is not None:
             found[cpu] = (waited, waits)
     return found

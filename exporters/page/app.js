@@ -16,6 +16,8 @@ const EVERY_MS = 1000;
 const PATIENCE_MS = 4000; // of the agent's answer
 const STALL_MS = 5000; // so long without a new round, and the numbers are called old
 
+const SHARE = { top: () => 1, format: percent, tick: (value) => `${Math.round(value * 100)} %` }; // of a chart's values
+
 const cursor = new Cursor();
 const decisions = new Decisions();
 const charts = [
@@ -50,9 +52,7 @@ const charts = [
       { key: "throttledBatch", label: "batch", kind: "line", css: "s-batch" },
       { key: "throttledOnline", label: () => (watching(model.view) ? "worst" : "online"), kind: "line", css: "s-online" },
     ],
-    top: () => 1,
-    format: percent,
-    tick: (value) => `${Math.round(value * 100)} %`,
+    ...SHARE,
   }, cursor),
   new TimeChart(byId("pressure-chart"), {
     name: "Pressure: share of time in which some task stalled",
@@ -61,9 +61,7 @@ const charts = [
       { key: "memorySome", label: "memory", kind: "line", css: "s-wait" },
       { key: "ioSome", label: "I/O", kind: "line", css: "s-batch" },
     ],
-    top: () => 1,
-    format: percent,
-    tick: (value) => `${Math.round(value * 100)} %`,
+    ...SHARE,
     axis: false,
   }, cursor),
   new TimeChart(byId("reclaim-chart"), {
@@ -110,11 +108,14 @@ function take(views) {
   model.rows = model.rows.filter((row) => end - row.time <= SPAN_MS);
 }
 
+/** Whether another agent made this View, perhaps after a reboot: rounds and the agent's own time only go forwards. */
+const begunAnew = (last, { seq, taken_at_ms: time }) => (seq === last.seq ? time !== last.time : seq < last.seq || time < last.time);
+
 /** Whatever happened since the last look, in as few requests as it takes. */
 async function look() {
   const view = await get("/api/v1/view");
   const last = model.rows.at(-1);
-  const restarted = last && (view.seq < last.seq || (view.seq === last.seq && view.wall_time_ms !== last.time));
+  const restarted = last && begunAnew(last, view);
   if (restarted) forget();
   if (model.view === null) {
     // The first numbers at once; five minutes of a full node take a moment longer.
@@ -141,14 +142,21 @@ function draw() {
   showLimits(view);
   showTiles(view, row, model.targetUs);
   showSources(view);
-  const marks = decisions.entries
-    .filter((entry) => entry.outcome.status === "applied")
-    .map((entry) => ({ time: entry.wall_time_ns / 1e6, kind: direction(entry.outcome) }));
-  charts[0].update(rows, marks);
+  charts[0].update(rows, marks(rows));
   for (const chart of charts.slice(1)) chart.update(rows);
   showMemory(view.node, latest(rows, "refaults"));
   drawWaits();
   drawCgroups();
+}
+
+/** The writes of the rounds that are drawn. The journal outlives agents: the wall clock tells rounds of one number apart. */
+function marks(rows) {
+  const bySeq = new Map(rows.map((row) => [row.seq, row]));
+  return decisions.entries.filter((entry) => entry.outcome.status === "applied").flatMap((entry) => {
+    const row = bySeq.get(entry.round_seq);
+    const drawn = row !== undefined && Math.abs(row.wall - entry.wall_time_ns / 1e6) < 2;
+    return drawn ? [{ time: row.time, kind: direction(entry.outcome) }] : [];
+  });
 }
 
 function drawWaits() {

@@ -140,9 +140,8 @@ export class TimeChart {
     return [{ text: `target ${this.spec.tick(line)}`, css: "t-target", y }];
   }
 
-  #drawMarks({ box, x, end, span }) {
+  #drawMarks({ box, x }) {
     for (const mark of this.#marks) {
-      if (end - mark.time > span || mark.time > end) continue;
       const at = x(mark.time), y = box.bottom;
       const shape = mark.kind === "shrink" ? `M${at - 4} ${y - 8}h8l-4 7z` : mark.kind === "grow" ? `M${at - 4} ${y - 1}h8l-4 -7z` : `M${at} ${y - 9}l4 4l-4 4l-4 -4z`;
       this.drawing.append(svg("path", { class: `mark ${mark.kind}`, d: shape }));
@@ -165,7 +164,7 @@ export class TimeChart {
     this.hand.append(svg("line", { x1: at, x2: at, y1: box.top, y2: box.bottom }));
     const parts = this.spec.series.map((series) => [series, this.spec.format(row[series.key])]);
     this.readout.replaceChildren(
-      el("b", {}, clock(row.time)),
+      el("b", {}, clock(row.wall)),
       ...parts.map(([series, text]) => el("span", { class: series.css }, el("i", {}), `${named(series)} `, el("b", {}, text))),
     );
     this.readout.style.left = `${at}px`;
@@ -173,7 +172,7 @@ export class TimeChart {
     const index = this.#rows.indexOf(row);
     this.plot.setAttribute("aria-valuemax", this.#rows.length - 1);
     this.plot.setAttribute("aria-valuenow", index);
-    this.plot.setAttribute("aria-valuetext", `${clock(row.time)}: ${parts.map(([s, text]) => `${named(s)} ${text === NONE ? "not known" : text}`).join(", ")}`);
+    this.plot.setAttribute("aria-valuetext", `${clock(row.wall)}: ${parts.map(([s, text]) => `${named(s)} ${text === NONE ? "not known" : text}`).join(", ")}`);
   }
 
   #point(event) {
@@ -195,7 +194,7 @@ export class TimeChart {
   #tabulate() {
     if (!this.details.open) return;
     const heads = ["time", ...this.spec.series.map(named)];
-    const rows = [...this.#rows].reverse().map((row) => [clock(row.time), ...this.spec.series.map((s) => this.spec.format(row[s.key]))]);
+    const rows = [...this.#rows].reverse().map((row) => [clock(row.wall), ...this.spec.series.map((s) => this.spec.format(row[s.key]))]);
     const made = el("div", { class: "wide", tabindex: 0, role: "group", "aria-label": `${this.spec.name}, newest first` }, table(`${this.spec.name}, newest first`, heads, rows));
     const old = this.details.querySelector(".wide");
     const place = old?.scrollTop ?? 0;

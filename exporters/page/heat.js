@@ -89,9 +89,9 @@ export class HeatMap {
         if (!fits(c)) continue;
         const value = read(c);
         let line = found.get(c.cgroup);
-        if (!line) found.set(c.cgroup, (line = { cgroup: c.cgroup, name: names(c.cgroup), qos: c.qos, worst: -1, worstTime: 0, now: null }));
+        if (!line) found.set(c.cgroup, (line = { cgroup: c.cgroup, name: names(c.cgroup), qos: c.qos, worst: -1, worstWall: 0, now: null }));
         line.qos = c.qos;
-        if (value !== null && value > line.worst) [line.worst, line.worstTime] = [value, row.time];
+        if (value !== null && value > line.worst) [line.worst, line.worstWall] = [value, row.wall];
       }
     }
     for (const c of rows.at(-1)?.cgroups.values() ?? []) if (found.has(c.cgroup)) found.get(c.cgroup).now = read(c);
@@ -195,7 +195,7 @@ export class HeatMap {
     if (c?.wait) facts.push(["waits", `${c.wait.count}`]);
     const worst = c?.blame?.culprits[0];
     if (worst) facts.push(["most because of", worst[0] === line.cgroup ? "its own tasks" : worst[0]]);
-    this.readout.replaceChildren(el("b", {}, `${line.name}, ${clock(row.time)}`), ...facts.map(([what, text]) => el("span", {}, `${what} `, el("b", {}, text))));
+    this.readout.replaceChildren(el("b", {}, `${line.name}, ${clock(row.wall)}`), ...facts.map(([what, text]) => el("span", {}, `${what} `, el("b", {}, text))));
     const { x } = this.#frame();
     const left = Math.max(x(row.time), 0);
     this.mark.style.left = `${left}px`;
@@ -205,7 +205,7 @@ export class HeatMap {
     this.readout.classList.toggle("flip", left > this.#width / 2);
     this.plot.setAttribute("aria-valuemax", this.#lines.length * this.#rows.length - 1);
     this.plot.setAttribute("aria-valuenow", k * this.#rows.length + this.#rows.indexOf(row));
-    this.plot.setAttribute("aria-valuetext", `${line.name} at ${clock(row.time)}: ${facts.map(([what, text]) => `${what} ${text === NONE ? "not known" : text}`).join(", ")}`);
+    this.plot.setAttribute("aria-valuetext", `${line.name} at ${clock(row.wall)}: ${facts.map(([what, text]) => `${what} ${text === NONE ? "not known" : text}`).join(", ")}`);
   }
 
   #point(event) {
@@ -234,7 +234,7 @@ export class HeatMap {
   #tabulate() {
     if (!this.details.open) return;
     const { format, name } = SCALES[this.#metric];
-    const rows = this.#lines.map((line) => [line.name, format(line.now), format(line.worst), clock(line.worstTime)]);
+    const rows = this.#lines.map((line) => [line.name, format(line.now), format(line.worst), clock(line.worstWall)]);
     const caption = `${name} by cgroup in the time that the picture shows`;
     const made = el("div", { class: "wide", tabindex: 0, role: "group", "aria-label": caption }, table(caption, ["cgroup", "now", "worst", "at"], rows));
     this.details.querySelector(".wide")?.remove();

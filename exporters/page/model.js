@@ -57,7 +57,8 @@ export function derive(view) {
   const p50 = slowest?.container.latency.p50_ms ?? null;
   return {
     seq: view.seq,
-    time: view.wall_time_ms,
+    time: view.taken_at_ms, // only goes forwards, so it is what axes and ages are told by
+    wall: view.wall_time_ms, // to be shown: it may be set back
     cpus: view.node_cpus,
     lent: view.lent_cores,
     batch: view.reclaimed_cores,

@@ -57,7 +57,7 @@ export function showTiles(view, row, targetUs) {
   say(byId("lent"), cores(view.lent_cores));
   say(byId("lent-of"), `of ${cpus} cores`);
   bar("lent-bar", view.lent_cores, cpus);
-  say(byId("lent-note"), view.lent_cores !== null && view.lent_cores >= cpus ? "all that online pods leave idle" : view.headroom_cores === null ? "" : `${cores(view.headroom_cores)} more could be promised`);
+  say(byId("lent-note"), view.lent_cores !== null && view.lent_cores >= cpus ? "all that online pods leave idle" : view.headroom_cores === null ? "" : `headroom ${cores(view.headroom_cores)}, use included`);
   say(byId("used"), cores(view.reclaimed_cores));
   bar("used-bar", view.reclaimed_cores, cpus);
   say(byId("used-note"), view.reclaimed_cores !== null && view.lent_cores ? `${percent(view.reclaimed_cores / view.lent_cores)} of what is lent` : "");

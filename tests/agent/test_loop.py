@@ -69,6 +69,13 @@ def seen(seq: int, wait: dict[int, int] | None = None) -> Snapshot:
     return snapshot(seq, [WEB, BATCH], wait={"web": waits(wait or {10: seq * 100}), "batch": waits({10: seq})})
 
 
+async def have(script: Scripted, rounds: int) -> None:
+    """Wait for so many rounds."""
+    async with asyncio.timeout(30):
+        while len(script.rounds) < rounds:
+            await asyncio.sleep(0.01)
+
+
 async def test_a_round_publishes_what_it_judged_and_did() -> None:
     script = Scripted(seen)
     finished = loop_over(script).turn("tick")
@@ -123,9 +130,7 @@ async def test_waits_above_the_target_start_a_round_before_its_time() -> None:
     await asyncio.sleep(0.1)
     assert len(script.rounds) == 1, "nothing has happened yet"
     script.waits = {100: waits({10: 110, 60_000: 100})}
-    async with asyncio.timeout(20):
-        while len(script.rounds) < 2:
-            await asyncio.sleep(0.01)
+    await have(script, 2)
     loop.stop()
     await running
     alarm = script.rounds[1]
@@ -155,9 +160,7 @@ async def test_rounds_are_an_interval_apart_and_none_is_made_up_after_an_overrun
     script = Scripted(seen)
     loop = loop_over(script, Config(interval_s=0.2))
     running = asyncio.create_task(loop.run())
-    async with asyncio.timeout(30):
-        while len(script.rounds) < 4:
-            await asyncio.sleep(0.01)
+    await have(script, 4)
     loop.stop()
     await running
     assert {finished.trigger for finished in script.rounds} == {"tick"}
@@ -183,9 +186,7 @@ async def test_the_watch_survives_a_source_that_fails(caplog: pytest.LogCaptureF
     script.read_waits = good  # type: ignore[method-assign]
     await asyncio.sleep(0.1)
     script.waits = {100: waits({10: 110, 60_000: 100})}
-    async with asyncio.timeout(20):
-        while len(script.rounds) < 2:
-            await asyncio.sleep(0.01)
+    await have(script, 2)
     loop.stop()
     await running
     assert script.rounds[1].trigger == "wait"

@@ -1,9 +1,8 @@
-"""Who waits, for whom, and what the kernel says of memory and threads: on the page, for every eye, ear and hand."""
+"""Who waits, for whom, and what the kernel says of memory and threads: what the page shows is what can be computed by hand."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -12,50 +11,13 @@ import pytest
 from cli import words
 from exporters.view import View, build
 from tests import fakes
-from tests.browser.audit import AUDIT
-from tests.browser.chromium import Browser, Page, chromium
+from tests.browser.chromium import Browser
+from tests.browser.reading import LIVE, choose, heat_rows, opened, rows
 from tests.cli import neighbours
 from tests.cli.agent import Agent
 from tests.cli.neighbours import BATCH, BUILD, HOSTILE, PODS, WEB
 
 pytestmark = pytest.mark.browser
-
-LIVE = "document.body.dataset.live === 'live'"
-STEPS = 9
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as running:
-        yield running
-
-
-@pytest.fixture
-def agent() -> Iterator[Agent]:
-    made = Agent()
-    yield made
-    made.close()
-
-
-def opened(browser: Browser, agent: Agent, width: int = 1440, height: int = 1000, scheme: str = "dark") -> Page:
-    page = browser.page(width, height, scheme)
-    page.go(agent.url)
-    page.until(LIVE)
-    return page
-
-
-def rows(page: Page, table: str) -> list[list[str]]:
-    found: list[list[str]] = page.eval(
-        f"[...document.querySelectorAll('{table} tr')].map(r => [...r.cells].map(c => c.textContent.trim()))"
-    )
-    return found
-
-
-def choose(page: Page, control: str, value: str) -> None:
-    page.eval(
-        f"""(() => {{ const c = document.querySelector({json.dumps(control)}); c.value = {json.dumps(value)};
-        c.dispatchEvent(new Event('input', {{bubbles: true}})); }})()"""
-    )
 
 
 def test_who_waits_for_whom_can_be_computed_by_hand(browser: Browser, agent: Agent) -> None:
@@ -93,82 +55,6 @@ def test_the_matrix_is_walked_with_the_arrow_keys(browser: Browser, agent: Agent
     assert page.eval("document.activeElement.textContent") == "6.0", "a new round leaves the place"
     roles = page.eval("document.activeElement.closest('table').getAttribute('role')")
     assert roles == "grid"
-
-
-def heat_rows(page: Page) -> list[str]:
-    names: list[str] = page.eval("[...document.querySelectorAll('.heat-names li')].map(n => n.textContent)")
-    return names
-
-
-def test_colours_of_the_heat_map_are_the_waits(browser: Browser, agent: Agent) -> None:
-    made = neighbours.rounds(40)
-    agent.show(made)
-    page = opened(browser, agent)
-    assert heat_rows(page) == ["lab/batch train", BUILD, "shop/web"], "the longest wait first"
-    bounds_us = [100, 300, 1e3, 3e3, 1e4, 3e4, 1e5, 1e6]
-    view = build(made[-1])
-    for line, cgroup in enumerate((BATCH, BUILD, WEB)):
-        wait = next(c.wait for c in (*view.containers, *view.others) if c.cgroup == cgroup)
-        assert wait is not None
-        assert wait.p99_us is not None
-        step = sum(wait.p99_us >= bound for bound in bounds_us)
-        painted, meant = page.eval(
-            f"""(() => {{ const canvas = document.querySelector('.heat-plot canvas'), box = canvas.getBoundingClientRect();
-            const scale = canvas.width / box.width;
-            const at = [canvas.width - 2, Math.round(({line} * 18 + 9) * scale)];
-            const [r, g, b] = canvas.getContext('2d').getImageData(...at, 1, 1).data;
-            const probe = document.createElement('i'); probe.className = 'h{step}'; document.body.append(probe);
-            const want = getComputedStyle(probe).backgroundColor; probe.remove();
-            return [`rgb(${{r}}, ${{g}}, ${{b}})`, want]; }})()"""
-        )
-        assert painted == meant, cgroup
-    page.eval("document.querySelector('#heat details').open = true")
-    page.until("document.querySelectorAll('#heat tbody tr').length === 3")
-    batch = next(c.wait for c in view.containers if c.cgroup == BATCH)
-    assert batch is not None
-    assert rows(page, "#heat")[1][:2] == ["lab/batch train", words.duration(batch.p99_us)]
-
-
-def test_the_heat_map_tells_its_values_to_the_keyboard(browser: Browser, agent: Agent) -> None:
-    agent.show(neighbours.rounds(40))
-    page = opened(browser, agent)
-    page.eval("document.querySelector('.heat-plot').focus()")
-    page.press("End")
-    page.press("ArrowDown")
-    page.press("ArrowLeft")
-    said = page.eval("document.querySelector('.heat-plot').getAttribute('aria-valuetext')")
-    at = words.clock(build(neighbours.rounds(39)[-1]).wall_time_ms)
-    assert said.startswith(f"{BUILD} at {at}: wait p99 ")
-    assert said.endswith(f"tasks waiting 0.12, waits 20, most because of {BATCH}")
-    hand = page.eval("document.querySelector('#cpu-chart .readout').hidden")
-    assert hand is False, "the other charts are at the same moment"
-    page.press("Escape")
-    assert page.eval("document.querySelector('.heat-mark').hidden") is True
-
-
-def test_pointing_at_a_cell_shows_its_value(browser: Browser, agent: Agent) -> None:
-    agent.show(neighbours.rounds(40))
-    page = opened(browser, agent)
-    page.eval("document.querySelector('.heat-plot').scrollIntoView({block: 'center'})")
-    x, y, width = page.eval("(b => [b.x, b.y, b.width])(document.querySelector('.heat-plot').getBoundingClientRect())")
-    page.point(x + width - 3, y + 9)
-    page.until("!document.querySelector('.heat-plot .readout').hidden")
-    text = page.text(".heat-plot .readout")
-    assert text.startswith("lab/batch train, ")
-    assert "tasks waiting 0.90" in text
-
-
-@pytest.mark.parametrize(
-    ("metric", "first"), [("waiting", "lab/batch train"), ("throttled", "lab/batch train"), ("pressure", BUILD)]
-)
-def test_other_numbers_can_be_coloured(browser: Browser, agent: Agent, metric: str, first: str) -> None:
-    agent.show(neighbours.rounds(40))
-    page = opened(browser, agent)
-    choose(page, "#metric", metric)
-    assert heat_rows(page)[0] == first
-    names = page.eval("document.querySelector('#heat .legend').getAttribute('aria-label')")
-    assert names.startswith("Colours change at ")
-    assert len(page.eval("[...document.querySelectorAll('#heat .legend i')].map(i => i.textContent)")) == STEPS
 
 
 def test_the_filter_governs_all_pictures_and_the_table(browser: Browser, agent: Agent) -> None:
@@ -315,89 +201,6 @@ def test_what_was_not_measured_is_said_and_not_drawn(browser: Browser, agent: Ag
         assert page.eval(f"document.querySelector('{table}').hidden") is True
     assert page.text("#memory-free") == f"{words.NONE} of {words.NONE} could be had"
     assert page.errors() == []
-
-
-def test_when_the_agent_dies_the_last_numbers_stay(browser: Browser, agent: Agent) -> None:
-    agent.show(neighbours.rounds(20))
-    page = opened(browser, agent)
-    before = rows(page, "#blame")
-    agent.go_away()
-    page.until("document.body.dataset.live === 'away'")
-    assert rows(page, "#blame") == before
-    assert "does not answer" in page.text("#alert")
-    choose(page, "#filter", "web")
-    assert heat_rows(page) == ["shop/web"], "they can still be looked through"
-
-
-def kinds(kind: str) -> tuple[Any, ...]:
-    return {
-        "pods": lambda: neighbours.rounds(40, more=30, waves=True),
-        "nobody": lambda: neighbours.rounds(40, pods=(), hostile=True, waves=True),
-        "empty": lambda: (fakes.bare_round(),),
-    }[kind]()
-
-
-@pytest.mark.parametrize("scheme", ["dark", "light"])
-@pytest.mark.parametrize("kind", ["pods", "nobody", "empty"])
-@pytest.mark.parametrize("width", [390, 1440])
-def test_the_page_can_be_used_by_everybody(browser: Browser, agent: Agent, scheme: str, kind: str, width: int) -> None:
-    agent.show(kinds(kind))
-    page = opened(browser, agent, width, 900, scheme)
-    page.eval("document.querySelectorAll('details').forEach(d => { d.open = true; })")
-    page.until("true")
-    assert page.eval(AUDIT) == []
-    assert page.eval("document.documentElement.scrollWidth") == width
-    page.close()
-
-
-def test_the_audit_finds_what_it_is_there_to_find(browser: Browser, agent: Agent) -> None:
-    agent.show(kinds("pods"))
-    page = opened(browser, agent)
-    page.eval(
-        """document.querySelector('footer').insertAdjacentHTML('beforeend',
-        '<button></button><table id=t><tr><th>x</th></tr></table>' +
-        '<h5>deep</h5><p class=pale id=act>pale</p><svg></svg><a href=/ tabindex=3>first</a>')"""
-    )
-    page.eval("document.querySelector('.pale').style.color = getComputedStyle(document.body).backgroundColor")
-    found = page.eval(AUDIT)
-    for what in ("id act twice", "h2 is followed by h5", "table#t has no caption", "has no scope: x", "button has no name",
-                 "svg is neither hidden nor named", "has a place of its own", "p#act.pale in footer: 1.00"):  # fmt: skip
-        assert any(what in line for line in found), (what, found)
-
-
-def test_tab_goes_through_the_page_in_its_order_and_is_seen(browser: Browser, agent: Agent) -> None:
-    agent.show(kinds("pods"))
-    page = opened(browser, agent)
-    page.eval("document.querySelector('#main').focus()")
-    seen: list[tuple[float, str]] = []
-    for _ in range(60):
-        page.press("Tab")
-        place, what, outline = page.eval(
-            """(() => { const a = document.activeElement, own = getComputedStyle(a);
-            const beside = a.nextElementSibling ? getComputedStyle(a.nextElementSibling) : own;
-            const order = [...document.querySelectorAll('*')].indexOf(a);
-            const what = a.id || a.className || a.name || a.getAttribute('aria-label') || a.textContent;
-            return [order, what, [own, beside].some(s => s.outlineStyle !== 'none')]; })()"""
-        )
-        if what == "" or (seen and place < seen[-1][0]):
-            break
-        assert outline, f"the focus on {what} is not seen"
-        seen.append((place, what))
-    stops = [what for _, what in seen]
-    for stop in ("filter", "whose", "metric", "order", "heat-plot"):
-        assert stop in stops
-    assert stops.index("filter") < stops.index("heat-plot")
-    assert [place for place, _ in seen] == sorted(place for place, _ in seen)
-
-
-def test_nothing_moves_for_those_who_asked_for_that(browser: Browser, agent: Agent) -> None:
-    agent.show(neighbours.rounds(10))
-    page = opened(browser, agent)
-    moving = page.eval(
-        """[...document.querySelectorAll('*')].map(e => getComputedStyle(e))
-        .filter(s => parseFloat(s.transitionDuration) > 0 || s.animationName !== 'none').length"""
-    )
-    assert moving == 0
 
 
 def test_view_has_what_the_pictures_read() -> None:

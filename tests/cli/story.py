@@ -296,6 +296,24 @@ def every_status(story: Story) -> tuple[JournalEntry, ...]:
     )
 
 
+def clock_set(story: Story, seq: int, by_s: int) -> Story:
+    """The same story, told by a wall clock that was set forwards or back before that round."""
+
+    def told(snapshot: Snapshot) -> Snapshot:
+        by_ns = by_s * S if snapshot.seq >= seq else 0
+        return msgspec.structs.replace(snapshot, wall_time_ns=snapshot.wall_time_ns + by_ns)
+
+    rounds = [
+        msgspec.structs.replace(r, snapshot=told(r.snapshot), previous=None if r.previous is None else told(r.previous))
+        for r in story.rounds
+    ]
+    entries = [
+        msgspec.structs.replace(e, wall_time_ns=e.wall_time_ns + (by_s * S if e.round_seq >= seq else 0))
+        for e in story.entries
+    ]
+    return Story(rounds=tuple(rounds), entries=tuple(entries))
+
+
 class Entries:
     """A journal in memory (api.ports.Journal)."""
 

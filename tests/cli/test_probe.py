@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
+from typing import Any
 
+import pytest
 from rich.console import Console
 
+import cli.probe
 from api.facts import Wait
 from api.histograms import BOUNDS_NS, SLOTS
-from cli.probe import CgroupWaits, Interval, histogram, render, summarize
+from api.ports import Seen
+from cli.probe import CgroupWaits, Interval, histogram, intervals, render, summarize
+from cli.probes import generic
 from probes.groups import Lost
 
 
@@ -29,6 +35,39 @@ def drawn(finished: Interval, height: int | None = None) -> list[str]:
     console.print(render(finished, height))
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+class Told:
+    """A source of waits or a probe that remembers whether the lists it was given were said to be complete."""
+
+    name, form = "told", "tp_btf"
+
+    def __init__(self, seen: Any) -> None:
+        self._seen = seen
+        self.complete: list[bool] = []
+
+    def read(self, live: Mapping[int, str], *, complete: bool = True) -> Any:
+        assert live
+        self.complete.append(complete)
+        return self._seen
+
+    def lost(self) -> Lost:
+        return Lost(full=0, backwards=0, asleep=0, seat=0)
+
+    def problem(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize(("paths", "whole"), [({1: "/", 7: "/a"}, True), ({44: "/", 45: "/a"}, False)])
+def test_a_part_of_the_hierarchy_is_not_said_to_be_all_of_it(
+    monkeypatch: pytest.MonkeyPatch, paths: dict[int, str], whole: bool
+) -> None:
+    """The hierarchy's root is cgroup 1; a container's mount begins elsewhere, and what is outside goes on being counted."""
+    for module, seen, views in ((cli.probe, {}, intervals), (generic, Seen(), generic.intervals)):
+        monkeypatch.setattr(module, "cgroup_paths", lambda: paths)
+        told: Any = Told(seen)
+        finished = list(views(told, 0.01, 0.015, "/"))
+        assert told.complete == [whole] * (len(finished) + 1)
 
 
 def test_only_what_ended_between_two_reads_is_shown_most_waited_first() -> None:

@@ -11,6 +11,7 @@ from rich.console import Group
 from rich.text import Text
 
 from cli import words
+from cli.blame import matrix
 from cli.frame import lines, render
 from cli.keys import BY_NAME, Choice, pressed
 from cli.screens import SCREENS
@@ -58,6 +59,18 @@ def test_who_waits_on_whom_can_be_computed_by_hand() -> None:
     # A is /batch (500 + 240 + 100), B the build (300 + 100 + 15), C /web.
     assert frame.index("A lab/batch train") < frame.index("B /system.slice/build") < frame.index("C shop/web")
     assert rows["shop/web"][:8] == ["400", "240", "100", "20", "·", "30", "4.0", "6.0"]
+
+
+@pytest.mark.parametrize("by_ms", [-3_600_000, 3_600_000])
+def test_a_clock_that_is_set_leaves_who_waits_on_whom(by_ms: int) -> None:
+    """Half of the half minute that is averaged was told by another clock; every wait of it counts."""
+    seen = views(40, waves=True)
+    moved = [
+        msgspec.structs.replace(view, wall_time_ms=view.wall_time_ms + by_ms) if view.seq > 25 else view
+        for view in seen
+    ]
+    assert matrix(moved[-1], moved, 100, 12) == matrix(seen[-1], seen, 100, 12)
+    assert matrix(seen[-1], seen[25:], 100, 12) != matrix(seen[-1], seen, 100, 12), "the waves differ over time"
 
 
 def test_the_table_is_sorted_as_chosen() -> None:

@@ -19,11 +19,13 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from api.ports import Unavailable
 from cli import words
+from cli.charts import waits
 from cli.client import Client, Watch
 from cli.top import notice, round_line, run_top
 from exporters.view import build
@@ -248,6 +250,43 @@ def test_watch_follows_an_agent_that_began_anew(agent: Agent, told: story.Story)
     assert len(watch.poll()) == 2
     assert [view.seq for view in watch.history] == [1, 2, 3, 4]
     assert notice(watch) == ""
+
+
+@pytest.mark.parametrize("by_s", [-3600, 3600])
+def test_a_clock_that_is_set_moves_nothing(agent: Agent, told: story.Story, by_s: int) -> None:
+    """The round before the change is a second old after it, and five minutes of rounds stay five minutes."""
+    plain = [build(finished) for finished in told.rounds[170:200]]
+    moved = story.clock_set(told, 190, by_s).rounds
+    agent.show(moved[:188])
+    watch = Watch(Client(agent.url))
+    watch.poll()
+    for finished in moved[188:200]:
+        agent.show([finished])
+        watch.poll()
+    assert [view.seq for view in watch.history] == list(range(1, 201))
+    before, after = watch.history[188:190]
+    assert after.wall_time_ms - before.wall_time_ms == (by_s + 1) * 1000, "the clock was set"
+    assert watch.view is not None
+    drawn = waits(watch.view, watch.history, 100, 4)
+    assert drawn == waits(plain[-1], plain, 100, 4)
+    total = sum(view.containers[0].wait.count for view in plain if view.containers[0].wait)
+    assert f"· {words.integer(total)}" in drawn[0].plain
+
+
+def test_after_a_reboot_nothing_of_before_is_kept(agent: Agent, told: story.Story) -> None:
+    """The new agent may be further on than the old one was when it was last heard; its monotonic clock is not."""
+    agent.show(told.rounds[:10])
+    watch = Watch(Client(agent.url))
+    watch.poll()
+    rebooted = [
+        msgspec.structs.replace(r, snapshot=msgspec.structs.replace(r.snapshot, taken_at_ns=r.snapshot.seq * story.S))
+        for r in told.rounds[20:25]
+    ]
+    agent.go_away()
+    agent.start()
+    agent.show(rebooted)
+    watch.poll()
+    assert [view.seq for view in watch.history] == [21, 22, 23, 24, 25]
 
 
 def test_history_is_five_minutes(agent: Agent) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 ENTRY = """[{"seq": 1, "wall_time_ns": 1700000000000000000, "round_seq": 3, "trigger": "psi", "policy": "latency",
 "outcome": {"decision": {"cgroup": "/dioptase-demo-batch", "cgroup_id": 5, "pod": "demo/batch", "knob": "cpu.idle",
 "value": "1", "verdict": {"rule": "priority", "text": "batch gives way"}}, "status": "applied", "before": "0"}}]"""
-VIEW = """{"seq": 1, "wall_time_ms": 0, "act": "on", "trigger": "tick", "interval_ms": 1000, "round_ms": 5, "policy": "latency",
+VIEW = """{"seq": 1, "taken_at_ms": 0, "wall_time_ms": 0, "act": "on", "trigger": "tick", "interval_ms": 1000,
+"round_ms": 5, "policy": "latency",
 "action": "hold", "rule": "calm", "reason": "", "node_cpus": 2, "busy_cores": 1.5, "steal_cores": 0,
 "cpu_pressure_ratio": 0.1, "lent_cores": 1.25, "reclaimed_cores": 1.0, "requirement_cores": 0.5, "headroom_cores": 1,
 "pools": {}, "containers": [], "changes": [], "sources": [], "banner": []}"""

@@ -11,14 +11,20 @@ import msgspec
 import pytest
 
 from api.decisions import Decision, JournalEntry, Knob, Outcome, Status, Verdict
+from api.samples import SourceStatus
+from api.text import to_json
 from bench.cell import Lending, Measured, Noise, Waits, quantile_ms
 from bench.machine import Machine
 from bench.modes import BY_NAME, DEFAULT_MODES, share_pool_size
 from bench.plot import Point, chart
 from bench.reaction import takes_back
+from bench.ready import wait_ready
 from bench.report import Reaction, Results, markdown, p99, ratio, svg, units
+from cli.child import AgentEnded
 from demo.launch import ROOT
 from demo.workloads import size_for
+from exporters.view import build
+from tests.fakes import bare_round
 from tests.kernel.support import require_writable_cgroups
 
 MACHINE = Machine(
@@ -111,6 +117,39 @@ def test_only_a_smaller_quota_that_was_written_answers_a_spike(
     outcome = Outcome(decision=decision, status=status, before=before)
     entry = JournalEntry(seq=1, wall_time_ns=1, round_seq=1, trigger="wait", policy="latency", outcome=outcome)
     assert takes_back(entry) is taken
+
+
+class Loads:
+    """An agent that answers late, and whose two probes load one after the other."""
+
+    def __init__(self, *answers: tuple[str, ...] | None) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+
+    def wait_healthy(self) -> None:
+        assert self.asked == 0
+
+    def get(self, path: str, timeout_s: float = 2.0) -> bytes | None:
+        assert path == "/api/v1/view"
+        assert timeout_s > 0
+        details = self.answers[min(self.asked, len(self.answers) - 1)]
+        self.asked += 1
+        if details is None:
+            return None
+        sources = tuple(SourceStatus(name=f"p{k}", ok=True, detail=detail) for k, detail in enumerate(details))
+        return to_json(msgspec.structs.replace(build(bare_round()), sources=sources))
+
+
+def test_an_agent_is_measured_once_no_probe_is_loading() -> None:
+    agent = Loads(("loading", "loading"), None, ("tp_btf", "loading"), ("tp_btf", ""))
+    wait_ready(agent)
+    assert agent.asked == 4
+
+
+def test_a_probe_that_never_loads_is_named() -> None:
+    seconds = iter(range(0, 1000, 50))
+    with pytest.raises(AgentEnded, match="still not loaded after 120 s: p1"):
+        wait_ready(Loads(("tp_btf", "loading")), clock=lambda: next(seconds))
 
 
 def test_every_default_mode_but_the_first_has_a_batch_job_and_only_ours_an_agent() -> None:

@@ -21,7 +21,7 @@ from tests.rich import RICH_ABOUT, rich_round
 WEB_LABELS = ("/web", "default", "web", "web", "shared_cores")
 BATCH_LABELS = ("/batch", "default", "batch", "batch", "reclaimed_cores")
 ROOT_LABELS = ("/", "", "", "", "")
-SERIES_OF_A_CGROUP = 197
+SERIES_OF_A_CGROUP = 200
 
 
 @pytest.fixture
@@ -103,6 +103,9 @@ def test_every_sample_has_its_rows_labels_and_no_two_are_the_same_series(observe
         ("dioptase_node_tcp_sockets", ("close_wait",), 1),
         ("dioptase_cgroup_cpu_seconds_total", (*WEB_LABELS, "system"), 1.0),
         ("dioptase_cgroup_cpu_limit_cores", WEB_LABELS, 2.0),
+        ("dioptase_cgroup_cpu_cycles_total", WEB_LABELS, 6e9),
+        ("dioptase_cgroup_cpu_instructions_total", WEB_LABELS, 4e9),
+        ("dioptase_cgroup_cpu_cache_misses_total", WEB_LABELS, 2e6),
         ("dioptase_cgroup_cpuset_cpus", WEB_LABELS, 4),
         ("dioptase_cgroup_cpu_idle", WEB_LABELS, 0),
         ("dioptase_cgroup_memory_working_set_bytes", WEB_LABELS, 44 * 2**20),

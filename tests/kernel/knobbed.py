@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from agent.hierarchy import Hierarchy
-from api.decisions import Decision, Knob, Verdict
+from api.decisions import Decision, Knob, Outcome, Status, Verdict
 from tests.kernel.support import TestCgroup, cgroup
 
 CONTROLLERS = ("cpu", "cpuset")
@@ -74,3 +74,7 @@ def nested(hierarchy: Hierarchy, name: str) -> Iterator[tuple[Knobbed, Knobbed]]
         pair[1].put({"cpuset.cpus": "0\n"})
         pair[0].put(ODD[pair[0].version])
         yield pair
+
+
+def statuses(outcomes: tuple[Outcome, ...]) -> list[Status]:
+    return [outcome.status for outcome in outcomes]

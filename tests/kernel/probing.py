@@ -21,6 +21,7 @@ from tests.kernel.support import JOIN, TestCgroup, require_root
 
 PINNED = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
 """A program that takes all that it is given of one CPU."""
+ROOT = Path(__file__).resolve().parents[2]
 LAST_CPU = max(os.sched_getaffinity(0))
 _MACHINE = ("permission", "no_bpf", "btf", "bcc")
 """Kinds of refusal that no form of a probe can help."""
@@ -69,6 +70,14 @@ def opened(opener: Callable[..., P], *forms: str, lacking: str = "") -> Iterator
         yield source
     finally:
         source.close()
+
+
+def having(names: tuple[str, ...], *command: str) -> str:
+    """What a program prints that has only these capabilities."""
+    require_root()
+    kept = ",".join(["-all", *(f"+{name.lower()}" for name in names)])
+    argv = ["setpriv", f"--bounding-set={kept}", f"--inh-caps={kept}", sys.executable, "-c", *command]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True, env=os.environ).stdout
 
 
 class Schedstat:

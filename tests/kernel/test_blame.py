@@ -7,33 +7,37 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import ExitStack
 
-import msgspec
 import pytest
 
-from api.facts import Blame, Wait
-from api.ports import Unavailable
+from api.facts import Blame
 from cli.probes.screen import cgroup_paths
-from probes.blame import beside, open_blame
-from probes.groups import ROOT_ID
-from probes.loader import Form, Job, load
-from probes.maps import possible_cpus
-from probes.runqlat import RunqLat, job, open_waits
-from tests.kernel.probing import LAST_CPU, PINNED, Schedstat, eventually, probe
+from probes.runqlat import RunqLat
+from tests.kernel.blaming import (
+    FORMS,
+    MS,
+    SHARES,
+    WINDOW_S,
+    Watched,
+    grown,
+    limit,
+    live,
+    parts,
+    pin,
+    several,
+    shoot,
+    shoot_at_arrival,
+    watch,
+    weigh,
+)
+from tests.kernel.probing import LAST_CPU, Schedstat, eventually, probe
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
 from tests.kernel.test_runqlat import Hog
 
 pytestmark = pytest.mark.kernel
 
-MS = 1_000_000
-FORMS = ("tp_btf", "raw_tp")
-WINDOW_S = 3.0
-SHARES = 16 * 1024
-"""Weight of every cgroup here, so that they have their CPU nearly for themselves however busy the machine is."""
-NOTHING = Blame(by_cgroup={}, throttled_ns=0, higher_class_ns=0, other_ns=0)
 FIFO_HALF = """
 import os, sys, time
 os.sched_setaffinity(0, {int(sys.argv[1])})
@@ -52,65 +56,12 @@ while os.read(reader, 1): os.write(writer, b"x")
 """Passes on what it gets. Two of them play table tennis once somebody throws the ball in."""
 
 
-class Shot(NamedTuple):
-    """Everything of some cgroups at one moment, by path."""
-
-    blames: Mapping[str, Blame]
-    waits: Mapping[str, Wait]
-    ran_ns: Mapping[str, int]
-    throttled_ns: Mapping[str, int]
-    at_ns: int
-
-
-def live(*groups: TestCgroup) -> dict[int, str]:
-    return {ROOT_ID: "/", **{group.id: group.path for group in groups}}
-
-
-def shoot(source: RunqLat, groups: Sequence[TestCgroup]) -> Shot:
-    listed = live(*groups)
-    blames, waits = source.blames(listed), source.read(listed)
-    return Shot(
-        {group.path: blames[group.id] for group in groups},
-        {group.path: waits[group.id] for group in groups},
-        {group.path: usage_ns(group) for group in groups},
-        {group.path: throttled_ns(group) for group in groups},
-        time.monotonic_ns(),
-    )
-
-
-def usage_ns(group: TestCgroup) -> int:
-    if group.hierarchy.mode == "v2":
-        return 1000 * _stat(group, "usage_usec")
-    return int(group.file("cpuacct", "cpuacct.usage").read_text())
-
-
-def throttled_ns(group: TestCgroup) -> int:
-    """Of its own quota; groups below are throttled with it, and their files do not say so."""
-    return 1000 * _stat(group, "throttled_usec") if group.hierarchy.mode == "v2" else _stat(group, "throttled_time")
-
-
-def _stat(group: TestCgroup, name: str) -> int:
-    lines = group.file("cpu", "cpu.stat").read_text().splitlines()
-    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0)
-
-
-def weigh(group: TestCgroup, shares: int) -> None:
-    if group.hierarchy.mode == "v2":
-        group.file("cpu", "cpu.weight").write_text(f"{round(shares * 100 / 1024)}\n")
-    else:
-        group.file("cpu", "cpu.shares").write_text(f"{shares}\n")
-
-
-def limit(group: TestCgroup, quota_us: int = 20_000, period_us: int = 100_000) -> None:
-    if group.hierarchy.mode == "v2":
-        group.file("cpu", "cpu.max").write_text(f"{quota_us} {period_us}\n")
-        return
-    group.file("cpu", "cpu.cfs_period_us").write_text(f"{period_us}\n")
-    group.file("cpu", "cpu.cfs_quota_us").write_text(f"{quota_us}\n")
-
-
-def pin(group: TestCgroup, cpu: int = LAST_CPU) -> subprocess.Popen[bytes]:
-    return group.start([sys.executable, "-c", PINNED, str(cpu)])
+@pytest.fixture(params=FORMS)
+def source(request: pytest.FixtureRequest) -> Iterator[RunqLat]:
+    with probe(request.param) as opened:
+        assert opened.form == request.param
+        assert opened.blaming, [str(refusal) for refusal in opened.refused]
+        yield opened
 
 
 def play(first: TestCgroup, second: TestCgroup) -> None:
@@ -125,82 +76,6 @@ def play(first: TestCgroup, second: TestCgroup) -> None:
     os.write(ends[0][1], b"x")
     for fd in (*ends[0], *ends[1]):
         os.close(fd)
-
-
-def grown(before: Blame, after: Blame) -> Blame:
-    return Blame(
-        by_cgroup={path: ns - before.by_cgroup.get(path, 0) for path, ns in after.by_cgroup.items()},
-        throttled_ns=after.throttled_ns - before.throttled_ns,
-        higher_class_ns=after.higher_class_ns - before.higher_class_ns,
-        other_ns=after.other_ns - before.other_ns,
-    )
-
-
-def parts(blame: Blame) -> int:
-    return sum(blame.by_cgroup.values()) + blame.throttled_ns + blame.higher_class_ns + blame.other_ns
-
-
-class Watched(NamedTuple):
-    """What a window of time brought."""
-
-    before: Shot
-    after: Shot
-
-    def blame(self, group: TestCgroup) -> Blame:
-        return grown(self.before.blames[group.path], self.after.blames[group.path])
-
-    def waited(self, group: TestCgroup) -> int:
-        return self.after.waits[group.path].sum_ns - self.before.waits[group.path].sum_ns
-
-    def ran(self, group: TestCgroup) -> int:
-        return self.after.ran_ns[group.path] - self.before.ran_ns[group.path]
-
-    def throttled(self, group: TestCgroup) -> int:
-        return self.after.throttled_ns[group.path] - self.before.throttled_ns[group.path]
-
-    @property
-    def elapsed(self) -> int:
-        return self.after.at_ns - self.before.at_ns
-
-
-def watch(source: RunqLat, groups: Sequence[TestCgroup], *, also: Sequence[TestCgroup] = ()) -> Watched:
-    """A window of time once all groups wait for each other; `also` are groups without tasks of their own."""
-    assert eventually(lambda: all(source.read(live(*groups))[group.id].count > 20 for group in groups))
-    time.sleep(0.5)
-    before = shoot_at_arrival(source, [*groups, *also])
-    time.sleep(WINDOW_S)
-    return Watched(before, shoot_at_arrival(source, [*groups, *also]))
-
-
-def shoot_at_arrival(source: RunqLat, groups: Sequence[TestCgroup]) -> Shot:
-    """Just after a task of the first group has come in: what others took of the wait that goes on is not counted yet."""
-    first = groups[0]
-
-    def arrivals() -> int:
-        return source.read(live(*groups), {first.id}, complete=False)[first.id].count
-
-    before, deadline = arrivals(), time.monotonic() + 5
-    while arrivals() == before and time.monotonic() < deadline:
-        time.sleep(0.001)
-    return shoot(source, groups)
-
-
-@contextmanager
-def several(*names: str) -> Iterator[list[TestCgroup]]:
-    hierarchy = require_writable_cgroups()
-    with ExitStack() as stack:
-        groups = [stack.enter_context(cgroup(hierarchy, name)) for name in names]
-        for group in groups:
-            weigh(group, SHARES)
-        yield groups
-
-
-@pytest.fixture(params=FORMS)
-def source(request: pytest.FixtureRequest) -> Iterator[RunqLat]:
-    with probe(request.param) as opened:
-        assert opened.form == request.param
-        assert opened.blaming, [str(refusal) for refusal in opened.refused]
-        yield opened
 
 
 @pytest.mark.parametrize("shares", [(1, 2), (1, 2, 4)], ids=["two", "three"])
@@ -440,108 +315,3 @@ def _check_growth(before: Blame, after: Blame, gone: str = "") -> None:
     assert set(before.by_cgroup) - set(after.by_cgroup) <= {gone}
     assert gone not in after.by_cgroup
     assert all(after.by_cgroup[path] >= ns for path, ns in before.by_cgroup.items() if path != gone)
-
-
-def _with(form: str, **constants: int) -> Job:
-    made = job((form,), possible_cpus(), blame=True)
-    return msgspec.structs.replace(made, forms=made.forms[:1], constants={**made.constants, **constants})
-
-
-def test_a_full_table_of_pairs_says_so_and_the_parts_still_add_up() -> None:
-    """Four pairs on each CPU, for five cgroups on one that all wait for each other."""
-    with probe(*FORMS) as example:
-        form = example.form
-    with several(*"abcde") as groups, load(_with(form, PAIR_BITS=2)) as loaded:
-        source = RunqLat(loaded)
-        for group in groups:
-            pin(group)
-        time.sleep(1.5)
-        for group in groups:
-            group.processes[0].kill()
-            group.processes[0].wait()
-        shot = shoot(source, groups)
-        problem = beside(source).problem()
-        assert problem is not None
-        assert "parts of waits found no place" in problem.reason
-        source.close()
-    for group in groups:
-        assert parts(shot.blames[group.path]) == shot.waits[group.path].sum_ns > 20 * MS
-    assert sum(len(shot.blames[group.path].by_cgroup) for group in groups) <= 4 * possible_cpus()
-    assert sum(shot.blames[group.path].other_ns for group in groups) > 20 * MS
-
-
-def _older(form: Form) -> Form:
-    kept = {name: field for name, field in form.optional.items() if name not in ("THROTTLED_SINCE", "THROTTLED_NS")}
-    return msgspec.structs.replace(form, optional=kept)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_kernels_without_clocks_of_throttling_end_it_when_the_first_task_is_back(form: str) -> None:
-    """Linux before 6.6 has throttle_count alone: what is contended after a throttle counts as throttled then."""
-    with probe(form):
-        pass
-    whole = _with(form)
-    older = msgspec.structs.replace(whole, forms=[_older(whole.forms[0])])
-    with several("quota", "neighbour") as (victim, neighbour), load(older) as loaded:
-        source = RunqLat(loaded)
-        limit(victim)
-        pin(victim)
-        pin(neighbour)
-        seen = watch(source, [victim, neighbour])
-        source.close()
-    blame = seen.blame(victim)
-    assert 0.95 * seen.throttled(victim) <= blame.throttled_ns <= 1.4 * seen.throttled(victim)
-    assert parts(blame) == pytest.approx(seen.elapsed - seen.ran(victim), rel=0.05)
-    assert 0 < blame.by_cgroup[neighbour.path] < seen.ran(neighbour)
-
-
-def test_a_form_that_cannot_know_blames_nobody() -> None:
-    with probe("classic") as source:
-        assert not source.blaming
-        with pytest.raises(Unavailable, match="does not tell who had the CPU") as caught:
-            beside(source)
-        assert "tp_btf" in caught.value.remedy
-        with pytest.raises(Unavailable, match="does not tell who had the CPU"):
-            source.blames({})
-
-
-def test_latency_can_be_had_without_blame() -> None:
-    with probe("tp_btf", "raw_tp") as example:
-        form = example.form
-    source = open_waits(forms=(form,), blame=False)
-    try:
-        assert not source.blaming
-    finally:
-        source.close()
-
-
-def test_the_probe_gives_blame_to_cgroups_and_leaves_closing_to_the_waits() -> None:
-    with several("quiet") as (quiet,), probe(*FORMS) as source:
-        found = beside(source)
-        assert (found.name, found.form) == ("blame", source.form)
-        seen = found.read(live(quiet))
-        assert seen.cgroups[quiet.id] == {"blame": NOTHING}
-        assert isinstance(seen.cgroups[ROOT_ID]["blame"], Blame)
-        assert found.problem() is None
-        found.close()
-        with pytest.raises(Unavailable, match="the probe blame is closed"):
-            found.read(live(quiet))
-        assert source.read(live(quiet)), "the waits go on"
-        found = beside(source)
-        source.close()
-        with pytest.raises(Unavailable, match="the probe runqlat is closed"):
-            found.read(live(quiet))
-
-
-def test_alone_it_has_a_program_of_its_own_and_closes_it() -> None:
-    with probe(*FORMS):
-        pass
-    found = open_blame()
-    assert found.form in FORMS
-    assert ROOT_ID in found.read({ROOT_ID: "/"}).cgroups
-    found.close()
-    found.close()
-    with pytest.raises(Unavailable, match="is closed"):
-        found.read({ROOT_ID: "/"})
-    with pytest.raises(Unavailable, match="does not tell who had the CPU"):
-        open_blame(forms=("classic",))

@@ -94,6 +94,16 @@ def rounds(pair: Pair) -> list[list[Decision]]:
     ]
 
 
+def cleared(pair: Pair, before: dict[tuple[str, str], str], state: Path, lost: str) -> tuple[object, ...]:
+    """What a kill left: every change has its original on disk (else it is `lost`), and a reset puts all of them back."""
+    found, known = texts(pair), journalled(state)
+    assert not {key for key in before if found[key] != before[key] and known.get(key) != before[key]}, lost
+    assert outlive(run_reset, 0, state) == 0, lost
+    assert texts(pair) == before, lost
+    assert not (state / FILE_NAME).exists(), lost
+    return tuple(found.items()), tuple(known.items())
+
+
 def test_killed_at_every_step_of_acting(pair: Pair, tmp_path: Path) -> None:
     make_odd_again(pair)
     before = texts(pair)
@@ -103,13 +113,7 @@ def test_killed_at_every_step_of_acting(pair: Pair, tmp_path: Path) -> None:
         last += 1
         code = outlive(act, last, state, rounds(pair))
         assert code in (0, -signal.SIGKILL), f"step {last}"
-        found, known = texts(pair), journalled(state)
-        lost = {key for key in before if found[key] != before[key] and known.get(key) != before[key]}
-        assert not lost, f"step {last}: changed without their originals on disk"
-        wreckage.add((tuple(found.items()), tuple(known.items())))
-        assert outlive(run_reset, 0, state) == 0, f"step {last}"
-        assert texts(pair) == before, f"step {last}"
-        assert not (state / FILE_NAME).exists(), f"step {last}"
+        wreckage.add(cleared(pair, before, state, f"step {last}: changed without their originals on disk"))
     # On version 1 it is 41 steps and 18 kinds of wreckage; far fewer would prove little.
     assert last > 25
     assert len(wreckage) > 12
@@ -128,13 +132,7 @@ def test_killed_at_every_step_of_resetting(pair: Pair, tmp_path: Path) -> None:
         assert not unmoved
         code = outlive(run_reset, last, state)
         assert code in (0, -signal.SIGKILL), f"step {last}"
-        found, known = texts(pair), journalled(state)
-        lost = {key for key in before if found[key] != before[key] and known.get(key) != before[key]}
-        assert not lost, f"step {last}: forgotten before it was back"
-        wreckage.add((tuple(found.items()), tuple(known.items())))
-        assert outlive(run_reset, 0, state) == 0, f"step {last}"
-        assert texts(pair) == before, f"step {last}"
-        assert not (state / FILE_NAME).exists(), f"step {last}"
+        wreckage.add(cleared(pair, before, state, f"step {last}: forgotten before it was back"))
     assert last > 14
     assert len(wreckage) > 5
 

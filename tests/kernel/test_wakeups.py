@@ -22,9 +22,9 @@ from probes.groups import ROOT_ID
 from probes.loader import load
 from probes.maps import possible_cpus
 from probes.wakeups import FORMS, NEVER, NOTHING, Wakers, job, open_wakeups
+from tests.kernel.blaming import SHARES, weigh
 from tests.kernel.probing import eventually, opened
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
-from tests.kernel.test_blame import SHARES, weigh
 from tests.kernel.test_runqlat import Hog
 
 pytestmark = pytest.mark.kernel

@@ -173,16 +173,22 @@ def test_without_on_nothing_is_written(act: str, groups: tuple[TestCgroup, TestC
     assert (knobs(groups[0]), knobs(groups[1])) == before
 
 
-def test_canonical_policy_parts_the_cpus(
-    groups: tuple[TestCgroup, TestCgroup], options: list[str], tmp_path: Path
-) -> None:
+@pytest.fixture
+def canonical(tmp_path: Path) -> Path:
+    """Settings of the policy that gives both kinds of pods CPUs of their own."""
     if len(topology_ids()) < 2:
         pytest.skip("one CPU cannot be parted")
     config = tmp_path / "dioptase.yaml"
     config.write_text("advisor: {policy: canonical}\n")
+    return config
+
+
+def test_canonical_policy_parts_the_cpus(
+    groups: tuple[TestCgroup, TestCgroup], options: list[str], canonical: Path
+) -> None:
     web, batch = groups
     before = knobs(web), knobs(batch)
-    with Agent("--act", "on", "--config", str(config), *options) as agent:
+    with Agent("--act", "on", "--config", str(canonical), *options) as agent:
         eventually("the cpusets are disjoint", lambda: knobs(web)["cpuset.cpus"] != before[0]["cpuset.cpus"])
         agent.view()
         assert not set(knobs(web)["cpuset.cpus"]) & set(knobs(batch)["cpuset.cpus"])
@@ -213,15 +219,11 @@ def test_an_agent_that_was_killed_in_a_breach_does_not_lend_everything_anew(
 
 
 def test_another_policy_gives_back_what_the_former_one_changed(
-    groups: tuple[TestCgroup, TestCgroup], options: list[str], tmp_path: Path
+    groups: tuple[TestCgroup, TestCgroup], options: list[str], canonical: Path
 ) -> None:
-    if len(topology_ids()) < 2:
-        pytest.skip("one CPU cannot be parted")
-    config = tmp_path / "dioptase.yaml"
-    config.write_text("advisor: {policy: canonical}\n")
     web, batch = groups
     before = knobs(web), knobs(batch)
-    with Agent("--act", "on", "--config", str(config), *options) as first:
+    with Agent("--act", "on", "--config", str(canonical), *options) as first:
         eventually("the cpusets are disjoint", lambda: knobs(web)["cpuset.cpus"] != before[0]["cpuset.cpus"])
         first.end(signal.SIGKILL)
     with Agent("--act", "on", *options) as second:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,92 +15,30 @@ from pathlib import Path
 import pytest
 
 from agent.hierarchy import Hierarchy
-from tests.kernel.support import TestCgroup
-from tests.live.running import Agent, eventually, pods_file
+from tests.live.running import eventually
 from tests.malachite import stock
+from tests.malachite.node import (
+    BEST_EFFORT,
+    BURSTABLE,
+    CONTAINER,
+    LIMIT,
+    MIB,
+    PERIOD_US,
+    QUOTA_US,
+    READS_BACK_S,
+    SHARES,
+    UID,
+    Checks,
+    Node,
+    Rest,
+    Sample,
+    ask,
+)
 from tests.malachite.reads import NS_PER_US, Files, cpus_of, disk, interface, meminfo, netstat, vmstat
-from tests.malachite.stock import PORT
 
 pytestmark = [pytest.mark.live, pytest.mark.kernel]
 
-MIB = 1 << 20
-QUOTA_US, PERIOD_US, SHARES = 10_000, 100_000, 4096
-LIMIT = 256 * MIB
-BLOCK, MESSAGE = 65536, 4096
-"""What the pod writes and reads, and what it sends itself, again and again."""
-UID, CONTAINER = "0d1a2b3c-dead-beef-0000-000000000001", "c0ffee"
-BEST_EFFORT, BURSTABLE = "/kubepods/besteffort", "/kubepods/burstable"
-WORK = """import mmap, os, socket, sys, threading, time
-kept = bytearray(b"x") * (40 << 20)
-server = socket.create_server(("127.0.0.1", 0))
-def answer():
-    peer, _ = server.accept()
-    while peer.recv(65536): pass
-threading.Thread(target=answer, daemon=True).start()
-talk = socket.create_connection(server.getsockname())
-file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT | getattr(os, "O_DIRECT", 0))
-block = mmap.mmap(-1, int(sys.argv[2]))
-while True:
-    ends = time.monotonic() + 0.05
-    while time.monotonic() < ends: pass
-    talk.sendall(b"y" * int(sys.argv[3]))
-    os.pwrite(file, block, 0); os.preadv(file, [block], 0)
-"""
 OFF = 0.6
-READS_BACK_S = 7.0
-"""All files of a cgroup are read within five seconds, and a round is a second."""
-
-
-class Checks:
-    """Comparisons, counted; all that fail are told together."""
-
-    def __init__(self) -> None:
-        self.done = 0
-        self.wrong: list[str] = []
-
-    def equal(self, what: str, stored: float, read: float) -> None:
-        self.between(what, stored, read, read)
-
-    def near(self, what: str, stored: float, read: float, share: float, slack: float = 0.0) -> None:
-        margin = abs(read) * share + slack
-        self.between(what, stored, read - margin, read + margin)
-
-    def between(self, what: str, stored: float, low: float, high: float) -> None:
-        self.done += 1
-        if not low <= stored <= high:
-            self.wrong.append(f"{what}: the client stored {stored}, the files say {low} to {high}")
-
-    def verdict(self, at_least: int) -> None:
-        assert not self.wrong, "\n".join([f"{len(self.wrong)} of {self.done} are wrong:", *self.wrong])
-        assert self.done >= at_least, f"only {self.done} values were compared"
-
-
-class Node:
-    """Cgroups as a kubelet makes them, a pod at work in them, and an agent that watches."""
-
-    def __init__(self, hierarchy: Hierarchy, directory: Path) -> None:
-        names = ["/kubepods", BEST_EFFORT, BURSTABLE, f"{BEST_EFFORT}/pod{UID}", f"{BEST_EFFORT}/pod{UID}/{CONTAINER}"]
-        self.groups = [TestCgroup(hierarchy, name) for name in names]
-        self.container = self.groups[-1]
-        self.container.file("cpu", "cpu.cfs_period_us").write_text(str(PERIOD_US))
-        self.container.file("cpu", "cpu.cfs_quota_us").write_text(str(QUOTA_US))
-        self.container.file("cpu", "cpu.shares").write_text(str(SHARES))
-        self.container.file("memory", "memory.limit_in_bytes").write_text(str(LIMIT))
-        pods = pods_file(directory / "pods.yaml", self.container.path, BURSTABLE)
-        state = str(directory / "state")
-        self.agent = Agent(
-            "--pods", str(pods), "--act", "off", "--malachite", f"127.0.0.1:{PORT}", "--state-dir", state
-        )
-        work = [sys.executable, "-c", WORK, str(directory / "blocks"), str(BLOCK), str(MESSAGE)]
-        self.process = self.container.start(work)
-
-    def stop_work(self) -> None:
-        os.kill(self.process.pid, signal.SIGSTOP)
-
-    def close(self) -> None:
-        self.agent.__exit__()
-        for group in reversed(self.groups):
-            group.close()
 
 
 @pytest.fixture(scope="module")
@@ -126,57 +62,10 @@ def at_work(node: Node, program: Path) -> tuple[stock.Stored, Sample, Sample]:
     return stored, before, Sample(node.process.pid)
 
 
-class Rest:
-    """What the client has after the pod's processes were stopped and its files read again."""
-
-    def __init__(self, program: Path) -> None:
-        self._program = program
-        self.again()
-
-    def again(self) -> None:
-        time.sleep(READS_BACK_S)
-        self.stored = ask(self._program, rounds=1)
-
-    def check(self, compare: Callable[[stock.Stored, Checks], None], at_least: int) -> None:
-        """Compare, and once more where the kernel was still settling accounts: it uncharges pages in batches, later."""
-        for _ in range(3):
-            checks = Checks()
-            compare(self.stored, checks)
-            if not checks.wrong:
-                break
-            self.again()
-        checks.verdict(at_least)
-
-
 @pytest.fixture(scope="module")
 def at_rest(node: Node, program: Path, at_work: object) -> Rest:
     node.stop_work()
     return Rest(program)
-
-
-def ask(program: Path, rounds: int) -> stock.Stored:
-    pods = [f"{UID}/{CONTAINER}"]
-    return stock.run(program, pods=pods, paths=[f"{BEST_EFFORT}/pod{UID}"], rounds=rounds, reclaim=BEST_EFFORT)
-
-
-class Sample:
-    """Counters of the container at one moment."""
-
-    def __init__(self, pid: int) -> None:
-        files = Files(f"{BEST_EFFORT}/pod{UID}/{CONTAINER}")
-        # Version 1's own counters stay at zero until somebody limits a device; the process itself is counted always.
-        moved = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
-        self.at = time.monotonic()
-        self.usage = files.number("cpuacct", "cpuacct.usage")
-        self.throttled = files.keyed("cpu", "cpu.stat", "nr_throttled")
-        self.periods = files.keyed("cpu", "cpu.stat", "nr_periods")
-        self.throttled_us = files.keyed("cpu", "cpu.stat", "throttled_time") // NS_PER_US
-        self.read_bytes, self.written_bytes = int(moved["read_bytes"]), int(moved["write_bytes"])
-        self.reads, self.writes = self.read_bytes / BLOCK, self.written_bytes / BLOCK
-        self.sent = self.writes * MESSAGE
-
-    def rate(self, before: Sample, field: str) -> float:
-        return float(getattr(self, field) - getattr(before, field)) / (self.at - before.at)
 
 
 def test_rates_of_a_container_at_work(at_work: tuple[stock.Stored, Sample, Sample]) -> None:
@@ -306,6 +195,8 @@ def _compare_cgroup(path: str, stored: stock.Stored, checks: Checks) -> None:
 
 Watched = tuple[str, Callable[[stock.Stored], float], Callable[[], float], float]
 """What, where the client has it, how to read it, and how far it may have gone meanwhile and come back."""
+
+
 COUNTED = {
     "mem.kswapdsteal.system": lambda: vmstat("pgsteal_kswapd"),
     "mem.direct.pgsteal.system": lambda: vmstat("pgsteal_direct"),
@@ -324,17 +215,25 @@ COUNTED = {
     "mem.sock.udp_limit.system": lambda: int(Path("/proc/sys/net/ipv4/udp_mem").read_text().split()[2]),
     "cpu.total.system": lambda: os.cpu_count() or 0,
 }
+
+
 SIZES = {
     "total": "MemTotal", "free": "MemFree", "available": "MemAvailable", "shmem": "Shmem", "buffer": "Buffers",
     "pagecache": "Cached", "slab.reclaimable": "SReclaimable", "active.anon": "Active(anon)",
     "inactive.anon": "Inactive(anon)", "active.file": "Active(file)", "inactive.file": "Inactive(file)",
     "swap.total": "SwapTotal", "swap.free": "SwapFree",
 }  # fmt: skip
+
+
 NUMA_SIZES = {
     "total": "MemTotal", "free": "MemFree", "used": "MemUsed", "shmem": "Shmem", "filepage": "FilePages",
     "inactivefile": "Inactive(file)",
 }  # fmt: skip
+
+
 RECEIVED = ("bytes", "packets", "errs", "drop", "fifo", "frame", "compressed")
+
+
 SENT = (*RECEIVED[:5], "colls", "carrier", "compressed")
 
 

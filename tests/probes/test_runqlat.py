@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from api.histograms import SLOTS
 from probes import bpf
-from probes.groups import MAX_BYTES, MAX_PLACES, Overflow, places_for
+from probes.groups import Overflow
 from probes.runqlat import _FORMS, FORMS, SEATS, SPANS, STRETCHES, decode, job
-
-VALUE_BYTES = 8 * (1 + SLOTS)
 
 
 @given(st.lists(st.integers(0, 2**63), min_size=SLOTS, max_size=SLOTS), st.integers(0, 2**63))
 def test_a_row_is_the_sum_and_then_the_slots(slots: list[int], sum_ns: int) -> None:
     wait = decode([7], [[sum_ns, *slots]])[7]
     assert (wait.sum_ns, wait.count, wait.slots) == (sum_ns, sum(slots), tuple(slots))
-
-
-@pytest.mark.parametrize(("cpus", "places"), [(1, 4096), (2, 4096), (64, 4096), (128, 2340), (256, 1170), (8192, 36)])
-def test_places_stay_within_64_mib_on_every_machine(cpus: int, places: int) -> None:
-    assert places_for(cpus, VALUE_BYTES) == places
-    assert places * cpus * VALUE_BYTES <= MAX_BYTES == 64 << 20
-    assert places <= MAX_PLACES
 
 
 def test_every_form_is_known_in_the_order_of_its_cost() -> None:

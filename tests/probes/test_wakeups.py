@@ -33,6 +33,6 @@ def test_preemption_is_counted_where_some_kernel_keeps_it() -> None:
         assert {"PREEMPT_COUNT", "CPU_PREEMPT_COUNT", "HOT_PREEMPT_COUNT", "RUNQUEUES"} == form.optional.keys()
 
 
-def test_it_is_the_one_probe_that_the_agent_loads_only_when_asked() -> None:
-    assert set(registry.NAMES) - set(registry.ALWAYS) == {"wakeups"}
+def test_the_agent_loads_it_only_when_asked() -> None:
+    assert "wakeups" not in registry.USUAL
     assert [name for name, _ in registry.openers(["wakeups"])] == ["wakeups"]

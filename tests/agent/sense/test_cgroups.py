@@ -7,7 +7,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,72 +15,17 @@ from agent.hierarchy import Hierarchy
 from agent.sense.cgroups import CgroupReader
 from agent.sense.fields import TABLE
 from agent.sense.reading import LONGEST_PAUSE
-from api.facts import UNLIMITED, IoStat, Limits, Pressure
+from api.facts import Limits
 from api.ports import Unavailable
 from api.samples import CgroupSample
 from tests.agent.sense import trees
+from tests.agent.sense.expected import FIELDS, STALLED, V1, V2, values
 
 GROUPS = (".", "kubepods", "kubepods/pod1", "kubepods/pod1/web", "system")
 PATHS = {"/", "/kubepods", "/kubepods/pod1", "/kubepods/pod1/web", "/system"}
-COUNTED: dict[str, object] = {
-    "cpu_usage_ns": 1_500_000_000,
-    "cpu_user_ns": 1_000_000_000,
-    "cpu_system_ns": 500_000_000,
-    "periods": 40,
-    "throttled_periods": 8,
-    "throttled_ns": 320_000_000,
-    "threads": 3,
-    "memory_bytes": 65536,
-    "swap_bytes": 12288,
-    "kernel_memory_bytes": 20480,
-    "io": {"254:0": IoStat(read_bytes=4096, write_bytes=8192, reads=1, writes=2)},
-}
-SET = {
-    "quota_us": 200_000,
-    "period_us": 100_000,
-    "burst_us": 0,
-    "idle": True,
-    "cpus": "0-1",
-    "mems": "0",
-    "memory_max_bytes": 1 << 20,
-    "pids_max": UNLIMITED,
-}
-V1 = COUNTED | {
-    "per_cpu_ns": (1_000_000_000, 500_000_000),
-    "kernel_tcp_bytes": 28672,
-    "memory_stat": {"cache": 4096, "rss": 8192, "total_cache": 16384, "total_rss": 32768, "total_swap": 12288},
-    "numa_stat": {"total": {0: 12, 1: 4}, "file": {0: 3, 1: 0}, "hierarchical_total": {0: 12, 1: 4}},
-    "memory_events": {"oom_kill": 2},
-    "limits": Limits(**SET, weight=512, kernel_tcp_max_bytes=UNLIMITED),
-}
-STALLED = {
-    f"{resource}_pressure": Pressure(
-        some_us=us, some_avg10=1.5, some_avg60=0.75, some_avg300=0.25,
-        full_us=us // 100, full_avg10=0.0, full_avg60=0.0, full_avg300=0.0,
-    )
-    for resource, us in (("cpu", 7000), ("memory", 8000), ("io", 9000))
-}  # fmt: skip
-V2 = COUNTED | STALLED | {
-    "memory_stat": {"anon": 32768, "file": 16384, "kernel": 20480},
-    "numa_stat": {"anon": {0: 24576, 1: 8192}, "file": {0: 16384, 1: 0}},
-    "memory_events": {
-        "low": 0, "high": 5, "max": 3, "oom": 2, "oom_kill": 2,
-        "local.low": 0, "local.high": 1, "local.max": 0, "local.oom": 0, "local.oom_kill": 0,
-    },
-    "limits": Limits(
-        **SET, weight=20, memory_high_bytes=UNLIMITED, memory_low_bytes=0, memory_min_bytes=4096, swap_max_bytes=UNLIMITED
-    ),
-}  # fmt: skip
 MEMORY = {
     "memory_bytes", "swap_bytes", "kernel_memory_bytes", "kernel_tcp_bytes", "memory_stat", "numa_stat", "memory_events"
 }  # fmt: skip
-FIELDS = {name.partition(".")[0] for name in TABLE}
-S = 1_000_000_000
-
-
-def values(sample: CgroupSample) -> dict[str, object]:
-    found = {field: getattr(sample, field) for field in FIELDS}
-    return {field: value for field, value in found.items() if value not in (None, {}, Limits())}
 
 
 def read(hierarchy: Hierarchy) -> dict[str, CgroupSample]:
@@ -190,135 +134,6 @@ def test_names_of_any_bytes_are_read_and_shown(tmp_path: Path) -> None:
     samples = read(hierarchy)
     assert samples.keys() == {"/", r"/caf\xe9", r"/caf\x5cxe9", r"/a\x0ab", '/it\'s "so"', "/größe"}
     assert {sample.periods for sample in samples.values()} == {40}
-
-
-def test_the_limit_strikes_the_deepest_and_is_told(tmp_path: Path) -> None:
-    reader = CgroupReader(trees.v1(tmp_path, ("a/deep/deeper", "b", "c")), limit=4)
-    assert reader.read().keys() == {"/", "/a", "/b", "/c"}
-    assert reader.skipped == 1
-    assert "at least 1 cgroups beyond the limit of 4" in reader.problems()[0].error
-    assert "maxCgroups" in reader.problems()[0].remedy
-    shutil.rmtree(tmp_path / "cpu/b")
-    assert "/a/deep" in reader.read().keys() | reader.read().keys(), "room again"
-    assert reader.skipped == 1, "/a/deep/deeper"
-    reader.close()
-
-
-def managed_last(root: Path, limit: int) -> tuple[CgroupReader, str]:
-    """A tree that is full of others, with the one managed pod in the last and deepest place."""
-    hierarchy = trees.v1(root, tuple(f"slice{i}/other{j}" for i in range(4) for j in range(4)))
-    trees.v1(root, ("slice3/pod/web",))
-    return CgroupReader(hierarchy, limit=limit), "/slice3/pod/web"
-
-
-def test_the_limit_never_strikes_managed_cgroups(tmp_path: Path) -> None:
-    reader, web = managed_last(tmp_path, limit=6)
-    reader.manage([web])
-    samples = reader.read()
-    assert len(samples) == 6
-    assert {"/", "/slice3", "/slice3/pod", web} < samples.keys()
-    assert samples[web].memory_bytes == 65536
-    reader.close()
-
-
-def test_others_make_room_when_a_pod_is_managed_later(tmp_path: Path) -> None:
-    reader, web = managed_last(tmp_path, limit=6)
-    before = reader.read(0, 0)
-    assert web not in before
-    reader.manage([web])
-    after = reader.read(1, 1)
-    assert web in after
-    assert len(after) == 6
-    assert after["/slice0"] is before["/slice0"], "what stays is not read anew"
-    reader.manage([])
-    assert len(reader.read()) == 6
-    reader.close()
-
-
-def test_more_managed_cgroups_than_the_limit_are_all_read_and_no_others(tmp_path: Path) -> None:
-    reader, _ = managed_last(tmp_path, limit=3)
-    wanted = {f"/slice{i}/other{j}" for i in (0, 2) for j in range(4)}
-    reader.manage(wanted)
-    assert reader.read().keys() == {"/", "/slice0", "/slice2", *wanted}
-    assert reader.skipped == 2, "slice1 and slice3"
-    reader.close()
-
-
-def test_room_is_kept_for_a_managed_cgroup_that_is_yet_to_come(tmp_path: Path) -> None:
-    reader = CgroupReader(trees.v1(tmp_path, ("a", "b", "c")), limit=4)
-    reader.manage(["/pod"])
-    assert reader.read().keys() == {"/", "/a", "/b"}
-    trees.v1(tmp_path, ("pod",))
-    assert reader.read().keys() == {"/", "/a", "/b", "/pod"}
-    reader.close()
-
-
-def test_each_cgroup_has_a_turn_of_its_own_within_every_period(tmp_path: Path) -> None:
-    """100 cgroups, ticks of a second: all slow files are read in the first, then a fifth of them in each."""
-    reader = CgroupReader(trees.v1(tmp_path, tuple(f"g{i}" for i in range(100))))
-    assert {sample.files_read_at_ns for sample in reader.read(0, 7).values()} == {7}
-    turns: dict[str, list[int]] = {}
-    for second in range(1, 16):
-        for path, sample in reader.read(second * S, 1000 + second).items():
-            if sample.files_read_at_ns == 1000 + second:
-                turns.setdefault(path, []).append(second)
-    per_second = [sum(second in seconds for seconds in turns.values()) for second in range(1, 16)]
-    assert all(19 <= count <= 22 for count in per_second), per_second
-    assert all(b - a == 5 for seconds in turns.values() for a, b in pairwise(seconds))
-    reader.close()
-
-
-def test_slow_files_are_as_old_as_the_sample_says_and_limits_older(tmp_path: Path) -> None:
-    reader = CgroupReader(trees.v1(tmp_path, ("web",)))
-    reader.read(0, 100)
-    (tmp_path / "memory/web/memory.oom_control").write_text("oom_kill 3\n")
-    (tmp_path / "cpu/web/cpu.cfs_quota_us").write_text("-1\n")
-    (tmp_path / "cpuacct/web/cpuacct.usage").write_text("9\n")
-    seen = [reader.read(second * S, 100 + second)["/web"] for second in range(1, 16)]
-    assert {sample.cpu_usage_ns for sample in seen} == {9}
-    for second, sample in enumerate(seen, 1):
-        assert sample.files_read_at_ns is not None
-        fresh = sample.files_read_at_ns > 100
-        assert sample.memory_events == {"oom_kill": 3 if fresh else 2}
-        assert sample.files_read_at_ns >= 100 + second - 5
-    assert (seen[0].limits.quota_us, seen[-1].limits.quota_us) == (200_000, -1)
-    reader.close()
-
-
-def test_slow_files_of_a_new_cgroup_are_read_at_once_where_it_is_managed(tmp_path: Path) -> None:
-    reader = CgroupReader(trees.v1(tmp_path, (".",)))
-    reader.manage(["/pod/web"])
-    reader.read(0, 0)
-    trees.v1(tmp_path, ("pod/web", "other"))
-    samples = reader.read(S, 5)
-    assert values(samples["/pod/web"]) == V1
-    assert (samples["/other"].files_read_at_ns, samples["/other"].memory_stat) == (None, {})
-    assert values(reader.read(6 * S, 6)["/other"]) == V1
-    reader.close()
-
-
-def test_limits_of_a_new_cgroup_are_known_as_soon_as_its_other_slow_files(tmp_path: Path) -> None:
-    reader = CgroupReader(trees.v1(tmp_path, (".",)))
-    reader.read(0, 0)
-    names = tuple(f"new{number}" for number in range(20))
-    trees.v1(tmp_path, names)
-    unread = {f"/{name}" for name in names}
-    for second in range(1, 7):
-        for path, sample in reader.read(second * S, second).items():
-            assert (sample.files_read_at_ns is None) == (sample.limits.quota_us is None), path
-            if sample.files_read_at_ns is not None:
-                unread.discard(path)
-    assert not unread, "within a period of slow files"
-    reader.close()
-
-
-def test_a_turn_that_was_missed_is_not_made_up_for(tmp_path: Path) -> None:
-    reader = CgroupReader(trees.v1(tmp_path, (".",)))
-    reader.read(0, 0)
-    assert reader.read(3600 * S, 1)["/"].files_read_at_ns == 1
-    assert reader.read(3600 * S + 1, 2)["/"].files_read_at_ns == 1
-    assert reader.read(3605 * S, 3)["/"].files_read_at_ns == 3
-    reader.close()
 
 
 def test_files_of_version_2_are_not_looked_for_beside_a_controller_of_version_1(tmp_path: Path) -> None:

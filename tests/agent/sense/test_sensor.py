@@ -3,133 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
 import msgspec
 import pytest
 
 from agent.sense.cgroups import CgroupReader
-from agent.sense.indicators import Indicators
-from agent.sense.node import NodeReader
-from agent.sense.schedstat import SchedstatWaits
-from agent.sense.sensor import Sensor
-from api.facts import ThreadStates, Wait
-from api.pods import Container, Pod
-from api.ports import Probe, Seen, Unavailable, WaitSource
+from api.facts import Wait
+from api.pods import Container
+from api.ports import Unavailable
 from api.qos import QoSLevel
-from api.samples import CgroupSample, Indicator, Snapshot, SourceStatus
+from api.samples import CgroupSample, Snapshot
 from tests.agent.sense import trees
-from tests.agent.sense.machines import PROC
-
-WEB = Pod(
-    uid="u", namespace="default", name="web", qos=QoSLevel.SHARED, containers=(Container(name="web", cgroup="/web"),)
-)
-
-
-class Pods:
-    """A PodSource that does what the test tells it."""
-
-    def __init__(self) -> None:
-        self.answer: Callable[[], tuple[Pod, ...]] = lambda: (WEB,)
-
-    def read(self) -> tuple[Pod, ...]:
-        return self.answer()
-
-
-class Waits:
-    """A WaitSource that knows every live cgroup, or does what the test tells it."""
-
-    form = "tp_btf"
-
-    def __init__(self) -> None:
-        self.answer: Callable[[Mapping[int, str]], Mapping[int, Wait]] = lambda live: dict.fromkeys(
-            live, Wait(sum_ns=5, count=1)
-        )
-        self.asked: list[tuple[Collection[int] | None, bool]] = []
-        self.lost: Unavailable | None = None
-
-    def read(
-        self, live: Mapping[int, str], wanted: Collection[int] | None = None, *, complete: bool = True
-    ) -> Mapping[int, Wait]:
-        self.asked.append((wanted, complete))
-        return self.answer(live)
-
-    def problem(self) -> Unavailable | None:
-        return self.lost
-
-    def close(self) -> None:
-        pass
-
-
-class Seeing:
-    """A Probe that has seen what the test tells it."""
-
-    form = "tp_btf"
-
-    def __init__(self, name: str, answer: Callable[[Mapping[int, str]], Seen]) -> None:
-        self.name, self.answer = name, answer
-        self.lost: Unavailable | None = None
-        self.asked: list[bool] = []
-
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
-        self.asked.append(complete)
-        return self.answer(live)
-
-    def problem(self) -> Unavailable | None:
-        return self.lost
-
-    def close(self) -> None:
-        pass
-
-
-class Machine:
-    """A hybrid machine with one cgroup, `/web`."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        trees.make(root / "proc", PROC)
-        trees.make(root / "sys", {"devices/system/cpu/online": "0-1\n"})
-        self.hierarchy = trees.hybrid(root, (".", "web"), ("web",))
-        self.pods, self.waits = Pods(), Waits()
-        self.web_id = (root / "cpu/web").stat().st_ino
-
-    def sensor(
-        self,
-        waits: WaitSource | None = None,
-        indicators: Indicators | None = None,
-        limit: int = 4096,
-        probes: Sequence[Probe] = (),
-    ) -> Sensor:
-        return Sensor(
-            cgroups=CgroupReader(self.hierarchy, limit=limit),
-            node=NodeReader(self.root / "proc", self.root / "sys", live=False),
-            sys=self.root / "sys",
-            pods=self.pods,
-            waits=waits or self.waits,
-            indicators=indicators or Indicators(),
-            probes=probes,
-        )
-
-
-class Silent(Indicators):
-    """Five pods that do not answer, and one answer from long ago."""
-
-    def latest(self) -> Mapping[str, Indicator]:
-        return {"n/0": Indicator(bounds_s=(1.0,), buckets=(1, 2), sum_s=3.0, sampled_at_ns=4)}
-
-    def errors(self) -> Mapping[str, str]:
-        return {f"n/{pod}": "no answer" for pod in range(5)}
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
-
-
-def status(snapshot: Snapshot, name: str) -> SourceStatus:
-    (found,) = (source for source in snapshot.sources if source.name == name)
-    return found
+from tests.agent.sense.sensing import WEB, Machine, status
 
 
 def test_everything_is_in_one_snapshot(machine: Machine) -> None:
@@ -202,38 +88,6 @@ def test_a_zero_of_a_cgroup_without_cpu_controller_is_its_ancestors_and_not_know
     assert machine.sensor().snapshot(1, 1, 1).cgroups["/web"].wait is None
 
 
-def test_a_listed_cgroup_without_cpu_controller_is_named_with_the_remedy(machine: Machine) -> None:
-    sensor = machine.sensor()
-    assert "pod-controllers" not in {s.name for s in sensor.snapshot(1, 1, 1).sources}
-    (machine.root / "cpu/web/cpu.stat").write_text("usage_usec 1\n")
-    found = status(sensor.snapshot(2, 2, 2), "pod-controllers")
-    assert (found.ok, found.error) == (False, "no cpu controller in /web")
-    assert "echo +cpu > /sys/fs/cgroup/cgroup.subtree_control" in found.remedy
-
-
-@pytest.mark.parametrize(
-    ("online", "batch", "related"),
-    [
-        ("/web", "/batch", True),
-        ("/a/web", "/a/batch", True),
-        ("/a/b/web", "/a/batch", True),
-        ("/web", "/a/batch", False),
-    ],
-)
-def test_batch_work_that_gives_way_to_nobody_is_named(machine: Machine, online: str, batch: str, related: bool) -> None:
-    pods = [
-        msgspec.structs.replace(
-            WEB, uid=qos.value, name=qos.value, qos=qos, containers=(Container(name="c", cgroup=path),)
-        )
-        for qos, path in ((QoSLevel.SHARED, online), (QoSLevel.RECLAIMED, batch))
-    ]
-    machine.pods.answer = lambda: tuple(pods)
-    found = [s for s in machine.sensor().snapshot(1, 1, 1).sources if s.name == "pod-siblings"]
-    assert (not found) is related
-    if found:
-        assert f"{batch} beside {online}" in found[0].error
-
-
 def test_waits_that_cannot_be_had_say_why_in_every_snapshot(machine: Machine) -> None:
     def refuse(_live: Mapping[int, str]) -> Mapping[int, Wait]:
         raise Unavailable("the kernel refuses BPF", "grant CAP_BPF")
@@ -247,91 +101,6 @@ def test_waits_that_cannot_be_had_say_why_in_every_snapshot(machine: Machine) ->
         assert snapshot.cgroups["/web"].wait is None
         assert status(snapshot, "cgroups").ok
     assert sensor.read_waits({machine.web_id}) == {}
-
-
-STATES = ThreadStates(runnable=1, uninterruptible=0, iowait=0, sleeping=2)
-
-
-def test_what_probes_have_seen_is_joined_with_everything_else(machine: Machine) -> None:
-    """By id and field; a cgroup that is not there any more is nobody's, and waits are not disturbed."""
-    first = Seeing("threads", lambda live: Seen({number: {"threads_by_state": STATES} for number in live}))
-    web = {machine.web_id: {"oom_kills": 3}, 10**12: {"oom_kills": 9}}
-    second = Seeing("oomkill", lambda live: Seen(web, {"softirq_ns": {0: {"NET_RX": 7}}}))
-    snapshot = machine.sensor(probes=(first, second)).snapshot(1, 1, 1)
-    sample = snapshot.cgroups["/web"]
-    assert (sample.threads_by_state, sample.oom_kills, sample.wait) == (STATES, 3, Wait(sum_ns=5, count=1))
-    assert sample.cpu_usage_ns == 1_500_000_000
-    assert (snapshot.cgroups["/"].threads_by_state, snapshot.cgroups["/"].oom_kills) == (STATES, None)
-    assert snapshot.node.softirq_ns == {0: {"NET_RX": 7}}
-    assert snapshot.node.load == (0.84, 1.82, 1.08)
-    assert [(source.name, source.ok, source.detail) for source in snapshot.sources[5:7]] == [
-        ("threads", True, "tp_btf"),
-        ("oomkill", True, "tp_btf"),
-    ]
-    assert [source.name for source in snapshot.sources[:5]] == ["pods", "topology", "node", "cgroups", "waits"]
-
-
-def test_probes_may_come_and_change_while_it_runs(machine: Machine) -> None:
-    probes: list[Probe] = []
-    sensor = machine.sensor(probes=probes)
-    assert sensor.snapshot(1, 1, 1).cgroups["/web"].oom_kills is None
-    probes.append(Seeing("oomkill", lambda live: Seen({number: {"oom_kills": 1} for number in live})))
-    assert sensor.snapshot(2, 2, 2).cgroups["/web"].oom_kills == 1
-
-
-def test_a_probe_knows_whether_the_list_has_gaps(machine: Machine) -> None:
-    probe = Seeing("threads", lambda live: Seen())
-    machine.pods.answer = lambda: ()  # the cgroups of pods are never left out
-    machine.sensor(limit=1, probes=(probe,)).snapshot(1, 1, 1)
-    machine.sensor(probes=(probe,)).snapshot(1, 1, 1)
-    assert probe.asked == [False, True]
-
-
-def test_a_probe_that_fails_says_why_and_costs_only_its_part(
-    machine: Machine, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Three ways: it cannot, it has a bug, and it works but has lost something."""
-
-    def refuse(_live: Mapping[int, str]) -> Seen:
-        raise Unavailable("the kernel refuses it", "boot another")
-
-    def bug(_live: Mapping[int, str]) -> Seen:
-        raise IndexError("row 3")
-
-    lossy = Seeing("lossy", lambda live: Seen({number: {"oom_kills": 2} for number in live}))
-    lossy.lost = Unavailable("4 events were lost", "lose less")
-    probes = (Seeing("refused", refuse), Seeing("buggy", bug), lossy)
-    sensor = machine.sensor(probes=probes)
-    for seq in (1, 2):
-        snapshot = sensor.snapshot(seq, seq, seq)
-        refused, buggy, lost = (status(snapshot, probe.name) for probe in probes)
-        assert (refused.ok, refused.error, refused.remedy) == (False, "the kernel refuses it", "boot another")
-        assert (buggy.ok, buggy.error) == (False, "IndexError: row 3")
-        assert "bug" in buggy.remedy
-        assert (lost.ok, lost.error, lost.remedy) == (False, "4 events were lost", "lose less")
-        assert (snapshot.cgroups["/web"].oom_kills, snapshot.cgroups["/web"].wait) == (2, Wait(sum_ns=5, count=1))
-    assert len(caplog.records) == 1, "the bug is logged once"
-
-
-@pytest.mark.parametrize(
-    ("seen", "named"),
-    [
-        (lambda number: Seen({number: {"oom_kills": 1, "oom_kils": 1}}), "oom_kils"),
-        (lambda number: Seen({number: {"path": "/elsewhere"}}), "path"),
-        (lambda number: Seen({number: {"wait": None}}), "wait"),
-        (lambda _: Seen({}, {"softirqs": {}, "kswapd": {}}), "softirqs"),
-    ],
-)
-def test_a_field_that_no_sample_has_is_the_probes_error(
-    machine: Machine, seen: Callable[[int], Seen], named: str
-) -> None:
-    """None of what it says is believed then, and nothing else is lost."""
-    sensor = machine.sensor(probes=(Seeing("strange", lambda _: seen(machine.web_id)),))
-    snapshot = sensor.snapshot(1, 1, 1)
-    strange = status(snapshot, "strange")
-    assert (strange.ok, strange.error) == (False, f"ValueError: it gives {named}, which no sample has")
-    web = snapshot.cgroups["/web"]
-    assert (web.path, web.oom_kills, web.wait) == ("/web", None, Wait(sum_ns=5, count=1))
 
 
 def test_a_bug_in_a_source_is_seen_and_costs_only_its_part(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
@@ -348,19 +117,6 @@ def test_a_bug_in_a_source_is_seen_and_costs_only_its_part(machine: Machine, cap
     assert "bug" in waits.remedy
     assert snapshot.cgroups["/web"].cpu_usage_ns == 1_500_000_000
     assert len(caplog.records) == 1, "logged once, shown each time"
-
-
-def test_the_last_good_pods_stay_and_the_reason_is_shown(machine: Machine) -> None:
-    def refuse() -> tuple[Pod, ...]:
-        raise Unavailable("pods.yaml: line 2: not YAML", "mend the file")
-
-    sensor = machine.sensor()
-    sensor.snapshot(1, 1, 1)
-    machine.pods.answer = refuse
-    snapshot = sensor.snapshot(2, 2, 2)
-    assert snapshot.pods == (WEB,)
-    pods = status(snapshot, "pods")
-    assert (pods.ok, pods.error, pods.remedy) == (False, "pods.yaml: line 2: not YAML", "mend the file")
 
 
 def test_cpus_that_come_and_go_change_the_topology(machine: Machine) -> None:
@@ -380,35 +136,3 @@ def test_a_machine_that_loses_everything_still_gives_snapshots(machine: Machine)
     snapshot = sensor.snapshot(2, 2, 2)
     assert snapshot.cgroups.keys() == {"/"}
     assert snapshot.seq == 2
-
-
-def test_pods_that_do_not_answer_are_named_and_old_answers_keep_their_time(machine: Machine) -> None:
-    snapshot = machine.sensor(indicators=Silent()).snapshot(1, 1000, 1)
-    assert snapshot.indicators["n/0"].sampled_at_ns == 4
-    silent = status(snapshot, "indicator-pods")
-    assert (silent.ok, silent.error) == (False, "n/0: no answer; n/1: no answer; n/2: no answer; and 2 more")
-
-
-def test_schedstat_follows_the_pods(machine: Machine) -> None:
-    trees.make(
-        machine.root / "proc", {"self/schedstat": "1000 0 1\n", "11/schedstat": "5 700 2\n", "11/stat": "11 (a) S"}
-    )
-    trees.make(machine.root / "cpu/web", {"tasks": "11\n"})
-    sensor = machine.sensor(SchedstatWaits(machine.root / "proc", machine.hierarchy))
-    snapshot = sensor.snapshot(1, 1, 1)
-    assert snapshot.cgroups["/web"].wait == Wait(sum_ns=700, count=2)
-    assert snapshot.cgroups["/"].wait is None
-    assert status(snapshot, "waits").detail == "schedstat"
-    assert sensor.read_waits({machine.web_id}) == {machine.web_id: Wait(sum_ns=700, count=2)}
-    assert sensor.read_waits(()) == {}
-    machine.pods.answer = lambda: ()
-    assert sensor.snapshot(2, 2, 2).cgroups["/web"].wait is None
-
-
-def test_a_listed_container_without_a_cgroup_is_told_with_its_path(machine: Machine) -> None:
-    lost = Pod(
-        uid="l", namespace="default", name="lost", qos=QoSLevel.SHARED, containers=(Container(name="c", cgroup="/wob"),)
-    )
-    machine.pods.answer = lambda: (WEB, lost)
-    status = next(s for s in machine.sensor().snapshot(1, 1, 1).sources if s.name == "pod-cgroups")
-    assert (status.ok, status.error) == (False, "there is no cgroup /wob of default/lost")

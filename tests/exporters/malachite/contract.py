@@ -24,7 +24,8 @@ STALL = keys("float", "avg10 avg60 avg300 total")
 PRESSURE = {"some": STALL, "full": STALL}
 LOAD = keys("float", "one five fifteen runnable_one runnable_five runnable_fifteen")
 CPU_LIST = {"meta": "str", "inner": ["int"]}
-CPU = {"name": "str"} | keys(
+CPI = keys("float", "cpi instructions cycles l3_misses utilization")
+CPU = {"name": "str", "cpi_data": CPI} | keys(
     "float",
     "cpu_usage cpu_sys_usage cpu_iowait_ratio cpu_sched_wait cpu_steal_ratio cpu_usr_ratio cpu_irq_ratio",
 )
@@ -109,6 +110,7 @@ POWER = {
 FREQ = {"sysfreq": {"cpu_freq": [{"scaling_cur_freq": "int"}], "update_time": "int"}}
 RESCTRL = {"resctrl": {"group_mbm": {"*": [keys("int", "id mbm_local_bytes mbm_total_bytes")]}, "update_time": "int"}}
 TASKS = keys("uint64", "task_nr_runnable task_nr_unint task_nr_iowait task_nr_sleeping")
+COUNTERS = keys("uint64", "cycles instructions l3_misses ocr_read_drams store_ins store_all_ins imc_writes")
 RATIOS = keys("float", "cpu_usage_ratio cpu_user_usage_ratio cpu_sys_usage_ratio")
 TIMES_AT = keys("uint64", "cpu_usage cpu_user_time cpu_sys_time") | {"update_time": "int"}
 FS_DATA = keys("uint64", "fs_created fs_open fs_read fs_read_bytes fs_write fs_write_bytes fs_fsync")
@@ -129,6 +131,7 @@ CPU_V1 = (
     | {"old_cpu_basic_info": TIMES_AT, "new_cpu_basic_info": TIMES_AT}
     | keys("uint64", "cpu_shares cpu_nr_throttled cpu_nr_periods cpu_throttled_time")
     | TASKS
+    | COUNTERS
     | RATIOS
 )
 MEMORY_V1 = (
@@ -163,6 +166,7 @@ CPU_V2 = (
     | {"cpu_stats": keys("uint64", "usage_usec user_usec system_usec nr_periods nr_throttled throttled_usec")}
     | keys("int", "weight weight_nice max_burst max_period update_time")
     | TASKS
+    | COUNTERS
     | RATIOS
 )
 NUMA_V2 = keys(

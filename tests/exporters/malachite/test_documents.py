@@ -9,61 +9,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.facts import BlockIo, CpuTimes, Disk, Durations, Limits, NumaNode
+from api.facts import CpuCounters, CpuTimes, Disk, Durations, Limits, NumaNode
 from api.ports import Unavailable
 from api.samples import CgroupSample, NodeSample, Snapshot
-from exporters.malachite import cgroup_v1, cgroup_v2
-from exporters.malachite.cgroups import Layout, view
 from exporters.malachite.io import io
-from exporters.malachite.memory import memory, unusable
+from exporters.malachite.memory import unusable
 from exporters.malachite.past import History
 from exporters.malachite.realtime import freq, info, power, resctrl
 from exporters.malachite.server import DOCUMENTS
-from exporters.malachite.subtree import Subtree
-from exporters.malachite.wire import envelope
 from tests.exporters.malachite import contract
+from tests.exporters.malachite.documents import TEN_SECONDS, changed, document
 from tests.exporters.malachite.machine import (
-    BUSY,
     GIB,
-    IDLE,
     KIB,
     MIB,
     MS,
-    POD,
-    V1,
-    V2,
     S,
-    busy,
     history,
     snapshot,
 )
-
-TEN_SECONDS = range(1, 11)
-
-
-def document(name: str, seen: History) -> dict[str, Any]:
-    assert seen.latest is not None
-    decoded = json.loads(envelope(DOCUMENTS[name](seen.latest, seen)))
-    assert list(decoded) == ["status", "data"]
-    assert decoded["status"] == 0
-    return dict(decoded["data"])
-
-
-def cgroup(path: str, seen: History, layout: Layout = V1) -> dict[str, Any]:
-    assert seen.latest is not None
-    groups = cgroup_v1.groups if layout.version == "V1" else cgroup_v2.groups
-    sample = seen.latest.cgroups[path]
-    made = groups(view(sample, seen.latest, seen, Subtree(seen.latest, seen), layout))
-    return dict(json.loads(envelope(made))["data"])
-
-
-def changed(node: NodeSample | None = None, **fields: Any) -> History:
-    """A history of one snapshot whose node, or fields of it, are others."""
-    seen = History()
-    base = snapshot(1)
-    node = msgspec.structs.replace(base.node, **fields) if node is None else node
-    seen.add(msgspec.structs.replace(base, node=node))
-    return seen
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -71,14 +35,6 @@ def test_golden_documents_of_the_node(name: str, golden: Callable[[str, str], No
     shown = document(name, history(*TEN_SECONDS))
     golden(f"malachite/{name.replace('/', '-')}.json", json.dumps(shown, indent=1) + "\n")
     assert not list(contract.breaches(shown, contract.DOCUMENTS[name]))
-
-
-@pytest.mark.parametrize("layout", [V1, V2], ids=lambda layout: layout.version)
-@pytest.mark.parametrize(("path", "what"), [(BUSY, "container"), (POD, "pod"), ("/", "root")])
-def test_golden_documents_of_cgroups(path: str, what: str, layout: Layout, golden: Callable[[str, str], None]) -> None:
-    shown = cgroup(path, history(*TEN_SECONDS, layout=layout), layout)
-    golden(f"malachite/{what}-{layout.version.lower()}.json", json.dumps(shown, indent=1) + "\n")
-    assert not list(contract.breaches(shown, contract.groups(layout.version)))
 
 
 def test_shares_of_cpu_time_are_percent_but_iowait_is_a_fraction() -> None:
@@ -122,6 +78,46 @@ def test_without_schedstats_waits_of_cgroups_tell_pools_of_cpus_apart() -> None:
     first, second_pool = (50 * 2 + 50 * 1) / 100, (25 * 8 + 50 * 1) / 75
     assert [cpu["cpu_sched_wait"] for cpu in shown["cpu"]] == pytest.approx([first, first, second_pool, second_pool])
     assert shown["global_cpu"]["cpu_sched_wait"] == pytest.approx((200 + 400 + 200) / 350)
+
+
+def test_without_schedstats_the_probes_waits_by_cpu_come_before_the_estimate() -> None:
+    """CPU 0 makes 100 tasks a second wait 2 ms each, CPU 1 one of 300 ms, nobody waits for CPU 2; CPU 3 came a second ago."""
+    seen = History()
+    for second in TEN_SECONDS:
+        base = snapshot(second)
+        waits = {
+            cpu: Durations(sum_ns=count * ms * MS * second, count=count * second)
+            for cpu, count, ms in ((0, 100, 2), (1, 1, 300), (2, 0, 0), (3, 10, 1))
+            if cpu != 3 or second == TEN_SECONDS[-1]
+        }
+        node = msgspec.structs.replace(base.node, run_delay_ns={}, timeslices={}, cpu_waits=waits)
+        estimated = CgroupSample(path="/a", id=7, wait=Durations(sum_ns=S * second, count=second))
+        seen.add(msgspec.structs.replace(base, node=node, cgroups={"/a": estimated}))
+    shown = document("system/compute", seen)
+    assert [cpu.get("cpu_sched_wait") for cpu in shown["cpu"]] == [2.0, 300.0, 0.0, None]
+    assert shown["global_cpu"]["cpu_sched_wait"] == pytest.approx((200 + 300) / 101)
+
+
+def test_cycles_per_instruction_are_those_of_the_last_five_seconds() -> None:
+    """CPU 0 goes from 1 to 3 cycles an instruction after five seconds; CPU 1 retired nothing, CPU 2 has no third counter."""
+    seen = History()
+    for second in TEN_SECONDS:
+        base = snapshot(second)
+        late = max(0, second - 5)
+        counted = {
+            0: CpuCounters(cycles=(second + 2 * late) * S, instructions=second * S, misses=1000 * second),
+            1: CpuCounters(cycles=second, instructions=0, misses=0),
+            2: CpuCounters(cycles=S * second, instructions=2 * S * second),
+        }
+        seen.add(msgspec.structs.replace(base, node=msgspec.structs.replace(base.node, cpu_counters=counted)))
+    shown = document("system/compute", seen)
+    assert [cpu.get("cpi_data") for cpu in shown["cpu"]] == [
+        {"cpi": 3.0, "instructions": 5.0 * S, "cycles": 15.0 * S, "l3_misses": 5000.0},
+        None,
+        {"cpi": 0.5, "instructions": 10.0 * S, "cycles": 5.0 * S},
+        None,
+    ]
+    assert not list(contract.breaches(shown, contract.DOCUMENTS["system/compute"]))
 
 
 def test_nobody_waited_is_zero_and_nobody_knows_is_absent() -> None:
@@ -304,147 +300,3 @@ def test_groups_of_resctrl_and_the_one_of_all_others() -> None:
         "root": [{"id": 0, "mbm_local_bytes": 2000, "mbm_total_bytes": 3000}],
         "shared-50": [{"id": 0, "mbm_local_bytes": 200, "mbm_total_bytes": 300}],
     }
-
-
-def test_usage_ratios_of_a_cgroup_are_cores() -> None:
-    for layout in (V1, V2):
-        cpu = cgroup(BUSY, history(*TEN_SECONDS, layout=layout), layout)["Cpuacct"]["Cpu"][layout.version]
-        ratios = (cpu["cpu_usage_ratio"], cpu["cpu_user_usage_ratio"], cpu["cpu_sys_usage_ratio"])
-        assert ratios == (1.5, 1.25, 0.25)
-
-
-@pytest.mark.parametrize("layout", [V1, V2], ids=lambda layout: layout.version)
-def test_no_limit_is_what_each_version_says(layout: Layout) -> None:
-    base = snapshot(1, layout)
-    huge = (1 << 64) - 1
-    free = Limits(quota_us=-1, period_us=100_000, memory_max_bytes=huge, memory_high_bytes=huge, swap_max_bytes=huge)
-    seen = History()
-    sample = msgspec.structs.replace(busy(layout, 1), limits=free)
-    seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: sample}))
-    shown = cgroup(BUSY, seen, layout)
-    if layout.version == "V1":
-        assert shown["Cpuacct"]["Cpu"]["V1"]["cfs_quota_us"] == -1
-        assert shown["Memory"]["Memory"]["V1"]["memory_limit_in_bytes"] == 9223372036854771712
-    else:
-        assert shown["Cpuacct"]["Cpu"]["V2"]["max"] == huge
-        of = shown["Memory"]["Memory"]["V2"]
-        assert (of["max"], of["high"], of["swap_max"]) == (huge, huge, huge)
-
-
-@pytest.mark.parametrize("period", [None, 0, -1])
-def test_the_client_never_divides_by_zero(period: int | None) -> None:
-    seen = History()
-    base = snapshot(1)
-    sample = msgspec.structs.replace(busy(V1, 1), limits=Limits(quota_us=-1, period_us=period))
-    seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: sample}))
-    assert cgroup(BUSY, seen)["Cpuacct"]["Cpu"]["V1"]["cfs_period_us"] == 100_000
-
-
-def test_threads_load_and_sockets_of_a_pod_are_those_of_its_containers() -> None:
-    shown = cgroup(POD, history(*TEN_SECONDS))
-    cpu = shown["Cpuacct"]["Cpu"]["V1"]
-    assert (cpu["task_nr_runnable"], cpu["task_nr_unint"], cpu["task_nr_sleeping"]) == (3, 1, 5)
-    assert (cpu["load"]["one"], cpu["load"]["runnable_one"]) == (3.0, 2.75)
-    assert shown["NetCls"]["Net"]["bpf_net_data"]["net_tcp_tx_bytes"] == 30_000
-
-
-def test_old_io_and_traffic_lie_five_seconds_before_the_new() -> None:
-    """The client divides the difference by its own interval, five seconds: 16 reads and 3 packets a second."""
-    shown = cgroup(BUSY, history(*TEN_SECONDS))
-    blocks = shown["Blkio"]["BlkIO"]["V1"]
-    assert blocks["bpf_fs_data"]["fs_read"] - blocks["old_bpf_fs_data"]["fs_read"] == 5 * 16
-    assert blocks["bpf_fs_data"]["fs_write_bytes"] - blocks["old_bpf_fs_data"]["fs_write_bytes"] == 5 * 2 * MIB
-    net = shown["NetCls"]["Net"]
-    assert net["bpf_net_data"]["net_tcp_tx"] - net["old_bpf_net_data"]["net_tcp_tx"] == 5 * 3
-
-
-def test_requests_that_a_probe_saw_stand_in_where_files_count_none() -> None:
-    """Two containers of a pod, 4 reads of 4096 bytes a second each; the second one is new since three seconds."""
-    seen = History()
-    for second in TEN_SECONDS:
-        base = snapshot(second)
-        reads = [(BUSY, 4 * second), (IDLE, 4 * (second - 7))]
-        cgroups = dict(base.cgroups)
-        for path, count in reads:
-            done = Durations(sum_ns=count, count=count)
-            counted = BlockIo(reads=done, writes=Durations(sum_ns=0, count=0), read_bytes=4096 * count, write_bytes=0)
-            cgroups[path] = msgspec.structs.replace(cgroups[path], io={}, block_io={"254:0": counted})
-        if second <= 7:
-            del cgroups[IDLE]
-        seen.add(msgspec.structs.replace(base, cgroups=cgroups))
-    for path, new, old in ((BUSY, 40, 20), (IDLE, 12, 0), (POD, 52, 20)):
-        blocks = cgroup(path, seen)["Blkio"]["BlkIO"]["V1"]
-        assert (blocks["bpf_fs_data"]["fs_read"], blocks["old_bpf_fs_data"]["fs_read"]) == (new, old)
-        assert blocks["bpf_fs_data"]["fs_read_bytes"] == 4096 * new
-        assert blocks["update_time"] == 1_700_000_010, "probes count in every round"
-
-
-def test_a_cgroup_made_again_shares_nothing_with_the_one_before() -> None:
-    seen = history(*TEN_SECONDS)
-    base = snapshot(11)
-    again = msgspec.structs.replace(busy(V1, 1), id=99, files_read_at_ns=base.node.files_read_at_ns)
-    seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: again}))
-    shown = cgroup(BUSY, seen)
-    assert "cpu_usage_ratio" not in shown["Cpuacct"]["Cpu"]["V1"]
-    blocks, net = shown["Blkio"]["BlkIO"]["V1"], shown["NetCls"]["Net"]
-    assert blocks["old_bpf_fs_data"] == blocks["bpf_fs_data"]
-    assert net["old_bpf_net_data"] == net["bpf_net_data"]
-
-
-def test_a_cgroup_that_is_new_has_moved_all_its_traffic_since_then() -> None:
-    seen = history(*range(1, 9))
-    for second in (9, 10):
-        base = snapshot(second)
-        young = msgspec.structs.replace(busy(V1, second - 8), path=f"{POD}/c3", id=13)
-        seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {young.path: young}))
-    net = cgroup(f"{POD}/c3", seen)["NetCls"]["Net"]
-    assert (net["bpf_net_data"]["net_tcp_tx"], net["old_bpf_net_data"]["net_tcp_tx"]) == (6, 0)
-
-
-def test_new_minus_old_is_never_negative_when_a_counter_goes_back() -> None:
-    seen = history(*TEN_SECONDS)
-    base = snapshot(11)
-    back = msgspec.structs.replace(busy(V1, 2), files_read_at_ns=base.node.files_read_at_ns)
-    seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: back}))
-    shown = cgroup(BUSY, seen)
-    for new, old in (
-        (shown["Blkio"]["BlkIO"]["V1"]["bpf_fs_data"], shown["Blkio"]["BlkIO"]["V1"]["old_bpf_fs_data"]),
-        (shown["NetCls"]["Net"]["bpf_net_data"], shown["NetCls"]["Net"]["old_bpf_net_data"]),
-    ):
-        assert all(new[key] >= old[key] for key in new)
-
-
-def test_what_nobody_counts_is_left_out_and_so_never_zero() -> None:
-    seen = History()
-    base = snapshot(1)
-    seen.add(
-        msgspec.structs.replace(base, cgroups={path: sample for path, sample in base.cgroups.items() if path != BUSY})
-    )
-    shown = cgroup(IDLE, seen)
-    assert set(shown) == {"Cpuacct", "Blkio"}
-    cpu = shown["Cpuacct"]["Cpu"]["V1"]
-    assert "cpu_nr_throttled" not in cpu
-    assert cpu["new_cpu_basic_info"]["cpu_usage"] == 5 * MS
-
-
-def test_a_cgroup_that_never_used_a_socket_has_sent_nothing_where_sockets_are_counted() -> None:
-    net = cgroup(IDLE, history(*TEN_SECONDS))["NetCls"]["Net"]
-    assert net["bpf_net_data"] == net["old_bpf_net_data"] == dict.fromkeys(net["bpf_net_data"], 0)
-    assert len(net["bpf_net_data"]) == 8
-    assert net["update_time"] == 1_700_000_010
-
-
-def test_each_part_says_when_it_was_read() -> None:
-    """The snapshot of second 10 at 10.25 s, its memory and I/O at 9.85 s; both rounded down."""
-    boot = 1_700_000_000
-    for layout in (V1, V2):
-        shown = cgroup(BUSY, history(*TEN_SECONDS, layout=layout), layout)
-        version = layout.version
-        assert shown["Cpuacct"]["Cpu"][version]["update_time"] == boot + 10
-        assert shown["Memory"]["Memory"][version]["update_time"] == boot + 9
-        assert shown["Blkio"]["BlkIO"][version]["update_time"] == boot + 9
-        assert shown["NetCls"]["Net"]["update_time"] == boot + 10
-    seen = changed(files_read_at_ns=(boot - 7) * S)
-    assert seen.latest is not None
-    assert memory(seen.latest, seen).update_time == boot - 7
-    assert document("system/compute", seen)["update_time"] == boot + 1

@@ -1,0 +1,80 @@
+"""When files that change slowly are read: each cgroup in its turn, and how old they are is told."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+from agent.sense.cgroups import CgroupReader
+from tests.agent.sense import trees
+from tests.agent.sense.expected import V1, values
+
+S = 1_000_000_000
+
+
+def test_each_cgroup_has_a_turn_of_its_own_within_every_period(tmp_path: Path) -> None:
+    """100 cgroups, ticks of a second: all slow files are read in the first, then a fifth of them in each."""
+    reader = CgroupReader(trees.v1(tmp_path, tuple(f"g{i}" for i in range(100))))
+    assert {sample.files_read_at_ns for sample in reader.read(0, 7).values()} == {7}
+    turns: dict[str, list[int]] = {}
+    for second in range(1, 16):
+        for path, sample in reader.read(second * S, 1000 + second).items():
+            if sample.files_read_at_ns == 1000 + second:
+                turns.setdefault(path, []).append(second)
+    per_second = [sum(second in seconds for seconds in turns.values()) for second in range(1, 16)]
+    assert all(19 <= count <= 22 for count in per_second), per_second
+    assert all(b - a == 5 for seconds in turns.values() for a, b in pairwise(seconds))
+    reader.close()
+
+
+def test_slow_files_are_as_old_as_the_sample_says_and_limits_older(tmp_path: Path) -> None:
+    reader = CgroupReader(trees.v1(tmp_path, ("web",)))
+    reader.read(0, 100)
+    (tmp_path / "memory/web/memory.oom_control").write_text("oom_kill 3\n")
+    (tmp_path / "cpu/web/cpu.cfs_quota_us").write_text("-1\n")
+    (tmp_path / "cpuacct/web/cpuacct.usage").write_text("9\n")
+    seen = [reader.read(second * S, 100 + second)["/web"] for second in range(1, 16)]
+    assert {sample.cpu_usage_ns for sample in seen} == {9}
+    for second, sample in enumerate(seen, 1):
+        assert sample.files_read_at_ns is not None
+        fresh = sample.files_read_at_ns > 100
+        assert sample.memory_events == {"oom_kill": 3 if fresh else 2}
+        assert sample.files_read_at_ns >= 100 + second - 5
+    assert (seen[0].limits.quota_us, seen[-1].limits.quota_us) == (200_000, -1)
+    reader.close()
+
+
+def test_slow_files_of_a_new_cgroup_are_read_at_once_where_it_is_managed(tmp_path: Path) -> None:
+    reader = CgroupReader(trees.v1(tmp_path, (".",)))
+    reader.manage(["/pod/web"])
+    reader.read(0, 0)
+    trees.v1(tmp_path, ("pod/web", "other"))
+    samples = reader.read(S, 5)
+    assert values(samples["/pod/web"]) == V1
+    assert (samples["/other"].files_read_at_ns, samples["/other"].memory_stat) == (None, {})
+    assert values(reader.read(6 * S, 6)["/other"]) == V1
+    reader.close()
+
+
+def test_limits_of_a_new_cgroup_are_known_as_soon_as_its_other_slow_files(tmp_path: Path) -> None:
+    reader = CgroupReader(trees.v1(tmp_path, (".",)))
+    reader.read(0, 0)
+    names = tuple(f"new{number}" for number in range(20))
+    trees.v1(tmp_path, names)
+    unread = {f"/{name}" for name in names}
+    for second in range(1, 7):
+        for path, sample in reader.read(second * S, second).items():
+            assert (sample.files_read_at_ns is None) == (sample.limits.quota_us is None), path
+            if sample.files_read_at_ns is not None:
+                unread.discard(path)
+    assert not unread, "within a period of slow files"
+    reader.close()
+
+
+def test_a_turn_that_was_missed_is_not_made_up_for(tmp_path: Path) -> None:
+    reader = CgroupReader(trees.v1(tmp_path, (".",)))
+    reader.read(0, 0)
+    assert reader.read(3600 * S, 1)["/"].files_read_at_ns == 1
+    assert reader.read(3600 * S + 1, 2)["/"].files_read_at_ns == 1
+    assert reader.read(3605 * S, 3)["/"].files_read_at_ns == 3
+    reader.close()

@@ -1,0 +1,102 @@
+"""The page's charts in a real browser: their bars, lines and tables are the View's numbers, by eye and by keyboard."""
+
+from __future__ import annotations
+
+import pytest
+
+from api.histograms import BOUNDS_NS
+from cli import words
+from exporters.view import build
+from tests.browser.chromium import Browser
+from tests.browser.reading import opened, rows
+from tests.cli import story
+from tests.cli.agent import Agent
+
+pytestmark = pytest.mark.browser
+
+
+def test_distribution_of_one_round_is_the_views(browser: Browser, agent: Agent, told: story.Story) -> None:
+    agent.show(told.rounds)
+    page = opened(browser, agent)
+    page.eval("document.querySelector('#span input[value=\"1\"]').click()")
+    page.eval("document.querySelector('#waits-chart details').open = true")
+    page.until("document.querySelectorAll('#waits-chart tbody tr').length === 27")
+    web, batch = (c.wait for c in build(told.rounds[-1]).containers)
+    assert web is not None
+    assert batch is not None
+    assert web.slots is not None
+    assert batch.slots is not None
+    for k, (_, online, reclaimed) in enumerate(rows(page, "#waits-chart tbody")):
+        assert online == f"{words.integer(web.slots[k])} ({words.percent(web.slots[k] / web.count)})"
+        assert reclaimed == f"{words.integer(batch.slots[k])} ({words.percent(batch.slots[k] / batch.count)})"
+    for side, wait in (("online", web), ("batch", batch)):
+        assert wait.slots is not None
+        bars = page.eval(f"document.querySelectorAll('#waits-chart rect.s-{side}').length")
+        assert bars == sum(1 for count in wait.slots if count)
+    throttled = build(told.rounds[-1]).containers[1].throttled_ratio
+    assert rows(page, "#waits-table tbody") == [
+        ["online", words.integer(web.count), words.duration(web.p50_us), words.duration(web.p99_us), "0 %"],
+        ["batch", words.integer(batch.count), words.duration(batch.p50_us), words.duration(batch.p99_us),
+         words.percent(throttled)],
+    ]  # fmt: skip
+
+
+def test_half_a_minute_of_waits_is_the_sum_of_its_rounds(browser: Browser, agent: Agent, told: story.Story) -> None:
+    agent.show(told.rounds)
+    page = opened(browser, agent)
+    views = [build(finished) for finished in told.rounds[-30:]]
+    total = sum(view.containers[0].wait.count for view in views if view.containers[0].wait)
+    assert rows(page, "#waits-table tbody")[0][1] == words.integer(total)
+
+
+def test_bars_are_where_the_waits_are(browser: Browser, agent: Agent, told: story.Story) -> None:
+    """One slot further right is twice as long a wait: p99's line stands inside the bar of p99's slot."""
+    agent.show(told.rounds)
+    page = opened(browser, agent)
+    page.eval("document.querySelector('#span input[value=\"1\"]').click()")
+    web = build(told.rounds[-1]).containers[0].wait
+    assert web is not None
+    assert web.slots is not None
+    assert web.p99_us is not None
+    slot = next(k for k, bound in enumerate(BOUNDS_NS) if web.p99_us * 1000 <= bound)
+    index = sum(1 for count in web.slots[:slot] if count)
+    left, width, line = page.eval(
+        f"""(() => {{ const bar = document.querySelectorAll('#waits-chart rect.s-online')[{index}];
+        const line = document.querySelectorAll('#waits-chart line.at')[1];
+        return [bar, bar, line].map((node, i) => Number(node.getAttribute(['x', 'width', 'x1'][i]))); }})()"""
+    )
+    assert left - 1 <= line <= left + width + 1
+
+
+def test_charts_tell_their_numbers_to_the_keyboard(browser: Browser, agent: Agent, told: story.Story) -> None:
+    agent.show(told.rounds)
+    page = opened(browser, agent)
+    page.eval("document.querySelector('#cpu-chart .plot').focus()")
+    page.press("End")
+    page.press("ArrowLeft")
+    view = build(told.rounds[-2])
+    said = page.eval("document.querySelector('#cpu-chart .plot').getAttribute('aria-valuetext')")
+    busy, online = view.busy_cores, view.containers[0].cpu_cores
+    assert busy is not None
+    assert online is not None
+    assert view.reclaimed_cores is not None
+    assert said == (
+        f"{words.clock(view.wall_time_ms)}: batch {words.cores(view.reclaimed_cores)}, online {words.cores(online)}, "
+        f"other {words.cores(busy - online - view.reclaimed_cores)}, lent {words.cores(view.lent_cores)}"
+    )
+    page.press("Home")
+    said = page.eval("document.querySelector('#latency-chart .plot').getAttribute('aria-valuetext')")
+    assert (
+        said == f"{words.clock(build(told.rounds[0]).wall_time_ms)}: p99 not known, p50 not known, wait p99 not known"
+    )
+
+
+def test_chart_tables_hold_every_round(browser: Browser, agent: Agent, told: story.Story) -> None:
+    agent.show(told.rounds)
+    page = opened(browser, agent)
+    page.eval("document.querySelector('#cpu-chart details').open = true")
+    page.until("document.querySelectorAll('#cpu-chart tbody tr').length > 0")
+    found = rows(page, "#cpu-chart tbody")
+    assert len(found) == len(told.rounds)
+    lent = [build(finished).lent_cores for finished in reversed(told.rounds)]
+    assert [row[4] for row in found] == [words.cores(value) for value in lent]

@@ -1,0 +1,201 @@
+"""Documents of cgroups whose numbers can be computed by hand: whole as golden files, and the ones in dispute here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from api.facts import BlockIo, CpuCounters, Durations, Limits
+from exporters.malachite.cgroups import Layout
+from exporters.malachite.memory import memory
+from exporters.malachite.past import History
+from tests.exporters.malachite import contract
+from tests.exporters.malachite.documents import TEN_SECONDS, cgroup, changed, document
+from tests.exporters.malachite.machine import (
+    BUSY,
+    IDLE,
+    MIB,
+    MS,
+    POD,
+    V1,
+    V2,
+    S,
+    busy,
+    history,
+    snapshot,
+)
+
+
+@pytest.mark.parametrize("layout", [V1, V2], ids=lambda layout: layout.version)
+@pytest.mark.parametrize(("path", "what"), [(BUSY, "container"), (POD, "pod"), ("/", "root")])
+def test_golden_documents_of_cgroups(path: str, what: str, layout: Layout, golden: Callable[[str, str], None]) -> None:
+    shown = cgroup(path, history(*TEN_SECONDS, layout=layout), layout)
+    golden(f"malachite/{what}-{layout.version.lower()}.json", json.dumps(shown, indent=1) + "\n")
+    assert not list(contract.breaches(shown, contract.groups(layout.version)))
+
+
+def test_usage_ratios_of_a_cgroup_are_cores() -> None:
+    for layout in (V1, V2):
+        cpu = cgroup(BUSY, history(*TEN_SECONDS, layout=layout), layout)["Cpuacct"]["Cpu"][layout.version]
+        ratios = (cpu["cpu_usage_ratio"], cpu["cpu_user_usage_ratio"], cpu["cpu_sys_usage_ratio"])
+        assert ratios == (1.5, 1.25, 0.25)
+
+
+@pytest.mark.parametrize("layout", [V1, V2], ids=lambda layout: layout.version)
+def test_no_limit_is_what_each_version_says(layout: Layout) -> None:
+    base = snapshot(1, layout)
+    huge = (1 << 64) - 1
+    free = Limits(quota_us=-1, period_us=100_000, memory_max_bytes=huge, memory_high_bytes=huge, swap_max_bytes=huge)
+    seen = History()
+    sample = msgspec.structs.replace(busy(layout, 1), limits=free)
+    seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: sample}))
+    shown = cgroup(BUSY, seen, layout)
+    if layout.version == "V1":
+        assert shown["Cpuacct"]["Cpu"]["V1"]["cfs_quota_us"] == -1
+        assert shown["Memory"]["Memory"]["V1"]["memory_limit_in_bytes"] == 9223372036854771712
+    else:
+        assert shown["Cpuacct"]["Cpu"]["V2"]["max"] == huge
+        of = shown["Memory"]["Memory"]["V2"]
+        assert (of["max"], of["high"], of["swap_max"]) == (huge, huge, huge)
+
+
+@pytest.mark.parametrize("period", [None, 0, -1])
+def test_the_client_never_divides_by_zero(period: int | None) -> None:
+    seen = History()
+    base = snapshot(1)
+    sample = msgspec.structs.replace(busy(V1, 1), limits=Limits(quota_us=-1, period_us=period))
+    seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: sample}))
+    assert cgroup(BUSY, seen)["Cpuacct"]["Cpu"]["V1"]["cfs_period_us"] == 100_000
+
+
+def test_threads_load_and_sockets_of_a_pod_are_those_of_its_containers() -> None:
+    shown = cgroup(POD, history(*TEN_SECONDS))
+    cpu = shown["Cpuacct"]["Cpu"]["V1"]
+    assert (cpu["task_nr_runnable"], cpu["task_nr_unint"], cpu["task_nr_sleeping"]) == (3, 1, 5)
+    assert (cpu["load"]["one"], cpu["load"]["runnable_one"]) == (3.0, 2.75)
+    assert shown["NetCls"]["Net"]["bpf_net_data"]["net_tcp_tx_bytes"] == 30_000
+
+
+def test_old_io_and_traffic_lie_five_seconds_before_the_new() -> None:
+    """The client divides the difference by its own interval, five seconds: 16 reads and 3 packets a second."""
+    shown = cgroup(BUSY, history(*TEN_SECONDS))
+    blocks = shown["Blkio"]["BlkIO"]["V1"]
+    assert blocks["bpf_fs_data"]["fs_read"] - blocks["old_bpf_fs_data"]["fs_read"] == 5 * 16
+    assert blocks["bpf_fs_data"]["fs_write_bytes"] - blocks["old_bpf_fs_data"]["fs_write_bytes"] == 5 * 2 * MIB
+    net = shown["NetCls"]["Net"]
+    assert net["bpf_net_data"]["net_tcp_tx"] - net["old_bpf_net_data"]["net_tcp_tx"] == 5 * 3
+
+
+def test_requests_that_a_probe_saw_stand_in_where_files_count_none() -> None:
+    """Two containers of a pod, 4 reads of 4096 bytes a second each; the second one is new since three seconds."""
+    seen = History()
+    for second in TEN_SECONDS:
+        base = snapshot(second)
+        reads = [(BUSY, 4 * second), (IDLE, 4 * (second - 7))]
+        cgroups = dict(base.cgroups)
+        for path, count in reads:
+            done = Durations(sum_ns=count, count=count)
+            counted = BlockIo(reads=done, writes=Durations(sum_ns=0, count=0), read_bytes=4096 * count, write_bytes=0)
+            cgroups[path] = msgspec.structs.replace(cgroups[path], io={}, block_io={"254:0": counted})
+        if second <= 7:
+            del cgroups[IDLE]
+        seen.add(msgspec.structs.replace(base, cgroups=cgroups))
+    for path, new, old in ((BUSY, 40, 20), (IDLE, 12, 0), (POD, 52, 20)):
+        blocks = cgroup(path, seen)["Blkio"]["BlkIO"]["V1"]
+        assert (blocks["bpf_fs_data"]["fs_read"], blocks["old_bpf_fs_data"]["fs_read"]) == (new, old)
+        assert blocks["bpf_fs_data"]["fs_read_bytes"] == 4096 * new
+        assert blocks["update_time"] == 1_700_000_010, "probes count in every round"
+
+
+def test_a_cgroup_made_again_shares_nothing_with_the_one_before() -> None:
+    seen = history(*TEN_SECONDS)
+    base = snapshot(11)
+    again = msgspec.structs.replace(busy(V1, 1), id=99, files_read_at_ns=base.node.files_read_at_ns)
+    seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: again}))
+    shown = cgroup(BUSY, seen)
+    assert "cpu_usage_ratio" not in shown["Cpuacct"]["Cpu"]["V1"]
+    blocks, net = shown["Blkio"]["BlkIO"]["V1"], shown["NetCls"]["Net"]
+    assert blocks["old_bpf_fs_data"] == blocks["bpf_fs_data"]
+    assert net["old_bpf_net_data"] == net["bpf_net_data"]
+
+
+def test_a_cgroup_that_is_new_has_moved_all_its_traffic_since_then() -> None:
+    seen = history(*range(1, 9))
+    for second in (9, 10):
+        base = snapshot(second)
+        young = msgspec.structs.replace(busy(V1, second - 8), path=f"{POD}/c3", id=13)
+        seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {young.path: young}))
+    net = cgroup(f"{POD}/c3", seen)["NetCls"]["Net"]
+    assert (net["bpf_net_data"]["net_tcp_tx"], net["old_bpf_net_data"]["net_tcp_tx"]) == (6, 0)
+
+
+def test_new_minus_old_is_never_negative_when_a_counter_goes_back() -> None:
+    seen = history(*TEN_SECONDS)
+    base = snapshot(11)
+    back = msgspec.structs.replace(busy(V1, 2), files_read_at_ns=base.node.files_read_at_ns)
+    seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: back}))
+    shown = cgroup(BUSY, seen)
+    for new, old in (
+        (shown["Blkio"]["BlkIO"]["V1"]["bpf_fs_data"], shown["Blkio"]["BlkIO"]["V1"]["old_bpf_fs_data"]),
+        (shown["NetCls"]["Net"]["bpf_net_data"], shown["NetCls"]["Net"]["old_bpf_net_data"]),
+    ):
+        assert all(new[key] >= old[key] for key in new)
+
+
+def test_what_nobody_counts_is_left_out_and_so_never_zero() -> None:
+    seen = History()
+    base = snapshot(1)
+    seen.add(
+        msgspec.structs.replace(base, cgroups={path: sample for path, sample in base.cgroups.items() if path != BUSY})
+    )
+    shown = cgroup(IDLE, seen)
+    assert set(shown) == {"Cpuacct", "Blkio"}
+    cpu = shown["Cpuacct"]["Cpu"]["V1"]
+    assert "cpu_nr_throttled" not in cpu
+    assert cpu["new_cpu_basic_info"]["cpu_usage"] == 5 * MS
+
+
+def test_a_cgroup_that_never_used_a_socket_has_sent_nothing_where_sockets_are_counted() -> None:
+    net = cgroup(IDLE, history(*TEN_SECONDS))["NetCls"]["Net"]
+    assert net["bpf_net_data"] == net["old_bpf_net_data"] == dict.fromkeys(net["bpf_net_data"], 0)
+    assert len(net["bpf_net_data"]) == 8
+    assert net["update_time"] == 1_700_000_010
+
+
+def test_each_part_says_when_it_was_read() -> None:
+    """The snapshot of second 10 at 10.25 s, its memory and I/O at 9.85 s; both rounded down."""
+    boot = 1_700_000_000
+    for layout in (V1, V2):
+        shown = cgroup(BUSY, history(*TEN_SECONDS, layout=layout), layout)
+        version = layout.version
+        assert shown["Cpuacct"]["Cpu"][version]["update_time"] == boot + 10
+        assert shown["Memory"]["Memory"][version]["update_time"] == boot + 9
+        assert shown["Blkio"]["BlkIO"][version]["update_time"] == boot + 9
+        assert shown["NetCls"]["Net"]["update_time"] == boot + 10
+    seen = changed(files_read_at_ns=(boot - 7) * S)
+    assert seen.latest is not None
+    assert memory(seen.latest, seen).update_time == boot - 7
+    assert document("system/compute", seen)["update_time"] == boot + 1
+
+
+@pytest.mark.parametrize("layout", [V1, V2], ids=lambda layout: layout.version)
+def test_a_pods_counters_are_those_of_its_containers(layout: Layout) -> None:
+    """Without a third counter there are no misses, rather than none."""
+    base = snapshot(1, layout=layout)
+    counted = {
+        BUSY: CpuCounters(cycles=300, instructions=200, misses=None),
+        IDLE: CpuCounters(cycles=50, instructions=100, misses=None),
+        POD: CpuCounters(cycles=0, instructions=0, misses=None),
+    }
+    cgroups = {
+        path: msgspec.structs.replace(sample, counters=counted.get(path)) for path, sample in base.cgroups.items()
+    }
+    seen = History()
+    seen.add(msgspec.structs.replace(base, cgroups=cgroups))
+    shown = cgroup(POD, seen, layout)["Cpuacct"]
+    cpu = shown["Cpu"][layout.version]
+    assert (cpu["cycles"], cpu["instructions"]) == (350, 300)
+    assert "l3_misses" not in cpu

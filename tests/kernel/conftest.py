@@ -1,0 +1,52 @@
+"""The actuator on a real cgroup with odd values in every knob, for the tests of what it does there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.hierarchy import Hierarchy
+from agent.qrm.actuator import Actuator
+from agent.qrm.knobs import KnobFiles
+from agent.qrm.originals import Originals, boot_id, open_originals
+from api.decisions import Act
+from tests.kernel.knobbed import ODD, Knobbed
+from tests.kernel.support import cgroup, require_writable_cgroups
+
+
+@pytest.fixture
+def hierarchy() -> Hierarchy:
+    found = require_writable_cgroups()
+    if (os.cpu_count() or 1) < 2:
+        pytest.skip("needs two CPUs to move a cpuset from one to the other")
+    return found
+
+
+@pytest.fixture
+def batch(hierarchy: Hierarchy) -> Iterator[Knobbed]:
+    with cgroup(hierarchy, "act") as made:
+        knobbed = Knobbed(made)
+        knobbed.put(ODD[knobbed.version])
+        yield knobbed
+
+
+@pytest.fixture
+def files(hierarchy: Hierarchy) -> Iterator[KnobFiles]:
+    opened = KnobFiles(hierarchy)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def originals(tmp_path: Path) -> Iterator[Originals]:
+    opened = open_originals(tmp_path / "state", boot_id())
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def actuator(files: KnobFiles, originals: Originals) -> Actuator:
+    return Actuator(files, originals, Act.ON)

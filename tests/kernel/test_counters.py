@@ -1,0 +1,252 @@
+"""Counters per cgroup, with software events in the place of hardware ones: clocks against CPU time, page faults one by one.
+
+The program, the map of events and the reader are those of hardware counters; only the numbers that perf_event_open gets differ.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from api.facts import CpuCounters
+from api.ports import Seen, Unavailable
+from probes import bpf
+from probes.counters import EVENTS, FORMS, OPTIONAL, Counters, countable, online_cpus, open_counters
+from probes.loader import REMEDIES
+from probes.perf_event import SOFTWARE, Event, count, open_on_cpu
+from probes.registry import BY_NAME
+from tests.kernel.probing import LAST_CPU, PINNED, eventually, having, opened, started_in
+from tests.kernel.support import TestCgroup, cgroup, require_root, require_writable_cgroups
+
+pytestmark = pytest.mark.kernel
+
+MS = 1_000_000
+CLOCKS = {"cycles": Event(SOFTWARE, 0), "instructions": Event(SOFTWARE, 1), "misses": Event(SOFTWARE, 2)}
+"""PERF_COUNT_SW_CPU_CLOCK, _TASK_CLOCK (both in nanoseconds) and _PAGE_FAULTS."""
+TRY = """
+import json
+from api.ports import Unavailable
+from tests.kernel.test_counters import CLOCKS
+from probes.counters import open_counters
+try:
+    with_it = open_counters(events=CLOCKS)
+    print(json.dumps([with_it.form]))
+    with_it.close()
+except Unavailable as error:
+    print(json.dumps([error.reason, error.remedy]))
+"""
+PAGES = 16384
+TOUCH = f"""import mmap, resource
+memory = mmap.mmap(-1, {PAGES} * 4096)
+memory.madvise(15)  # MADV_NOHUGEPAGE
+for page in range({PAGES}):
+    memory[page * 4096] = 1
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+"""
+
+
+@pytest.fixture(params=FORMS)
+def probe(request: pytest.FixtureRequest) -> Iterator[Counters]:
+    with opened(partial(open_counters, events=CLOCKS), request.param) as source:
+        assert source.form == request.param
+        yield source
+
+
+def counters_of(seen: Seen, group: TestCgroup) -> CpuCounters:
+    found = seen.cgroups[group.id]["counters"]
+    assert isinstance(found, CpuCounters)
+    return found
+
+
+def by_cpu(seen: Seen) -> dict[int, CpuCounters]:
+    found = seen.node["cpu_counters"]
+    assert isinstance(found, dict)
+    return found
+
+
+def cpu_time_ns(group: TestCgroup) -> int:
+    """The kernel's own books."""
+    if group.hierarchy.mode == "v2":
+        words = group.file("cpu", "cpu.stat").read_text().split()
+        return 1000 * int(words[words.index("usage_usec") + 1])
+    return int(group.file("cpuacct", "cpuacct.usage").read_text())
+
+
+def end(group: TestCgroup) -> None:
+    """So that no turn goes on any more."""
+    for process in group.processes:
+        process.kill()
+        process.wait()
+
+
+def test_clocks_are_the_cpu_time_of_each_cgroup(probe: Counters) -> None:
+    """One has a CPU for itself or nearly so, the other shares one with two of its own and uses less in between."""
+    hierarchy = require_writable_cgroups()
+    with cgroup(hierarchy, "one") as one, cgroup(hierarchy, "two") as two, cgroup(hierarchy, "none") as none:
+        live = {group.id: group.path for group in (one, two, none)}
+        one.burn(1)
+        two.start([sys.executable, "-c", PINNED, str(LAST_CPU)])
+        two.start([sys.executable, "-c", PINNED, str(LAST_CPU)])
+        two.start([sys.executable, "-c", "import time\nwhile True: time.sleep(0.001)"])
+        assert eventually(lambda: all(cpu_time_ns(group) > 700 * MS for group in (one, two)))
+        for group in (one, two):
+            end(group)
+        seen = probe.read(live)
+        assert counters_of(seen, none) == CpuCounters(cycles=0, instructions=0, misses=0)
+        for group in (one, two):
+            counted, used = counters_of(seen, group), cpu_time_ns(group)
+            # A process is in the middle of a turn when it joins its cgroup.
+            assert counted.cycles == pytest.approx(used, rel=0.03, abs=20 * MS)
+            assert counted.instructions == pytest.approx(used, rel=0.03, abs=20 * MS)
+    assert probe.problem() is None
+
+
+def test_events_go_to_the_cgroup_whose_task_made_them(probe: Counters) -> None:
+    """A fault for each of 16,384 pages, and those of starting Python; a neighbour that only computes has no part in them."""
+    hierarchy = require_writable_cgroups()
+    with cgroup(hierarchy, "touching") as touching, cgroup(hierarchy, "computing") as computing:
+        live = {group.id: group.path for group in (touching, computing)}
+        computing.start([sys.executable, "-c", PINNED, str(LAST_CPU)])
+        time.sleep(0.5)
+        before = counters_of(probe.read(live), computing).misses
+        process = started_in(touching, TOUCH, prefix=["taskset", "-c", str(LAST_CPU)])
+        said, _ = process.communicate(timeout=30)
+        end(computing)
+        seen = probe.read(live)
+        faults, after = counters_of(seen, touching).misses, counters_of(seen, computing).misses
+    assert before is not None
+    assert after is not None
+    assert faults is not None
+    assert PAGES < faults <= 1.02 * int(said)
+    assert after - before < 100
+
+
+def test_idle_time_is_nobodys(probe: Counters) -> None:
+    """What all cgroups have together, and the idle time of /proc/stat, are the time that there was."""
+
+    def look() -> tuple[int, int, int, int]:
+        seen = probe.read({})
+        words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+        idle = (int(words[4]) + int(words[5])) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+        groups = (
+            counters for values in seen.cgroups.values() if isinstance(counters := values["counters"], CpuCounters)
+        )
+        here = sum(of.cycles for of in by_cpu(seen).values())
+        return sum(of.cycles for of in groups), idle, here, time.monotonic_ns() * len(online_cpus())
+
+    before = look()
+    time.sleep(3.0)
+    used, idle, everything, elapsed = (now - then for now, then in zip(look(), before, strict=True))
+    assert everything == pytest.approx(elapsed, rel=0.1)
+    assert used + idle == pytest.approx(everything, rel=0.1)
+
+
+def test_counts_only_grow(probe: Counters) -> None:
+    with cgroup(require_writable_cgroups(), "growing") as group:
+        live = {group.id: group.path}
+        group.burn(2)
+        seen = [probe.read(live) for _ in range(8) if time.sleep(0.15) is None]
+        of_group = [counters_of(each, group) for each in seen]
+    assert all(earlier.cycles <= later.cycles for earlier, later in pairwise(of_group))
+    assert all(
+        by_cpu(earlier)[cpu].cycles <= by_cpu(later)[cpu].cycles
+        for earlier, later in pairwise(seen)
+        for cpu in by_cpu(earlier)
+    )
+    assert of_group[-1].cycles > of_group[0].cycles
+
+
+def test_a_cpu_without_events_is_told_of_and_not_guessed(probe: Counters) -> None:
+    with cgroup(require_writable_cgroups(), "blind") as group:
+        live = {group.id: group.path}
+        probe.read(live)
+        assert probe.problem() is None
+        bpf.delete(probe._loaded.maps["instructions"][0], LAST_CPU.to_bytes(4, sys.byteorder))
+        group.start(["taskset", "-c", str(LAST_CPU), sys.executable, "-c", "for _ in range(10 ** 7): pass"]).wait()
+        seen = probe.read(live)
+        assert counters_of(seen, group).cycles < cpu_time_ns(group) / 2
+    problem = probe.problem()
+    assert problem is not None
+    assert problem.reason.endswith(f"turns on CPUs whose counters could not be read were not counted: {LAST_CPU}")
+
+
+def test_it_holds_no_descriptor_of_an_event(probe: Counters) -> None:
+    here = Path("/proc/self/fd")
+    assert {str((here / str(fd)).readlink()) for fd in probe._loaded.descriptors} >= {"anon_inode:bpf-map"}
+    held = {str(entry.readlink()) for entry in here.iterdir() if entry.is_symlink()}
+    assert "anon_inode:[perf_event]" not in held
+    assert eventually(lambda: by_cpu(probe.read({})).keys() == set(online_cpus())), "and yet each CPU counts"
+
+
+def test_without_hardware_counters_it_says_so() -> None:
+    require_root()
+    with suppress(Unavailable):
+        countable(EVENTS, online_cpus()[0])
+        pytest.skip("this machine has hardware counters")
+    with pytest.raises(Unavailable, match=r"^this machine has no hardware counters: ") as refused:
+        open_counters()
+    assert "hypervisors often hide them" in refused.value.remedy
+
+
+def test_a_loop_of_python_takes_a_plausible_number_of_cycles_an_instruction() -> None:
+    with (
+        opened(open_counters, lacking="this machine has no hardware counters") as source,
+        cgroup(require_writable_cgroups(), "computing") as group,
+    ):
+        group.burn(1)
+        time.sleep(1.0)
+        end(group)
+        counted = counters_of(source.read({group.id: group.path}), group)
+    assert 0.1 < counted.cycles / counted.instructions < 10
+
+
+def test_the_third_counter_is_left_out_where_there_is_none() -> None:
+    require_root()
+    nonsense = Event(SOFTWARE, 1 << 20)
+    assert OPTIONAL not in countable({**CLOCKS, OPTIONAL: nonsense}, online_cpus()[0])
+    with pytest.raises(Unavailable, match="this machine has no hardware counters"):
+        countable({**CLOCKS, "cycles": nonsense}, online_cpus()[0])
+    with opened(partial(open_counters, events={**CLOCKS, OPTIONAL: nonsense})) as source:
+        assert eventually(lambda: {of.misses for of in by_cpu(source.read({})).values()} == {None})
+
+
+def test_a_counter_that_stands_still_is_no_counter() -> None:
+    """As on virtual machines whose hypervisor shows counters and does not count: emulation faults never happen on x86."""
+    require_root()
+    stuck = Event(SOFTWARE, 8)
+    fd = open_on_cpu(stuck, online_cpus()[0])
+    try:
+        if count(fd):
+            pytest.skip("this machine emulates instructions")
+    finally:
+        os.close(fd)
+    with pytest.raises(Unavailable, match="the counter of instructions stands still on CPU 0"):
+        countable({**CLOCKS, "instructions": stuck}, 0)
+
+
+def test_it_needs_what_its_row_of_the_registry_says() -> None:
+    """There is no such test beside the other probes' where the machine has no hardware counters."""
+    with opened(partial(open_counters, events=CLOCKS)) as source:
+        form = source.form
+    row = BY_NAME["counters"]
+    assert json.loads(having(row.capabilities, TRY)) == [form]
+    for left_out in row.capabilities:
+        reason, remedy = json.loads(having(tuple(name for name in row.capabilities if name != left_out), TRY))
+        assert "Operation not permitted" in reason
+        assert remedy == REMEDIES["permission"]
+
+
+def test_a_closed_probe_says_so(probe: Counters) -> None:
+    probe.close()
+    probe.close()
+    with pytest.raises(Unavailable, match="is closed"):
+        probe.read({})

@@ -1,0 +1,56 @@
+"""Waits by CPU: two burners on one CPU, whose own books say how long they waited for it, and the waits of all cgroups."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+
+import pytest
+
+from api.facts import Wait
+from probes.blame import Blames
+from tests.kernel.probing import LAST_CPU, PINNED, Schedstat, probe
+from tests.kernel.support import cgroup, require_writable_cgroups
+
+pytestmark = pytest.mark.kernel
+
+MS = 1_000_000
+
+
+def growth(before: Mapping[int, Wait], after: Mapping[int, Wait]) -> dict[int, tuple[int, int]]:
+    """Nanoseconds and times, by CPU or cgroup."""
+    nothing = Wait(sum_ns=0, count=0)
+    return {
+        key: (wait.sum_ns - before.get(key, nothing).sum_ns, wait.count - before.get(key, nothing).count)
+        for key, wait in after.items()
+    }
+
+
+@pytest.mark.parametrize("form", ["tp_btf", "raw_tp"])
+def test_waits_by_cpu_are_the_waits_of_all_cgroups_where_they_waited(form: str) -> None:
+    """Each burner waits what the other runs: about a second of two, on that CPU and no other."""
+    with probe(form) as waits, cgroup(require_writable_cgroups(), "burning") as group:
+        live = {group.id: group.path}
+        burners = [group.start([sys.executable, "-c", PINNED, str(LAST_CPU)]) for _ in range(2)]
+        time.sleep(0.3)
+        books = [Schedstat(burner.pid) for burner in burners]
+        cpus, cgroups = waits.by_cpu(), waits.read(live)
+        time.sleep(2.0)
+        later_cpus, later_cgroups = waits.by_cpu(), waits.read(live)
+        delays = [book.growth()[1] for book in books]
+    by_cpu, by_cgroup = growth(cpus, later_cpus), growth(cgroups, later_cgroups)
+    assert by_cpu[LAST_CPU][0] >= 0.97 * sum(delays) > 1000 * MS
+    for kind in (0, 1):
+        everybody = sum(each[kind] for each in by_cgroup.values())
+        assert sum(each[kind] for each in by_cpu.values()) == pytest.approx(everybody, rel=0.03)
+
+
+def test_the_blame_probe_gives_them_and_those_without_blame_give_none() -> None:
+    with probe("tp_btf") as waits:
+        seen = Blames(waits, owned=False).read({1: "/"})
+        by_cpu = seen.node["cpu_waits"]
+        assert isinstance(by_cpu, dict)
+        assert set(range(LAST_CPU + 1)) <= by_cpu.keys(), "also those for which nobody has waited"
+    with probe("classic") as waits:
+        assert waits.by_cpu() == {}

@@ -1,0 +1,90 @@
+"""How large the tables per cgroup are, and whether as many cgroups find a place in them as there may be."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from api.histograms import SLOTS
+from probes import counters, runqlat, sockets, throttles
+from probes.groups import MAX_PLACES, places_for
+from probes.pairs import PARTS
+
+MIB = 1 << 20
+WAITS, THROTTLES, SOCKETS, COUNTERS = 280, 240, 72, 24
+SOURCE = (Path(runqlat.__file__).parent / "common.bpf.h").read_text()
+
+
+@pytest.mark.parametrize(
+    ("cpus", "value_bytes", "places", "mib"),
+    [
+        (1, WAITS, 4096, 1),
+        (2, WAITS, 4096, 2),
+        (64, WAITS, 3744, 64),
+        (128, WAITS, 1872, 64),
+        (256, WAITS, 1872, 128),
+        (512, WAITS, 1872, 256),
+        (64, THROTTLES, 4096, 60),
+        (128, THROTTLES, 2184, 64),
+        (256, THROTTLES, 2184, 128),
+        (512, THROTTLES, 2184, 256),
+        (64, SOCKETS, 4096, 18),
+        (512, SOCKETS, 4096, 144),
+        (64, COUNTERS, 4096, 6),
+        (512, COUNTERS, 4096, 48),
+    ],
+)
+def test_the_tables_are_as_large_as_the_docstring_says(cpus: int, value_bytes: int, places: int, mib: int) -> None:
+    assert places_for(cpus, value_bytes) == places <= MAX_PLACES
+    assert round(places * cpus * value_bytes / MIB) == mib
+
+
+def test_the_values_are_as_large_as_that() -> None:
+    assert 8 * (1 + SLOTS + PARTS) + 32 == WAITS
+    assert 8 * (3 + SLOTS) == THROTTLES
+    assert 8 * sockets.COUNTERS == SOCKETS
+    assert 8 * len(counters.EVENTS) == COUNTERS
+
+
+def without_place(tags: Iterable[int], places: int) -> int:
+    """How many find their window full: place_for() of common.bpf.h once more."""
+    window = int(re.findall(r"#define WINDOW (\d+)", SOURCE)[0])
+    taken: set[int] = set()
+    lost = 0
+    for tag in tags:
+        home = ((tag * 0x9E3779B97F4A7C15 & (1 << 64) - 1) >> 32) * places >> 32
+        free = next((at for k in range(window) if (at := (home + k) % places) not in taken), None)
+        lost += free is None
+        taken |= set() if free is None else {free}
+    return lost
+
+
+def tables(cpus: int) -> dict[str, int]:
+    """Places of every probe with a table on each CPU."""
+    jobs = {
+        "runqlat": runqlat.job(runqlat.FORMS, cpus, blame=True),
+        "throttles": throttles.job(throttles.FORMS, cpus),
+        "sockets": sockets.job(sockets.FORMS, cpus),
+        "counters": counters.job(counters.FORMS, range(cpus), counters.EVENTS),
+    }
+    return {name: job.constants["PLACES"] for name, job in jobs.items()}
+
+
+@pytest.mark.parametrize("cpus", [2, 64, 128, 256, 512])
+@pytest.mark.parametrize("probe", ["runqlat", "throttles", "sockets", "counters"])
+def test_six_hundred_cgroups_are_counted_in_full_on_any_machine(probe: str, cpus: int) -> None:
+    """Whichever serial numbers they have: scattered over a million cgroups that came and went, or one after the other."""
+    places = tables(cpus)[probe]
+    for seed in range(20):
+        assert without_place(random.Random(seed).sample(range(1_000_000), 600), places) == 0
+    assert without_place(range(1000, 1000 + 3 * 600, 3), places) == 0
+
+
+def test_a_table_in_which_half_the_places_are_used_loses_some_on_some_nodes() -> None:
+    """Why the tables are three times as large as what they are to hold: the simulation above can fail."""
+    lost = [without_place(random.Random(seed).sample(range(1_000_000), 936), 1872) for seed in range(20)]
+    assert 0 < sum(map(bool, lost)) < 20
