@@ -91,6 +91,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_cgroups: Annotated[int, Meta(ge=16, le=100_000)] = 4096
     """More cgroups than this are not read, those of pods excepted; how many were left out is shown."""
     probes: tuple[str, ...] | None = None
-    """Probes beside run-queue waits, by name; unless set all of them but counters, none for []."""
+    """Probes beside run-queue waits, by name; unless set all of them but counters and wakeups, none for []."""
     advisor: AdvisorConfig = AdvisorConfig()
     exporters: ExportersConfig = ExportersConfig()

@@ -38,6 +38,19 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     table."""
 
 
+class Wakeups(msgspec.Struct, frozen=True, kw_only=True):
+    """Who woke the tasks of a cgroup, how often, and how long it took from there until they ran, cumulative."""
+
+    by_cgroup: Mapping[str, Durations]
+    """By path of the cgroup whose task woke them; the woken cgroup itself is among them. What was told of a cgroup goes with
+    it when it is removed."""
+    interrupt: Durations
+    """Timers, devices, and packets from outside."""
+    kernel_thread: Durations
+    other: Durations
+    """Cgroups that were gone before they could be told of, and what found no place in the table."""
+
+
 class CpuCounters(msgspec.Struct, frozen=True, kw_only=True):
     """What the CPU's own counters say, cumulative."""
 

@@ -29,6 +29,7 @@ from api.facts import (
     Reclaim,
     ThreadStates,
     Wait,
+    Wakeups,
     Zone,
 )
 from api.pods import Pod
@@ -84,6 +85,7 @@ class CgroupSample(msgspec.Struct, frozen=True, kw_only=True):
     """By device, `MAJOR:MINOR`."""
     net: Net | None = None
     counters: CpuCounters | None = None
+    wakeups: Wakeups | None = None
 
 
 class NodeSample(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,8 @@
 #ifndef DIOPTASE_BLAME_BPF_H
 #define DIOPTASE_BLAME_BPF_H
 
+#include "pairs.bpf.h"
+
 /* A wait on one CPU, of a task whose group has this tag and place. */
 struct waited {
 	u64 tag, cfs_rq, begin, end;
@@ -38,8 +40,6 @@ struct waited {
 #define STRETCH_NS (1ULL << 23)
 #define LONG_NS (1ULL << 20)
 #define MAX_RT_PRIO 100 /* below it are real-time, deadline and stop tasks, and those that inherit from them */
-#define PAIR_WINDOW 8
-#define BPF_F_MMAPABLE (1 << 10)
 
 struct span {
 	u64 since;
@@ -70,20 +70,6 @@ BPF_ARRAY(timelines, struct timeline, CPUS);
 struct parts {
 	u64 throttled_ns, higher_class_ns, other_ns;
 };
-
-/*
- * Nanoseconds by pair, open-addressed, a part of the table for each CPU, so that nothing is shared and nothing is atomic. The
- * key is the low half of the waiting group's tag and of the running one's. Entries are claimed here and given back by the
- * reader, who has the table mapped into memory.
- */
-struct pair {
-	u64 key;
-	u64 ns;
-};
-BPF_F_TABLE("array", u32, struct pair, pairs, CPUS << PAIR_BITS, BPF_F_MMAPABLE);
-
-/* Parts of waits that found no place there; their time is in other_ns. */
-BPF_PERCPU_ARRAY(crowded, u64, 1);
 
 /* The latest throttle of a group on this CPU. `left`: since when one lasts that has not been seen to end; 0: none. */
 struct hold {
@@ -247,31 +233,12 @@ static __always_inline u64 throttled_within(struct hold *hold, u64 from, u64 unt
 
 static __always_inline void add_pair(struct parts *parts, u64 key, u64 ns)
 {
-	u32 home = key * 0x9E3779B97F4A7C15ULL >> (64 - PAIR_BITS), mine = bpf_get_smp_processor_id() << PAIR_BITS, at, nth;
-	struct pair *pair;
-	u64 *count;
+	struct pair *pair = pair_of(key);
 
-#pragma clang loop unroll(disable)
-	for (nth = 0; nth < PAIR_WINDOW; nth++) {
-		at = mine + ((home + nth) & ((1 << PAIR_BITS) - 1));
-		pair = pairs.lookup(&at);
-		if (!pair)
-			break;
-		if (pair->key == key) {
-			pair->ns += ns;
-			return;
-		}
-		if (!pair->key) {
-			pair->ns = ns;
-			pair->key = key;
-			return;
-		}
-	}
-	parts->other_ns += ns;
-	at = 0;
-	count = crowded.lookup(&at);
-	if (count)
-		(*count)++;
+	if (pair)
+		pair->ns += ns;
+	else
+		parts->other_ns += ns;
 }
 
 static __always_inline void give(struct parts *parts, struct waited *wait, u64 who, u64 ns)

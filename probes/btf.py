@@ -129,17 +129,34 @@ class Btf:
         raise BtfError(f"this kernel's BTF has no typedef {name}")
 
     def function_id(self, name: str) -> int:
-        """Number of a function, such as `bpf_iter_task`. Raises BtfError where the kernel has none.
-
-        Functions are every second type and hardly ever asked for: they are looked through, not indexed.
-        """
-        labels = set(self._labels(name))
-        unpack, blob = struct.Struct("=II").unpack_from, self._blob
-        for number in range(1, len(self._positions)):
-            label, info = unpack(blob, self._positions[number])
-            if label in labels and info >> 24 & 0x1F == FUNC:
-                return number
+        """Number of a function, such as `bpf_iter_task`. Raises BtfError where the kernel has none."""
+        for number, _ in self._looked_through(FUNC, name):
+            return number
         raise BtfError(f"this kernel's BTF has no function {name}")
+
+    def per_cpu_offset(self, name: str, size: int = 0) -> int:
+        """Where a variable of that many bytes, or of any size for 0, lies among those that every CPU has a copy of: the
+        distance between two of them is the same on every CPU. Raises BtfError where this kernel has none."""
+        variables = {
+            number for number, target in self._looked_through(VAR, name) if self._size(target) == size or not size
+        }
+        for number, _ in self._looked_through(DATASEC, ".data..percpu"):
+            section = self._type(number)
+            start = section.at + 12
+            for variable, offset, _ in struct.iter_unpack("=III", self._blob[start : start + 12 * section.items]):
+                if variable in variables:
+                    return int(offset)
+        raise BtfError(f"this kernel's BTF has no per-CPU variable {name}" + (f" of {size} bytes" if size else ""))
+
+    def _looked_through(self, kind: int, name: str) -> Iterator[tuple[int, int]]:
+        """Types of a kind that is hardly ever asked for, which is not worth an index (functions are every second type):
+        their numbers, and those of the types that they refer to."""
+        labels = set(self._labels(name))
+        unpack, blob = struct.Struct("=III").unpack_from, self._blob
+        for number in range(1, len(self._positions)):
+            label, info, target = unpack(blob, self._positions[number])
+            if label in labels and info >> 24 & 0x1F == kind:
+                yield number, target
 
     def arguments(self, tracepoint: str) -> tuple[str, ...]:
         """What a tracepoint passes: `s32`, `u64`, `struct task_struct *`, behind typedefs and qualifiers.

@@ -129,7 +129,10 @@ static __always_inline u32 place_of(u64 group)
  */
 struct seat {
 	u32 pid;
-	u32 runs;
+	union {
+		u32 runs;
+		u32 who;
+	};
 	u64 mark;
 };
 BPF_ARRAY(seats, struct seat, SEATS);

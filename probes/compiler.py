@@ -113,7 +113,10 @@ def offsets(types: btf.Btf, form: dict[str, Any]) -> dict[str, int]:
 
 
 def _place(types: btf.Btf, macro: str, struct_name: str, path: str, size: int) -> dict[str, int]:
-    """Offset of a field of that size; of a bitfield of one bit, whose size is given as 0, the byte and the mask."""
+    """Offset of a field of that size; of a bitfield of one bit, whose size is given as 0, the byte and the mask; place of a
+    per-CPU variable, which has no struct."""
+    if not struct_name:
+        return {macro: types.per_cpu_offset(path, size)}
     if size == 0:
         bit = types.bit(struct_name, path)
         return {macro: bit.offset, f"{macro}_BIT": bit.mask}

@@ -69,7 +69,8 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     """A BTF-typed tracepoint: fields are plain loads. Otherwise a raw tracepoint, whose fields are copied by a helper."""
     fields: Mapping[str, Sequence[tuple[str, str, int]]]
     """Macro to alternatives of (struct, member, size in bytes); the first that this kernel has gives the offset. Size 0 is a
-    bitfield of one bit, whose mask is the macro with `_BIT` behind it."""
+    bitfield of one bit, whose mask is the macro with `_BIT` behind it. Without a struct it is a per-CPU variable of the kernel
+    and its place among those; size 0 is then any size."""
     programs: Sequence[Program]
     optional: Mapping[str, Sequence[tuple[str, str, int]]] = {}
     """Like `fields`, but a macro without a field is left undefined."""

@@ -24,6 +24,7 @@ from probes.sockets import open_sockets
 from probes.softirq import open_softirq
 from probes.threads import open_threads
 from probes.throttles import open_throttles
+from probes.wakeups import open_wakeups
 
 BPF, PERFMON = "BPF", "PERFMON"
 LOADED = (BPF, PERFMON)
@@ -105,6 +106,13 @@ ROWS = (
         open_migrations,
         "tasks moved to a CPU of another NUMA node, per cgroup",
         "numa_pages_migrated in /proc/vmstat",
+    ),
+    Row(
+        "wakeups",
+        open_wakeups,
+        "who wakes whom: wakeups per pair of cgroups, and how long until the woken task runs",
+        "how long cgroups wait, not who woke them",
+        asked=True,
     ),
     Row(
         "counters",

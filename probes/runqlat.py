@@ -197,7 +197,7 @@ def _blaming(form: Form) -> Form:
         form,
         fields={**form.fields, **_BLAME_FIELDS},
         optional={**form.optional, **_THROTTLE},
-        constants={**form.constants, "BLAME": 1},
+        constants={**form.constants, "BLAME": 1, "PAIRS": 1},
         programs=[_SWITCH, _MOVE],
         maps=("pairs", "crowded", "holds", "timelines"),
     )
@@ -213,7 +213,7 @@ def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX, *, blame: bool = F
         tried.append(_FORMS[name])
     value_bytes = 8 * (1 + SLOTS) + (8 * PARTS + _HOLD_BYTES if blame else 0)
     return Job(
-        sources=[here / "common.bpf.h", here / "blame.bpf.h", here / "runqlat.bpf.c"],
+        sources=[here / name for name in ("common.bpf.h", "pairs.bpf.h", "blame.bpf.h", "runqlat.bpf.c")],
         forms=tried,
         maps=["runqlat", "groups", "owners", "lost"],
         constants={

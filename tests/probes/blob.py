@@ -41,6 +41,14 @@ class Blob:
         extra = b"".join(struct.pack("=II", 0, number) for number in parameters)
         return self.add(btf.FUNC_PROTO, "", 0, extra, items=len(parameters))
 
+    def variable(self, name: str, target: int) -> int:
+        return self.add(btf.VAR, name, target, struct.pack("=I", 1))
+
+    def section(self, name: str, variables: list[tuple[int, int, int]]) -> int:
+        """Variables are (number, offset, size)."""
+        extra = b"".join(struct.pack("=III", *variable) for variable in variables)
+        return self.add(btf.DATASEC, name, 0, extra, items=len(variables))
+
     def struct(
         self, name: str, size: int, members: list[tuple[str, int, int]], *, flag: bool = False, kind: int = btf.STRUCT
     ) -> int:
@@ -82,4 +90,7 @@ def sample() -> bytes:
     proto = blob.function([pointer, u32, pointer])
     blob.alias(btf.TYPEDEF, "btf_trace_wakeup", blob.alias(btf.PTR, "", proto))
     blob.alias(btf.FUNC, "bpf_iter_task", proto)
+    depth, hot = blob.variable("depth", u32), blob.variable("hot", info)
+    blob.variable("lonely", u32)
+    blob.section(".data..percpu", [(depth, 0x40, 4), (hot, 0x180, 16)])
     return blob.bytes()

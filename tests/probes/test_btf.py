@@ -51,6 +51,17 @@ def test_what_is_not_there_is_named(struct_name: str, path: str, words: str) -> 
         Btf(sample()).field(struct_name, path)
 
 
+@pytest.mark.parametrize(("name", "size", "offset"), [("depth", 4, 0x40), ("depth", 0, 0x40), ("hot", 16, 0x180)])
+def test_per_cpu_variables_lie_where_their_section_says(name: str, size: int, offset: int) -> None:
+    assert Btf(sample()).per_cpu_offset(name, size) == offset
+
+
+@pytest.mark.parametrize(("name", "size"), [("depth", 8), ("lonely", 4), ("info", 16), ("nobody", 0)])
+def test_what_is_no_per_cpu_variable_of_that_size_is_refused(name: str, size: int) -> None:
+    with pytest.raises(BtfError, match=f"no per-CPU variable {name}"):
+        Btf(sample()).per_cpu_offset(name, size)
+
+
 def test_an_ordinary_member_of_the_old_encoding_is_no_bitfield() -> None:
     assert Btf(sample()).field("old", "plain") == Field(0, 4)
 

@@ -62,6 +62,11 @@ def program(event: str, *arguments: str, iterator: bool = False) -> dict[str, An
     return {"tracepoint": event, "arguments": list(arguments), "iterator": iterator}
 
 
+def test_a_variable_has_no_struct_and_becomes_its_place_among_those_of_a_cpu() -> None:
+    wanted = form(fields={"DEPTH": [("", "gone", 4), ("", "depth", 4)]}, optional={"LONELY": [("", "lonely", 4)]})
+    assert offsets(Btf(sample()), wanted) == {"DEPTH": 0x40}
+
+
 def test_a_tracepoint_that_passes_something_else_is_refused() -> None:
     """`wakeup` of the sample passes an unsigned int and a pointer, behind the one that every tracepoint passes."""
     types = Btf(sample())

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from probes import wakeups
 from probes.groups import RETIRED, Owners
 from probes.pairs import MAX_BYTES, Accounts, Pairs, Settled, pair_bits
+from probes.wakeups import job
 
 TAGS = {10: 1001, 20: 1002, 30: 1003}
 """Cgroup id by tag."""
@@ -39,7 +41,7 @@ def test_the_table_stays_within_4_mib_on_every_machine(cpus: int, bits: int) -> 
 def test_one_pair_on_several_cpus_is_one_sum() -> None:
     found = settle(Accounts(8), [(10, 20, 5), (20, 10, 100), (10, 20, 7), (10, 10, 1)], TAGS, LIVE)
     assert found.by_path == {1001: {"/a": 1, "/b": 12}, 1002: {"/a": 100}}
-    assert found.unnamed_ns == {}
+    assert found.unnamed == {}
     assert found.spent.nonzero()[0].tolist() == []
 
 
@@ -63,16 +65,16 @@ def test_a_culprit_that_is_gone_becomes_part_of_the_rest_and_its_entries_are_giv
     accounts = Accounts(8)
     assert settle(accounts, [(10, 20, 50), (10, 30, 8)], TAGS, LIVE).by_path == {1001: {"/b": 50, "/c": 8}}
     removed = settle(accounts, [(10, 20, 60), (10, 30, 8)], TAGS, {1001: "/a", 1003: "/c"})
-    assert (removed.by_path, removed.unnamed_ns) == ({1001: {"/c": 8}}, {1001: 10})
+    assert (removed.by_path, removed.unnamed) == ({1001: {"/c": 8}}, {1001: 10})
     assert removed.spent.nonzero()[0].tolist() == []
     forgotten = settle(accounts, [(10, 20, 61), (10, 30, 8)], {10: 1001, 30: 1003}, LIVE)
-    assert (forgotten.by_path, forgotten.unnamed_ns) == ({1001: {"/c": 8}}, {1001: 11})
+    assert (forgotten.by_path, forgotten.unnamed) == ({1001: {"/c": 8}}, {1001: 11})
     assert forgotten.spent.nonzero()[0].tolist() == [], "the kernel may still be adding to it"
     quiet = settle(accounts, [(10, 20, 61), (10, 30, 8)], {10: 1001, 30: 1003}, LIVE)
-    assert (quiet.unnamed_ns, quiet.spent.nonzero()[0].tolist()) == ({1001: 11}, [0])
+    assert (quiet.unnamed, quiet.spent.nonzero()[0].tolist()) == ({1001: 11}, [0])
     accounts.forget(np.array([0]))
     later = settle(accounts, [(10, 30, 9)], {10: 1001, 30: 1003}, LIVE)
-    assert (later.by_path, later.unnamed_ns) == ({1001: {"/c": 9}}, {1001: 11})
+    assert (later.by_path, later.unnamed) == ({1001: {"/c": 9}}, {1001: 11})
 
 
 def test_a_victim_that_is_gone_is_forgotten_with_all_that_it_waited_for() -> None:
@@ -80,32 +82,56 @@ def test_a_victim_that_is_gone_is_forgotten_with_all_that_it_waited_for() -> Non
     for _ in range(2):
         settle(accounts, [(10, 99, 4)], TAGS, LIVE)
     gone = settle(accounts, [(10, 20, 50)], {20: 1002}, {1002: "/b"})
-    assert (gone.by_path, gone.unnamed_ns, gone.spent.nonzero()[0].tolist()) == ({}, {}, [0])
+    assert (gone.by_path, gone.unnamed, gone.spent.nonzero()[0].tolist()) == ({}, {}, [0])
 
 
 def test_a_culprit_gets_its_name_at_the_next_listing_and_what_came_before_stays_in_the_rest() -> None:
     accounts = Accounts(8)
-    assert settle(accounts, [(10, 20, 30)], TAGS, {1001: "/a"}).unnamed_ns == {1001: 30}
+    assert settle(accounts, [(10, 20, 30)], TAGS, {1001: "/a"}).unnamed == {1001: 30}
     named = settle(accounts, [(10, 20, 45)], TAGS, LIVE)
-    assert (named.by_path, named.unnamed_ns) == ({1001: {"/b": 15}}, {1001: 30})
+    assert (named.by_path, named.unnamed) == ({1001: {"/b": 15}}, {1001: 30})
     missed = settle(accounts, [(10, 20, 46)], TAGS, {1001: "/a"})
-    assert (missed.by_path, missed.unnamed_ns) == ({}, {1001: 31})
+    assert (missed.by_path, missed.unnamed) == ({}, {1001: 31})
     again = settle(accounts, [(10, 20, 50)], TAGS, LIVE)
-    assert (again.by_path, again.unnamed_ns) == ({1001: {"/b": 4}}, {1001: 31})
+    assert (again.by_path, again.unnamed) == ({1001: {"/b": 4}}, {1001: 31})
 
 
 def test_retired_places_name_nobody() -> None:
     found = settle(Accounts(8), [(10, 20, 5)], {10: 1001, RETIRED: 0}, LIVE)
-    assert (found.by_path, found.unnamed_ns) == ({}, {1001: 5})
+    assert (found.by_path, found.unnamed) == ({}, {1001: 5})
 
 
 def test_a_culprit_that_was_forgotten_too_early_is_named_again_for_what_is_new() -> None:
     """It was missing from two listings although it lives, or had no place while the table was full."""
     accounts = Accounts(8)
     settle(accounts, [(10, 20, 50)], TAGS, LIVE)
-    assert settle(accounts, [(10, 20, 60)], {10: 1001}, LIVE).unnamed_ns == {1001: 10}
+    assert settle(accounts, [(10, 20, 60)], {10: 1001}, LIVE).unnamed == {1001: 10}
     again = settle(accounts, [(10, 20, 75)], TAGS, LIVE)
-    assert (again.by_path, again.unnamed_ns) == ({1001: {"/b": 15}}, {1001: 10})
+    assert (again.by_path, again.unnamed) == ({1001: {"/b": 15}}, {1001: 10})
+
+
+def test_an_entry_may_be_a_row_of_a_sum_and_a_histogram() -> None:
+    """Two CPUs have one pair; then its waker ends, and what is new moves over slot by slot."""
+    accounts, tags = Accounts((8, 3)), (np.array([10, 20], np.uint64), np.array([1001, 1002], np.uint64))
+
+    def rows(*values: list[int]) -> Pairs:
+        found = np.array(values, np.uint64)
+        return Pairs(np.arange(2), np.full(2, 10, np.uint64), np.full(2, 20, np.uint64), found)
+
+    first = accounts.settle(rows([50, 1, 2], [7, 1, 0]), Owners(*tags), LIVE)
+    assert (first.by_path, first.unnamed) == ({1001: {"/b": [57, 2, 2]}}, {})
+    later = accounts.settle(rows([60, 1, 3], [7, 1, 0]), Owners(*tags), {1001: "/a"})
+    assert (later.by_path, later.unnamed) == ({}, {1001: [10, 0, 1]})
+    forgotten = accounts.settle(rows([60, 1, 3], [7, 1, 1]), Owners(tags[0][:1], tags[1][:1]), LIVE)
+    assert (forgotten.by_path, forgotten.unnamed) == ({}, {1001: [10, 0, 2]})
+    assert forgotten.spent.tolist() == [True, False], "the second one has grown, if by a slot alone"
+
+
+@pytest.mark.parametrize(("cpus", "bits"), [(2, 13), (8, 13), (16, 12), (128, 9)])
+def test_a_table_with_histograms_stays_within_its_own_bound(cpus: int, bits: int) -> None:
+    made = job(("tp_btf",), cpus).constants
+    assert made["PAIR_BITS"] == bits
+    assert (16 + 8 * made["PAIR_SLOTS"]) * cpus << bits <= wakeups.MAX_BYTES == 16 << 20
 
 
 def test_an_empty_table_has_nobody() -> None:
@@ -151,6 +177,6 @@ def test_whatever_comes_and_goes_nothing_is_lost_and_the_rest_never_falls(
         named = found.by_path.get(1001, {})
         ended += sum(ns for culprit, ns in told.items() if culprit not in named)
         told = named
-        assert sum(named.values()) + found.unnamed_ns.get(1001, 0) + ended == total
-        assert found.unnamed_ns.get(1001, 0) >= rest
-        rest = found.unnamed_ns.get(1001, 0)
+        assert sum(named.values()) + found.unnamed.get(1001, 0) + ended == total
+        assert found.unnamed.get(1001, 0) >= rest
+        rest = found.unnamed.get(1001, 0)
