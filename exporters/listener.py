@@ -3,6 +3,9 @@
 At the bound, the connection whose latest request began longest ago makes room for a new one, whatever it is doing: those that
 never asked for anything, those that only keep their place, and readers that do not read. A scraper that asks now and
 then stays, and one that comes anew comes in. Connections that are still at their TLS handshake count too.
+
+Nothing that is served reads a body. A request with one is refused before anything else is done for it, and ends its
+connection: to unpack a body, or to wait for its end, is work that whoever has no password could ask for.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import socket
 import ssl
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -31,7 +35,7 @@ BACKLOG = 100
 PAUSE_S = 1.0
 """After a connection could not be taken for want of descriptors or memory."""
 SAY_EVERY_S = 60.0
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class Listener:
@@ -39,9 +43,15 @@ class Listener:
 
     def __init__(self, app: web.Application, **limits: Any) -> None:
         """`limits` are aiohttp's, of a request."""
-        app.middlewares.insert(0, self._asked)
         self._runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=0.5, keepalive_timeout=KEEPALIVE_S, logger=_own_faults(), **limits
+            app,
+            access_log=None,
+            shutdown_timeout=0.5,
+            keepalive_timeout=KEEPALIVE_S,
+            logger=_own_faults(),
+            auto_decompress=False,
+            lingering_time=0,
+            **limits,
         )
         self._tls: ssl.SSLContext | None = None
         self._sockets: list[socket.socket] = []
@@ -55,6 +65,9 @@ class Listener:
         option."""
         loop, self._tls = asyncio.get_running_loop(), tls
         await self._runner.setup()
+        assert self._runner.server is not None
+        # Around the application, because its router answers some requests before any middleware sees them.
+        self._runner.server.request_handler = partial(self._asked, self._runner.server.request_handler)
         try:
             bound = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
             self._sockets = [sock.dup() for sock in bound.sockets]
@@ -86,11 +99,14 @@ class Listener:
         if self._runner.server is not None:
             await self._runner.cleanup()
 
-    @web.middleware
-    async def _asked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _asked(self, answer: Handler, request: web.BaseRequest) -> web.StreamResponse:
         if request.protocol in self._taken:
             self._taken.move_to_end(request.protocol)
-        return await handler(request)
+        if request.body_exists:
+            refused = web.Response(status=413, text="no request has a body here\n")
+            refused.force_close()
+            return refused
+        return await answer(request)
 
     def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()

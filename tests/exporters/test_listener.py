@@ -171,3 +171,28 @@ def lowest_free() -> int:
     descriptor = os.open("/", os.O_RDONLY)
     os.close(descriptor)
     return descriptor
+
+
+@pytest.mark.parametrize("path", ["/", "/nothing"])
+@pytest.mark.parametrize("encoding", ["gzip", "identity"])
+async def test_a_request_with_a_body_is_refused_unread(
+    path: str, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpacked: list[object] = []
+    monkeypatch.setattr("aiohttp.http_parser.DeflateBuffer.feed_data", lambda *given: unpacked.append(given))
+    fields = f"Host: localhost\r\nContent-Encoding: {encoding}\r\nContent-Length: 2000000"
+    async with (
+        serving() as port,
+        held(port, 1, f"GET {path} HTTP/1.1\r\n{fields}\r\n\r\n\x1f\x08") as ((reader, writer),),
+    ):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
+        assert b"\r\nConnection: close\r\n" in await reader.readuntil(b"\r\n\r\n")
+        assert await ended((reader, writer)), "nobody waits for the rest"
+        assert await scrape(port) == "ok"
+    assert not unpacked
+
+
+async def test_an_empty_body_is_none() -> None:
+    request = "GET / HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\nContent-Length: 0\r\n\r\n"
+    async with serving() as port, held(port, 1, request) as ((reader, _),):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
