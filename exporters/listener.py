@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.http import HttpProcessingError
 
 from api.ports import Unavailable
@@ -35,6 +35,7 @@ BACKLOG = 100
 PAUSE_S = 1.0
 """After a connection could not be taken for want of descriptors or memory."""
 SAY_EVERY_S = 60.0
+NOT_OURS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
@@ -102,11 +103,15 @@ class Listener:
     async def _asked(self, answer: Handler, request: web.BaseRequest) -> web.StreamResponse:
         if request.protocol in self._taken:
             self._taken.move_to_end(request.protocol)
+        refused = None
         if request.body_exists:
             refused = web.Response(status=413, text="no request has a body here\n")
-            refused.force_close()
-            return refused
-        return await answer(request)
+        elif hdrs.EXPECT in request.headers:  # aiohttp's own refusal repeats what was sent, which need not be text
+            refused = web.Response(status=417, text="nothing can be expected here: no request has a body\n")
+        if refused is None:
+            return await answer(request)
+        refused.force_close()
+        return refused
 
     def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -161,10 +166,11 @@ class Listener:
 
 
 def _own_faults() -> logging.Logger:
-    """The server's log without a traceback for every request that is no HTTP: anyone can send those, at any rate."""
+    """The server's log without a traceback for every request that is no HTTP, and for every client that goes away while it
+    is answered: anyone can do both, at any rate."""
 
     def is_own(record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+        return not (record.exc_info and isinstance(record.exc_info[1], NOT_OURS))
 
     logger = logging.getLogger("exporters.http.server")
     if not logger.filters:

@@ -35,9 +35,17 @@ async def serving(tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     async def large(_request: web.Request) -> web.Response:
         return web.Response(body=bytes(LARGE))
 
+    async def slow(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        while True:
+            await answer.write(bytes(1000))
+            await asyncio.sleep(0.01)
+
     app = web.Application()
     app.router.add_get("/", small)
     app.router.add_get("/large", large)
+    app.router.add_get("/slow", slow)
     served = Listener(app)
     ((_, port),) = await served.open("127.0.0.1", 0, "--listen", tls)
     try:
@@ -196,3 +204,32 @@ async def test_an_empty_body_is_none() -> None:
     request = "GET / HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\nContent-Length: 0\r\n\r\n"
     async with serving() as port, held(port, 1, request) as ((reader, _),):
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nExpect: \xff\r\n\r\n", b" 417 "),
+        (b"GET /nothing HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n\r\n", b" 417 "),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n", b" 400 "),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello", b" 413 "),
+        (b"\xff / HTTP/1.1\r\n\r\n", b" 400 "),
+    ],
+)  # fmt: skip
+async def test_no_request_writes_into_the_log(
+    request_bytes: bytes, status: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as port, held(port, 1) as ((reader, writer),):
+        writer.write(request_bytes)
+        assert status in await reader.readline()
+        assert await ended((reader, writer))
+    assert caplog.records == []
+
+
+async def test_nor_does_whoever_goes_away_while_it_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as port:
+        async with held(port, 1, "GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n") as ((reader, _),):
+            await reader.readuntil(b"\r\n\r\n")
+        assert await scrape(port) == "ok"
+        await asyncio.sleep(0.1)
+    assert caplog.records == []
