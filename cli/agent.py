@@ -11,6 +11,7 @@ import click
 
 from agent.__main__ import Options, main
 from agent.qrm.originals import default_state_dir
+from agent.report.stderr import StderrLog
 from agent.sense.pods import PodsError
 from agent.settings import ConfigError
 from api.decisions import Act
@@ -51,7 +52,7 @@ from exporters.recorder import DEFAULT_MAX_MIB, MIN_MIB
 @click.option("--duration", "duration_s", type=Seconds(min=0, min_open=True), help="End after so many seconds.")
 def agent(act: str | None, pods: Path | None, listen: str, malachite: str | None, **others: Any) -> None:
     """Run the node agent until a signal ends it; then every changed value is put back."""
-    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, handlers=[StderrLog()])
     host, port = parse_listen(listen)
     also = None if malachite is None else parse_listen(malachite)
     options = Options(act=_act(act, pods), pods=pods, host=host, port=port, malachite=also, **others)

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -280,6 +281,33 @@ def test_a_port_that_is_taken_is_refused_with_the_remedy(options: list[str]) -> 
     assert run.returncode == 1
     assert f"cannot listen on {listen}" in run.stderr
     assert "--listen" in run.stderr
+
+
+def test_a_log_that_nobody_reads_stops_nothing(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, bytes(4096))
+    os.set_blocking(writing, True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    process = subprocess.Popen([DIOPTASE, "agent", "--state-dir", tmp_path, "--listen", address], stderr=writing)
+    os.close(writing)
+
+    def healthy() -> bool:
+        with suppress(OSError), urllib.request.urlopen(f"http://{address}/healthz", timeout=5) as answer:
+            return bool(answer.status == 200)
+        return False
+
+    try:
+        eventually("it is healthy", healthy)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reading)
 
 
 def test_a_pods_file_that_cannot_hold_is_refused(tmp_path: Path) -> None:
