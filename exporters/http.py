@@ -9,10 +9,10 @@ raises; whatever takes more than a moment runs in a thread, so that no reader ca
 from __future__ import annotations
 
 import asyncio
-import gzip
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -21,7 +21,7 @@ from aiohttp import web
 from api.decisions import Round
 from api.ports import Journal, Unavailable
 from api.text import to_json
-from exporters import view
+from exporters import sending, view
 from exporters.families import About
 from exporters.history import History
 from exporters.listener import Listener
@@ -41,8 +41,6 @@ MAX_ENTRIES = 2000
 NS_PER_S = 1_000_000_000
 FOLLOW_S = 1.0
 """How often the web configuration and its certificates are looked at."""
-COMPRESS_FROM = 1024
-"""Bytes; below this gzip saves nothing worth its headers."""
 TYPES = {
     ".html": "text/html",
     ".css": "text/css",
@@ -61,6 +59,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+JSON = {"Content-Type": "application/json", **HEADERS}
 EXTRA_HEADERS = {
     401: {"WWW-Authenticate": 'Basic realm="dioptase", charset="UTF-8"'},
     405: {"Allow": "GET, HEAD"},
@@ -250,10 +249,8 @@ class Server:
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         packed, content_type = await asyncio.to_thread(self._exposition.render, request.headers.get("Accept", ""))
-        headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
-        if _takes_gzip(request):
-            return web.Response(body=packed, headers=headers | {"Content-Encoding": "gzip"})
-        return web.Response(body=await asyncio.to_thread(gzip.decompress, packed), headers=headers)
+        headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding", **HEADERS}
+        return await sending.send_packed(request, packed, headers)
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
         latest = self._exposition.observed.latest
@@ -266,19 +263,19 @@ class Server:
         for stage in failed:
             if stage.source in STAGES:
                 raise Refused(503, f"the {stage.source} failed in the last round: {stage.error}", stage.remedy)
-        return _body(request, to_json(Health(round(age_s, 3), failed, latest.banner)), "application/json")
+        return await sending.send(request, to_json(Health(round(age_s, 3), failed, latest.banner)), JSON)
 
     async def _view(self, request: web.Request) -> web.StreamResponse:
         _parameters(request, ())
         if self._view_json is None:
             raise _too_early()
-        return _body(request, self._view_json, "application/json")
+        return await sending.send(request, self._view_json, JSON)
 
     async def _views(self, request: web.Request) -> web.StreamResponse:
         """Sent piece by piece: five minutes of a full node are tens of MiB that nobody needs in memory at once."""
         after = _parameters(request, ("after",)).get("after", 0)
-        response = web.StreamResponse(headers={"Content-Type": "application/json", **HEADERS})
-        if _takes_gzip(request):
+        response = web.StreamResponse(headers=JSON)
+        if sending.takes_gzip(request):
             response.enable_compression(web.ContentCoding.gzip)
         await response.prepare(request)
         if request.method == "HEAD":
@@ -300,14 +297,14 @@ class Server:
         def told() -> bytes:
             return to_json(list(self._journal.entries(after=asked.get("after", 0), limit=limit)))
 
-        return _body(request, await asyncio.to_thread(told), "application/json")
+        return await sending.send_made(request, told, JSON)
 
     async def _snapshot(self, request: web.Request) -> web.StreamResponse:
         _parameters(request, ())
         latest = self._exposition.observed.latest
         if latest is None:
             raise _too_early()
-        return _body(request, await asyncio.to_thread(to_json, latest.snapshot), "application/json")
+        return await sending.send_made(request, partial(to_json, latest.snapshot), JSON)
 
 
 def _too_early() -> Refused:
@@ -329,21 +326,6 @@ def _parameters(request: web.Request, known: tuple[str, ...]) -> dict[str, int]:
     return values
 
 
-def _body(request: web.Request, body: bytes, content_type: str) -> web.Response:
-    response = web.Response(body=body, headers={"Content-Type": content_type})
-    if len(body) >= COMPRESS_FROM and _takes_gzip(request):
-        response.enable_compression(web.ContentCoding.gzip)
-    return response
-
-
 def _problem(status: int, problem: Problem) -> web.Response:
     headers = {"Content-Type": "application/json"} | EXTRA_HEADERS.get(status, {})
     return web.Response(status=status, body=to_json(problem), headers=headers)
-
-
-def _takes_gzip(request: web.Request) -> bool:
-    for offered in request.headers.get("Accept-Encoding", "").split(","):
-        name, _, quality = offered.replace(" ", "").partition(";q=")
-        if name.lower() == "gzip":
-            return quality not in ("0", "0.0", "0.00", "0.000")
-    return False

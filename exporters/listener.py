@@ -32,6 +32,10 @@ KEEPALIVE_S = 75.0
 """Longer than readers pause between two requests; aiohttp's own hour would let idle ones hold their place."""
 HANDSHAKE_S = 10.0
 BACKLOG = 100
+STALLED_S = 10.0
+"""A reader that takes nothing of an answer for so long is gone. The kernel watches, and then ends the connection."""
+UNSENT_BYTES = 64 << 10
+"""What waits in memory for one reader before more is made; TLS would let half a MiB wait."""
 PAUSE_S = 1.0
 """After a connection could not be taken for want of descriptors or memory."""
 SAY_EVERY_S = 60.0
@@ -126,6 +130,7 @@ class Listener:
             loop.call_later(PAUSE_S, self._resume, listening)
             return
         connection.settimeout(0)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALLED_S * 1000))
         self._make_room()
         assert self._runner.server is not None
         handler = self._runner.server()
@@ -138,9 +143,10 @@ class Listener:
     async def _take(self, handler: web.RequestHandler, connection: socket.socket) -> None:
         loop, tls = asyncio.get_running_loop(), self._tls
         try:
-            await loop.connect_accepted_socket(
+            transport, _ = await loop.connect_accepted_socket(
                 lambda: handler, connection, ssl=tls, ssl_handshake_timeout=None if tls is None else HANDSHAKE_S
             )
+            transport.set_write_buffer_limits(UNSENT_BYTES)
         except OSError:
             return  # it went away, or does not speak TLS as we do: whoever is there knows
 

@@ -19,7 +19,7 @@ from agent.report.journal import DecisionJournal
 from api.decisions import JournalEntry
 from api.ports import Unavailable
 from api.samples import SourceStatus
-from exporters import http
+from exporters import http, sending
 from exporters.families import About
 from exporters.http import Server
 from exporters.view import View, build
@@ -135,6 +135,52 @@ async def test_metrics_in_both_formats_plain_and_gzipped(client: Client) -> None
     _, headers, text = await client.get("/metrics", Accept="application/openmetrics-text;version=1.0.0")
     assert headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
     assert text.endswith(b"# EOF\n")
+
+
+class Unread(asyncio.Transport):
+    """A connection whose reader takes nothing until it is told to, and then everything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = bytearray()
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/api/v1/snapshot", "/api/v1/view"])
+async def test_of_what_a_slow_reader_asks_for_little_is_held(client: Client, path: str) -> None:
+    client.server.publish(
+        msgspec.structs.replace(busy_round(2, cgroups=1000), banner=("a node lacks much, " * 30_000,))
+    )
+    whole = (await client.get(path))[2]
+    assert len(whole) > 8 * sending.PIECE_BYTES
+    assert client.server._listener is not None
+    connections = client.server._listener._runner.server
+    assert connections is not None
+    connection, unread = connections(), Unread()
+    connection.connection_made(unread)
+    connection.pause_writing()
+    connection.data_received(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    while not unread.written:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    assert len(unread.written) < 3 * sending.PIECE_BYTES
+    connection.resume_writing()
+    while not unread.written.endswith(whole[-20:]):
+        await asyncio.sleep(0.01)
+    head, _, body = bytes(unread.written).partition(b"\r\n\r\n")
+    assert f"\r\nContent-Length: {len(body)}\r\n".encode() in head
+    assert b"\r\nCache-Control: no-cache" in head
+    if path != "/metrics":  # in which this process tells of itself
+        assert body == whole
+    connection.connection_lost(None)
 
 
 @pytest.mark.parametrize(("stale_s", "status"), [(0.01, 503), (36.0, 200)])

@@ -158,6 +158,28 @@ async def test_a_connection_that_asks_for_nothing_is_closed_in_time(monkeypatch:
         assert await ended(asked)
 
 
+async def test_a_reader_that_takes_nothing_is_dropped_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "STALLED_S", 0.5)
+    dropped = asyncio.Event()
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        try:
+            while True:
+                await answer.write(bytes(1 << 16))
+        finally:
+            dropped.set()
+
+    app = web.Application()
+    app.router.add_get("/", endless)
+    served = Listener(app)
+    ((_, port),) = await served.open("127.0.0.1", 0, "--listen")
+    async with held(port, 1, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+        await asyncio.wait_for(dropped.wait(), 20)
+    await served.close()
+
+
 async def test_without_descriptors_the_port_comes_back_by_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
