@@ -11,6 +11,7 @@ Exemplars exist in OpenMetrics alone, on counters and buckets.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import zlib
@@ -75,9 +76,23 @@ class Exposition:
 
 
 def negotiate(accept: str) -> str:
-    """OpenMetrics 1.0 for whoever names it in any version, the classic text for everyone else."""
-    names = {part.partition(";")[0].strip().lower() for part in accept.split(",")}
-    return OPENMETRICS if "application/openmetrics-text" in names else TEXT
+    """OpenMetrics 1.0 for whoever names it, in any version, and likes plain text no better; that for everyone else."""
+    liked: dict[str, float] = {}
+    for offered in accept.lower().split(","):
+        name, *parameters = (part.strip() for part in offered.split(";"))
+        liked[name] = max(liked.get(name, 0.0), _quality(parameters))
+    openmetrics = liked.get("application/openmetrics-text", 0.0)
+    text = next((liked[name] for name in ("text/plain", "text/*", "*/*") if name in liked), 0.0)
+    return OPENMETRICS if openmetrics > 0 and openmetrics >= text else TEXT
+
+
+def _quality(parameters: list[str]) -> float:
+    """How much a format is liked; one that does not say so in numbers is liked fully."""
+    for parameter in parameters:
+        if parameter.startswith("q="):
+            with contextlib.suppress(ValueError):
+                return float(parameter[2:])
+    return 1.0
 
 
 def lines(shown: Iterator[Family], *, openmetrics: bool) -> Iterator[str]:

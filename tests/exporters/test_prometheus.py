@@ -180,6 +180,16 @@ def test_a_histogram_without_labels_or_bounds_is_well_formed() -> None:
         ("application/openmetrics-text;version=1.0.0,text/plain;q=0.5", OPENMETRICS),
         ("text/plain;q=0.5, Application/OpenMetrics-Text; version=0.0.1", OPENMETRICS),
         ("application/openmetrics-text;version=rubbish", OPENMETRICS),
+        ("application/openmetrics-text;q=0", TEXT),
+        ("application/openmetrics-text; q=0.000, */*", TEXT),
+        ("application/openmetrics-text;q=0.4,text/plain;q=0.5", TEXT),
+        ("application/openmetrics-text;q=0.4,text/plain;q=0.3,*/*;q=0.9", OPENMETRICS),
+        ("application/openmetrics-text;q=0.1,*/*;q=0.5", TEXT),
+        (
+            "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0,*/*;q=0.2",
+            OPENMETRICS,
+        ),
+        ("application/openmetrics-text;q=half,text/plain;q=nan", OPENMETRICS),
     ],
 )
 def test_the_scraper_chooses_the_format(accept: str, content_type: str) -> None:
