@@ -17,9 +17,9 @@ from pathlib import Path
 from agent.hierarchy import Hierarchy
 from agent.sense.fields import sources
 from agent.sense.files import Budget
-from agent.sense.names import to_bytes
 from agent.sense.reading import Plan, Reading
 from agent.sense.tree import CgroupTree, Group
+from api.names import to_bytes
 from api.ports import Unavailable
 from api.samples import CgroupSample, SourceStatus
 

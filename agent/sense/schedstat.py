@@ -16,8 +16,8 @@ from agent.hierarchy import Hierarchy
 from agent.sense import parsers
 from agent.sense.fields import SNAPSHOTS
 from agent.sense.files import Budget, KeptFile
-from agent.sense.names import to_bytes
 from api.facts import Wait
+from api.names import to_bytes
 from api.ports import Unavailable, Vanished
 
 REMEDY = "let the agent see the host's processes: run it outside of a container, or with the host's PID namespace"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator
 
-from agent.sense.names import to_text
+from api.names import to_text
 
 RELISTS = 3
 """So often one walk looks for the successors of groups that vanished under it; later ones wait for the next walk."""

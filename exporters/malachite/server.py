@@ -15,8 +15,10 @@ from urllib.parse import parse_qsl
 from aiohttp import web
 
 from api.decisions import Round
+from api.names import to_text
 from api.ports import Unavailable
 from api.samples import Snapshot
+from api.text import printable
 from exporters.listener import Listener
 from exporters.loopback import is_loopback, names_loopback
 from exporters.malachite import cgroup_v1, cgroup_v2
@@ -142,12 +144,17 @@ class Malachite:
         return _json(200, body)
 
     async def _cgroup(self, request: web.Request) -> web.StreamResponse:
-        path = asked_path(request.rel_url.raw_query_string)
+        path = self._known(asked_path(request.rel_url.raw_query_string))
         body = self._made.get(path)
         if body is None:
             body = self._make_cgroup(path)
             self._made[path] = body
         return _json(200, body)
+
+    def _known(self, asked: str) -> str:
+        """The snapshot's spelling of a path that is asked for in the kernel's bytes, or in that spelling."""
+        path = to_text(asked.encode(errors="surrogateescape"))
+        return path if path in self._latest().cgroups else printable(asked)
 
     def _make_cgroup(self, path: str) -> bytes:
         now = self._latest()
@@ -171,13 +178,17 @@ class Malachite:
 
 
 def asked_path(query: str) -> str:
-    """The cgroup that a query names, as the snapshot has it: one leading slash, none at the end. Raises Refused."""
+    """The cgroup that a query names, with one leading slash and none at the end; bytes that are not UTF-8 are surrogates.
+
+    Raises Refused.
+    """
     if len(query) > 3 * LONGEST_PATH + len(PATH) + 1:
         raise Refused(414, f"the path is longer than {LONGEST_PATH} bytes")
     try:
-        values = [value for name, value in parse_qsl(query, keep_blank_values=True, max_num_fields=8) if name == PATH]
+        named = parse_qsl(query, keep_blank_values=True, max_num_fields=8, errors="surrogateescape")
     except ValueError as error:
         raise Refused(400, f"the query cannot be read: {error}") from error
+    values = [value for name, value in named if name == PATH]
     if len(values) != 1 or not values[0]:
         raise Refused(400, f"give {PATH} once, as in ?{PATH}=%2Fkubepods")
     parts = [part for part in values[0].split("/") if part]

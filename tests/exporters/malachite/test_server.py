@@ -119,6 +119,40 @@ async def test_a_name_with_every_kind_of_byte_is_found(client: Client) -> None:
     assert (status, body["data"]["user_path"]) == (200, name)
 
 
+@pytest.mark.parametrize(
+    ("query", "shown"),
+    [
+        ("%2Fpod%FF%FE", r"/pod\xff\xfe"),
+        ("/caf%E9/gr%C3%B6%C3%9Fe", r"/caf\xe9/größe"),
+        ("%2Ftab%09esc%1B%0A", r"/tab\x09esc\x1b\x0a"),
+        ("%2F%5Cxff", r"/\x5cxff"),
+        ("%2Fa%5Cx2db.slice", r"/a\x2db.slice"),
+    ],
+)
+async def test_the_kernels_own_bytes_of_a_name_find_it(client: Client, query: str, shown: str) -> None:
+    base = snapshot(3)
+    odd = msgspec.structs.replace(base.cgroups[BUSY], path=shown)
+    client.server.publish(finished(msgspec.structs.replace(base, cgroups={shown: odd})))
+    for spelled in (query, quote(shown, safe="")):
+        status, body = await client.get(f"cgroup/groups?cgroup_user_path={spelled}")
+        assert (status, body["data"]["user_path"]) == (200, shown)
+
+
+async def test_bytes_come_before_a_spelling_that_another_name_has(client: Client) -> None:
+    base = snapshot(3)
+    names = (r"/\xff", r"/\x5cxff")
+    client.server.publish(
+        finished(
+            msgspec.structs.replace(
+                base, cgroups={name: msgspec.structs.replace(base.cgroups[BUSY], path=name) for name in names}
+            )
+        )
+    )
+    for query, shown in (("%2F%FF", names[0]), ("%2F%5Cxff", names[1])):
+        _, body = await client.get(f"cgroup/groups?cgroup_user_path={query}")
+        assert body["data"]["user_path"] == shown
+
+
 async def test_a_cgroup_whose_files_were_not_read_yet_is_no_cgroup_without_memory(client: Client) -> None:
     base = snapshot(3)
     young = msgspec.structs.replace(base.cgroups[BUSY], files_read_at_ns=None, memory_stat={})

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent.sense.names import to_bytes, to_text
+from api.names import to_bytes, to_text
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ be mistaken for such a spelling: systemd's own `\x2d` stays as it is, and no two
 
 from __future__ import annotations
 
-import os
 import re
 
 _AMBIGUOUS = re.compile(r"\\(?=x(?:[01][0-9a-f]|5c|7f|[89a-f][0-9a-f]))")
@@ -24,7 +23,7 @@ def to_text(name: bytes) -> str:
 
 def to_bytes(text: str) -> bytes:
     """The name that `to_text` was given."""
-    return _SPELLED.sub(lambda match: bytes.fromhex(match[1].decode()), os.fsencode(text))
+    return _SPELLED.sub(lambda match: bytes.fromhex(match[1].decode()), text.encode(errors="surrogateescape"))
 
 
 def _spelled(char: str) -> str:
