@@ -12,10 +12,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from api.ports import Seen, Unavailable
 from exporters.families import About
+from exporters.otel_settings import GRPC, HTTP, Settings, Signal
 from exporters.resource import detect
 
 if TYPE_CHECKING:
@@ -24,31 +23,8 @@ if TYPE_CHECKING:
 PREFIX = "OTEL_EXPORTER_OTLP_"
 TIMEOUT_MS, METRICS_EVERY_MS, SPANS_EVERY_MS = 5_000, 60_000, 5_000
 MIN_MS, MAX_MS = 100, 86_400_000
-GRPC, HTTP = "grpc", "http/protobuf"
 COMPRESSIONS = ("none", "gzip")
 FILES = ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
-
-
-class Signal(msgspec.Struct, frozen=True, kw_only=True):
-    """How one kind of data is sent."""
-
-    endpoint: str
-    """For HTTP with the path."""
-    protocol: str
-    compression: str
-    every_s: float
-    timeout_s: float
-    """For one export, retries included."""
-    certificate: bool = False
-    """Whether a file with the authorities to trust is named."""
-
-
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to send, and how often; a signal that is None is not sent."""
-
-    metrics: Signal | None
-    traces: Signal | None
-    resource: Mapping[str, str] = {}
 
 
 def start(environ: Mapping[str, str], about: Callable[[], About] = About) -> OtelSink | None:

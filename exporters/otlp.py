@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from api.decisions import Round
 from api.ports import Unavailable
 from exporters.families import About, Observed
-from exporters.otel import GRPC, Settings, Signal
+from exporters.otel_settings import GRPC, Settings, Signal
 from exporters.otlp_data import Sender
 
 log = logging.getLogger(__name__)

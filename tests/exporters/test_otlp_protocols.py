@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from api.catalogue import CATALOGUE
 from api.ports import Unavailable
-from exporters import otel
 from exporters.otel import read, start
+from exporters.otel_settings import Signal
 from exporters.otlp import OtelSink
 from exporters.traces import round_ids
 from tests.exporters.certificates import Authority
@@ -210,10 +210,10 @@ def test_a_signal_may_have_its_own_protocol_timeout_and_compression() -> None:
         "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "700", "OTEL_EXPORTER_OTLP_METRICS_COMPRESSION": "gzip",
     })  # fmt: skip
     assert settings is not None
-    assert settings.metrics == otel.Signal(
+    assert settings.metrics == Signal(
         endpoint="http://c:4317", protocol="grpc", compression="gzip", every_s=60.0, timeout_s=3.0
     )
-    assert settings.traces == otel.Signal(
+    assert settings.traces == Signal(
         endpoint="http://c:4318/v1/traces", protocol="http/protobuf", compression="none", every_s=5.0, timeout_s=0.7
     )
 
