@@ -3,7 +3,7 @@
 All of them run at once, for what one costs is asked of the kernel for each by itself; each is scraped every 10 seconds,
 and the order in which they are asked is drawn anew every time. Writes JSON and a Markdown table to bench/results.
 
-    python -m bench.peers [--counts 10,100,200,200p,500] [--rounds 3] [--only dioptase,cadvisor,kubelet,node] [--quick]
+    python -m bench.peers [--counts 10,100,200,200p,500] [--rounds 3] [--only dioptase,deciding,cadvisor,kubelet,node] [--quick]
 """
 
 from __future__ import annotations
