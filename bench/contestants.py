@@ -41,7 +41,8 @@ class Contestant(msgspec.Struct, frozen=True):
 
 
 def _watching(port: int, directory: Path) -> list[str]:
-    return [*COMMAND, "--listen", f"127.0.0.1:{port}", "--state-dir", str(directory / "state")]
+    files = ("--config", str(directory / "config.yaml"), "--state-dir", str(directory / "state"))
+    return [*COMMAND, "--listen", f"127.0.0.1:{port}", *files]
 
 
 def _deciding(port: int, directory: Path) -> list[str]:
@@ -182,6 +183,25 @@ class Exporter:
 
     def rss_mib(self) -> float:
         return sum(memory_kib_of(pid) for pid in self._family()) / 1024
+
+    def bpf_run_ns(self) -> int:
+        """Run time of its BPF programs in whatever task they ran, while the kernel's statistics were on."""
+        return self._in_kernel("run_time_ns")
+
+    def bpf_memory_mib(self) -> float:
+        """What its BPF programs and maps take, by the kernel's books."""
+        return self._in_kernel("memlock") / (1 << 20)
+
+    def _in_kernel(self, name: str) -> int:
+        # Sockets and files have neither line.
+        amount = 0
+        for info in Path(f"/proc/{self._process.pid}/fdinfo").iterdir():
+            try:
+                lines = info.read_text().splitlines()
+            except FileNotFoundError:  # closed meanwhile
+                continue
+            amount += sum(int(value) for key, _, value in (line.partition(":") for line in lines) if key == name)
+        return amount
 
     def _family(self) -> Sequence[int]:
         return [self._process.pid, *children_of(self._process.pid)]
