@@ -8,9 +8,10 @@ from math import dist
 
 import pytest
 
+from api.pods import Pod
 from tests.browser.chromium import Browser, Page
 from tests.browser.reading import opened
-from tests.cli import story
+from tests.cli import neighbours, story
 from tests.cli.agent import Agent
 
 pytestmark = pytest.mark.browser
@@ -29,6 +30,28 @@ def test_nothing_scrolls_sideways(browser: Browser, agent: Agent, width: int, sc
         .filter(e => e.getBoundingClientRect().right > innerWidth).length"""
     )
     assert clipped == 0
+    page.close()
+
+
+@pytest.mark.parametrize("pods", [(), neighbours.PODS], ids=["watched only", "with pods"])
+@pytest.mark.parametrize("width", [400, 1000, 1280])
+def test_no_panel_lies_over_another(browser: Browser, agent: Agent, width: int, pods: tuple[Pod, ...]) -> None:
+    """Nor does what a panel holds reach out of it: a height that was made for a wide screen would let it."""
+    agent.show(neighbours.rounds(40, pods=pods))
+    page = opened(browser, agent, width, 900)
+    overlaps = page.eval(
+        """(() => { const boxes = [...document.querySelectorAll('.tile, .panel, #verdict')].filter(e => e.offsetParent)
+        .map(e => [e.getAttribute('aria-label') ?? e.textContent.slice(0, 20), e.getBoundingClientRect()]);
+        return boxes.flatMap(([a, p], i) => boxes.slice(i + 1).filter(([, q]) => p.left < q.right - 1 && q.left < p.right - 1
+        && p.top < q.bottom - 1 && q.top < p.bottom - 1).map(([b]) => `${a} / ${b}`)); })()"""
+    )
+    assert overlaps == []
+    outside = page.eval(
+        """[...document.querySelectorAll('.core > .panel')].filter(e => e.offsetParent).flatMap(panel =>
+        [...panel.querySelectorAll('figure, table')].filter(e => e.offsetParent && (e.getBoundingClientRect().bottom >
+        panel.getBoundingClientRect().bottom || e.getBoundingClientRect().height < 60)).map(e => e.id))"""
+    )
+    assert outside == []
     page.close()
 
 
