@@ -71,7 +71,7 @@ def test_the_filter_governs_all_pictures_and_the_table(browser: Browser, agent: 
     choose(page, "#whose", "others")
     assert set(heat_rows(page)) == {BUILD, *(f"/kubepods/burstable/pod{k:03}" for k in range(5))}
     choose(page, "#filter", "nothing is called so")
-    assert page.text("#no-workloads") == "No cgroup fits this filter."
+    assert page.text("#no-workloads") == "No cgroup shown here fits this filter; 1 more do and hold less, see /metrics."
 
 
 def test_the_table_is_sorted_by_its_heads(browser: Browser, agent: Agent) -> None:
@@ -196,7 +196,7 @@ def test_what_was_not_measured_is_said_and_not_drawn(browser: Browser, agent: Ag
     assert page.text("#no-blame").startswith("Who had the CPU meanwhile is not known")
     assert page.text("#heat .empty") == "Nothing has been measured yet."
     assert page.text("#no-threads").startswith("Not measured")
-    assert page.text("#no-workloads") == "No cgroup runs, waits or reclaims."
+    assert page.text("#no-workloads") == "No cgroup runs, waits, reclaims or holds memory."
     for table in ("#zones", "#kswapd", "#threads"):
         assert page.eval(f"document.querySelector('{table}').hidden") is True
     assert page.text("#memory-free") == f"{words.NONE} of {words.NONE} could be had"
