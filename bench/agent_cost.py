@@ -7,24 +7,21 @@ one of them is read, judged, acted on and exported. Children are counted; the pr
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
 import msgspec
 
-from agent.hierarchy import Hierarchy, detect
+from agent.hierarchy import detect
 from api.ports import Unavailable
 from bench.machine import Machine, children_of, cpu_ns_of, end_cleanly_on_sigterm, memory_kib_of, this_machine
 from bench.ready import wait_ready
+from bench.residents import residents
 from cli.child import AgentChild, AgentEnded, free_port
-from demo.cgroups import CONTROLLERS
-from demo.launch import launch
 from exporters.view import View
 
 RESULTS = Path(__file__).parent / "results"
@@ -72,55 +69,6 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[Cost, ...]
 
 
-@contextmanager
-def sleepers(hierarchy: Hierarchy, count: int) -> Iterator[list[str]]:
-    """`count` cgroups in every controller, each with a process that sleeps; their paths."""
-    controllers = (*CONTROLLERS, "blkio")
-    mounts = dict.fromkeys(hierarchy.v1[name] for name in controllers if name in hierarchy.v1)
-    if hierarchy.v2 is not None:
-        mounts[hierarchy.v2] = None
-    names = [f"{PARENT}/{index:03}" for index in range(count)]
-    made: list[Path] = []
-    processes: list[subprocess.Popen[bytes]] = []
-    for mount in mounts:
-        _clear(mount / PARENT)
-    try:
-        for name in (PARENT, *names):
-            for mount in mounts:
-                _make(mount / name, made)
-        for name in names:
-            processes.append(launch(["sleep", "infinity"], procs=[mount / name / "cgroup.procs" for mount in mounts]))
-        yield [f"/{name}" for name in names]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-        for directory in reversed(made):
-            directory.rmdir()
-
-
-def _clear(directory: Path) -> None:
-    """Remove what a killed run left; where processes still live in it the kernel refuses, and so do we."""
-    if directory.exists():
-        for child in directory.iterdir():
-            if child.is_dir():
-                child.rmdir()
-        directory.rmdir()
-
-
-def _make(directory: Path, made: list[Path]) -> None:
-    directory.mkdir()
-    made.append(directory)
-    for name in ("cpuset.cpus", "cpuset.mems"):
-        file, parent = directory / name, directory.parent / name
-        if file.exists() and parent.exists() and not file.read_text().strip():
-            file.write_text(parent.read_text())
-    control = directory / "cgroup.subtree_control"
-    if directory.name == PARENT and control.exists():
-        offered = (directory / "cgroup.controllers").read_text().split()
-        control.write_text(" ".join(f"+{name}" for name in CONTROLLERS if name in offered))
-
-
 def pods_file(paths: Sequence[str]) -> str:
     """All of them as pods, alternately shared_cores and reclaimed_cores."""
     levels = ("shared_cores", "reclaimed_cores")
@@ -135,9 +83,9 @@ def pods_file(paths: Sequence[str]) -> str:
     return msgspec.yaml.encode({"pods": pods}).decode()
 
 
-def measure(hierarchy: Hierarchy, count: int, act: str, seconds: float) -> tuple[Cost, str]:
+def measure(count: int, act: str, seconds: float) -> tuple[Cost, str]:
     """One row, and what the agent's source of waits says of itself."""
-    with sleepers(hierarchy, count) as paths, tempfile.TemporaryDirectory(prefix="dioptase-bench-") as name:
+    with residents(PARENT, count) as paths, tempfile.TemporaryDirectory(prefix="dioptase-bench-") as name:
         directory = Path(name)
         (directory / "pods.yaml").write_text(pods_file(paths))
         options = ["--pods", str(directory / "pods.yaml"), "--state-dir", str(directory / "state"), "--act", act]
@@ -239,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         hierarchy = detect()
         for count in args.counts:
-            row, waits = measure(hierarchy, count, args.act, args.seconds)
+            row, waits = measure(count, args.act, args.seconds)
             rows.append(row)
             print(
                 f"{count} cgroups: {row.cpu_ms:.1f} ms/s, {row.round_ms:.1f} ms a round, {row.rss_mib:.1f} MiB; "

@@ -9,25 +9,26 @@ what that alone comes to here, and the last column is the rest. Rounds are shuff
 from __future__ import annotations
 
 import argparse
-import mmap
 import os
 import random
-import socket
-import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 from agent.hierarchy import detect
+from bench.event_loads import LOADS, SLEEPERS
 from bench.machine import this_machine
-from probes import blockio, bpf, sockets, softirq
+from probes import blockio, bpf, kswapd, migrations, sockets, softirq, threads, throttles
 from probes.loader import Form, Job, Loaded, Program, load
+from probes.maps import possible_cpus
 
 LOAD_S = 1.0
+FEWEST = 200
+"""Runs of a program in a visit, below which its mean says little."""
 EMPTY = Form(name="tp_btf", typed=True, fields={}, programs=[Program("on_event", "softirq_entry", "dtse_empty")])
 TEXT = """## Probe cost per event
 
@@ -38,10 +39,12 @@ TEXT = """## Probe cost per event
 {rows}
 
 - *ns an event*: run time of the program by the kernel's BPF statistics, which take the time before and after each run.
-- Loads, all on loopback or in memory and in one task: datagrams of 100 bytes there and back; the same on one TCP connection; a
-  TCP connection made, used for one byte and closed; direct reads of 4 KiB from a loop device.
+- Loads, on loopback, in memory or in cgroups of their own: datagrams of 100 bytes there and back; the same on one TCP
+  connection; a TCP connection made, used for one byte and closed; direct reads of 4 KiB from a loop device; two processes on
+  one CPU that pass a byte back and forth; a task sent from one CPU to another, which here stand for two NUMA nodes; a file of
+  64 MiB read within a limit of 16 MiB; a walk over all threads, {sleepers:,} of them asleep (an event is a thread).
+- oomkill's program runs once for each killed process: nothing beside the kill. Context switches are in the section above.
 """
-Turn = Callable[[], None]
 
 
 @dataclass
@@ -51,6 +54,8 @@ class Contestant:
     name: str
     load: str
     job: Job
+    prepare: Callable[[Loaded], object] = lambda _loaded: None
+    """What else the probe does before its programs see what they shall."""
     seen: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
 
@@ -63,64 +68,20 @@ def contestants(scratch: Path) -> list[Contestant]:
         found += [Contestant(f"sockets, {form}", load, talk) for load in ("datagrams", "stream", "connections")]
         found.append(Contestant(f"softirq, {form}", "datagrams", softirq.job((form,))))
         found.append(Contestant(f"blockio, {form}", "direct reads", blockio.job((form,))))
+        found.append(Contestant(f"throttles, {form}", "switches", throttles.job((form,), possible_cpus())))
+        found.append(
+            Contestant(f"kswapd, {form}", "reads under a limit", kswapd.job((form,), kswapd.nodes_with_memory()))
+        )
+        two_nodes = partial(migrations.Migrations, cpu_nodes={cpu: cpu for cpu in os.sched_getaffinity(0)})
+        found.append(Contestant(f"migrations, {form}", "moves", migrations.job((form,), possible_cpus()), two_nodes))
+    found.append(Contestant("threads, iterator", "1,000 threads", threads.job()))
     return found
-
-
-@contextmanager
-def datagrams() -> Iterator[Turn]:
-    with (
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one,
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as two,
-    ):
-        two.bind(("127.0.0.1", 0))
-        one.connect(two.getsockname())
-        yield lambda: (one.send(b"x" * 100), two.recv(100), None)[-1]
-
-
-@contextmanager
-def stream() -> Iterator[Turn]:
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
-        two, _ = server.accept()
-        with two:
-            yield lambda: (one.send(b"x" * 100), two.recv(100), None)[-1]
-
-
-@contextmanager
-def connections() -> Iterator[Turn]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def turn() -> None:
-            with socket.create_connection(server.getsockname()) as one:
-                two, _ = server.accept()
-                with two:
-                    one.send(b"x")
-                    two.recv(1)
-
-        yield turn
-
-
-@contextmanager
-def direct_reads() -> Iterator[Turn]:
-    with tempfile.NamedTemporaryFile(dir="/dev/shm") as backing:
-        backing.write(b"z" * (1 << 20))
-        backing.flush()
-        made = subprocess.run(
-            ["losetup", "--find", "--show", backing.name], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        file, buffer = os.open(made, os.O_RDONLY | os.O_DIRECT), mmap.mmap(-1, 4096)
-        try:
-            yield lambda: (os.preadv(file, [buffer], 0), None)[-1]
-        finally:
-            os.close(file)
-            subprocess.run(["losetup", "--detach", made], check=True)
-
-
-LOADS = {"datagrams": datagrams, "stream": stream, "connections": connections, "direct reads": direct_reads}
 
 
 def visit(contestant: Contestant) -> None:
     """Load the probe, run the load, take the statistics of its programs."""
-    with load(contestant.job) as loaded, LOADS[contestant.load]() as turn:
+    with load(contestant.job) as loaded, LOADS[contestant.load](loaded) as turn:
+        contestant.prepare(loaded)
         statistics = bpf.enable_stats()
         try:
             before, started = _stats(loaded), time.monotonic()
@@ -131,7 +92,7 @@ def visit(contestant: Contestant) -> None:
             os.close(statistics)
     for name, (runs, run_ns) in after.items():
         count = runs - before[name][0]
-        if count >= 1000:
+        if count >= FEWEST:
             pair = (count / elapsed, (run_ns - before[name][1]) / count)
             contestant.seen.setdefault(name, []).append(pair)
 
@@ -171,7 +132,11 @@ def main() -> None:
             for contestant in random.sample(measured, len(measured)):
                 visit(contestant)
     text = TEXT.format(
-        machine=this_machine(detect().mode).line(), rounds=options.rounds, load_s=LOAD_S, rows=rows(measured)
+        machine=this_machine(detect().mode).line(),
+        rounds=options.rounds,
+        load_s=LOAD_S,
+        rows=rows(measured),
+        sleepers=SLEEPERS,
     )
     options.write.parent.mkdir(parents=True, exist_ok=True)
     options.write.write_text(text)

@@ -1,0 +1,150 @@
+"""How bench.peers counts and judges, and one real short run without cAdvisor, which takes minutes to build."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.hierarchy import detect
+from bench.contestants import ALL, CADVISOR, KUBELET, OURS, PARENT, missing
+from bench.exposition import count
+from bench.machine import Machine
+from bench.peers_report import GOALS_AT, Results, Row, markdown, verdict_lines, verdicts
+from demo.launch import ROOT
+from tests.kernel.support import require_writable_cgroups
+
+OUR_TEXT = r"""# HELP dioptase_cgroup_cpu_usage_seconds_total CPU time.
+# TYPE dioptase_cgroup_cpu_usage_seconds_total counter
+dioptase_cgroup_cpu_usage_seconds_total{cgroup="/a",namespace="",pod="",container="",qos=""} 1.5
+dioptase_cgroup_cpu_usage_seconds_total{cgroup="/a/b \"c\",cgroup=\"/z\"",namespace=""} 2
+dioptase_cgroup_runq_wait_seconds_bucket{cgroup="/a",le="0.1"} 3
+dioptase_cgroup_runq_wait_seconds_bucket{cgroup="/a",le="+Inf"} 4
+dioptase_cgroup_runq_wait_seconds_count{cgroup="/a"} 4
+
+dioptase_node_load1 0.25
+"""
+CADVISOR_TEXT = """# TYPE container_tasks_state gauge
+container_tasks_state{id="/a",image="",name="",state="running"} 0 1795000000000
+container_tasks_state{id="/a",image="",name="",state="stopped"} 0 1795000000000
+container_memory_rss{container_label_app="x",id="/a",image="",name=""} 4096
+machine_cpu_cores{boot_id="dbd5857b",machine_id="3d12",system_uuid=""} 2
+"""
+
+
+def test_every_line_that_is_no_comment_is_a_series_and_a_cgroup_has_those_with_its_path() -> None:
+    found = count(OUR_TEXT)
+    assert found.series == 6
+    assert found.cgroups == {"/a": 4, r"/a/b \"c\",cgroup=\"/z\"": 1}
+    assert found.buckets["/a"] == 2
+    assert found.names["/a"] == 3
+
+
+def test_cadvisor_names_a_cgroup_by_id_and_a_machine_is_none() -> None:
+    found = count(CADVISOR_TEXT)
+    assert found.series == 4
+    assert found.cgroups == {"/a": 3}
+    assert found.names == {"/a": 2}
+    assert found.buckets == {"/a": 0}
+
+
+@given(st.text())
+def test_whatever_a_server_sends_is_counted_or_passed_over(text: str) -> None:
+    found = count(text)
+    assert sum(found.cgroups.values()) <= found.series <= text.count("\n") + 1
+
+
+def row(exporter: str, *, cgroups: int = GOALS_AT, in_pods: bool = False, **given: float) -> Row:
+    numbers = {
+        "cpu_s": 2.0,
+        "rss_mib": 60.0,
+        "scrape_ms": 100.0,
+        "gzip_ms": 50.0,
+        "series": 20_000,
+        "cgroup_series": 100,
+    }
+    return msgspec.convert(
+        {
+            "cgroups": cgroups, "in_pods": in_pods, "exporter": exporter, "cpu_range_s": (1.5, 2.5), "scrape_kib": 4000,
+            "gzip_kib": 160, "cgroup_buckets": 60, "cgroup_names": 40, **numbers, **given,
+        },
+        type=Row,
+    )  # fmt: skip
+
+
+CADVISOR_ROW = row(CADVISOR.name, cpu_s=10, rss_mib=120, scrape_ms=100, gzip_ms=50, series=10_000, cgroup_series=100)
+KUBELET_ROW = row(KUBELET.name, cgroup_series=101)
+
+
+def judged(*rows: Row) -> list[str]:
+    return [found.verdict for found in verdicts(rows, in_pods=False)]
+
+
+def test_a_goal_is_met_at_its_very_bound_and_missed_beyond_it() -> None:
+    """CPU 2 of 10 is a fifth, 60 MiB of 120 a half, 5 us of 10 a half; one series fewer than the kubelet's is fewer."""
+    assert judged(row(OURS.name), CADVISOR_ROW, KUBELET_ROW) == ["PASS"] * 6 + ["MISS"]
+    beyond = row(OURS.name, cpu_s=2.01, rss_mib=64.1, scrape_ms=101, gzip_ms=50.5, cgroup_series=99)
+    assert judged(beyond, CADVISOR_ROW, KUBELET_ROW) == ["MISS"] * 7
+
+
+def test_nothing_is_judged_that_was_not_measured() -> None:
+    ours = row(OURS.name)
+    assert judged() == ["OPEN"] * 7
+    assert judged(ours) == ["OPEN", "OPEN", "PASS", "OPEN", "OPEN", "OPEN", "OPEN"]
+    elsewhere = (row(CADVISOR.name, cgroups=100), row(CADVISOR.name, in_pods=True))
+    assert judged(ours, *elsewhere) == judged(ours)
+
+
+def test_the_page_has_a_line_for_each_row_and_each_goal_of_each_layout_with_its_ratio() -> None:
+    rows = (row(OURS.name), CADVISOR_ROW, row(OURS.name, in_pods=True), row("node_exporter", cgroup_series=0))
+    machine = Machine(date="d", kernel="k", cpu="c", cpus=2, hypervisor=True, cgroups="v2", python="3.11")
+    results = Results(
+        machine=machine, settings="as ever", contestants=(("x", "so"),), rows=rows, absent=("y: it is not there",)
+    )
+    text = markdown(results)
+    ours = "| 2.00 | 1.50 to 2.50 | 60.0 | 100.0 | 4,000 | 50.0 | 160 | 20,000 | 5.0 | 2.5 | 100 | 40 | 40 |"
+    assert f"| 200 side by side | dioptase {ours}" in text
+    assert f"| 200 in pods | dioptase {ours}" in text
+    assert "| 200 side by side | node_exporter | 2.00 | 1.50 to 2.50 | 60.0 | 100.0 " in text
+    assert "| 20,000 | 5.0 | 2.5 |  |  |  |" in text
+    assert (
+        "- PASS 200 side by side: CPU at most a fifth of cAdvisor's: 2.00 against 10.00 CPU s/min, ratio 0.200" in text
+    )
+    assert "- OPEN 200 in pods: CPU at most a fifth of cAdvisor's: not measured at 200 cgroups" in text
+    assert len(verdict_lines(rows)) == 14
+    assert "- Not measured: y: it is not there" in text
+
+
+def test_without_go_cadvisor_is_missing_and_the_reason_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    reasons = {name: found.reason for name, one in ALL.items() if (found := missing(one)) is not None}
+    assert reasons == {
+        "cadvisor": "cAdvisor is not built, and go is not installed",
+        "kubelet": "cAdvisor is not built, and go is not installed",
+        "node": "prometheus-node-exporter is not installed",
+    }
+
+
+@pytest.mark.kernel
+def test_a_quick_run_measures_the_agent_on_containers_in_pods(tmp_path: Path) -> None:
+    """More series of a container than cAdvisor's 49 with its standard metrics, on the same cgroups of this kernel."""
+    require_writable_cgroups()
+    command = [sys.executable, "-m", "bench.peers", "--quick", "--only", "dioptase", "--out", str(tmp_path)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    if "Device or resource busy" in ran.stderr:
+        pytest.skip("a bench runs on this machine now")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    (found,) = msgspec.json.decode((tmp_path / "peers.json").read_bytes(), type=Results).rows
+    assert (found.cgroups, found.in_pods, found.exporter) == (10, True, "dioptase")
+    assert found.cgroup_series >= 49
+    assert found.series >= 2 * 10 * found.cgroup_names, "the pods' own cgroups are exported too"
+    assert 0 < found.cpu_s < 60
+    assert found.gzip_kib < found.scrape_kib / 4
+    mounts = {*detect().v1.values(), detect().primary}
+    assert [mount for mount in mounts if (mount / PARENT).exists()] == []
