@@ -9,6 +9,8 @@ import msgspec
 import pytest
 
 from cli import words
+from cli.blame import average, sentence
+from cli.names import names_of
 from exporters.view import View, build
 from tests import fakes
 from tests.browser.chromium import Browser
@@ -22,7 +24,8 @@ pytestmark = pytest.mark.browser
 
 def test_who_waits_for_whom_can_be_computed_by_hand(browser: Browser, agent: Agent) -> None:
     """See the table at the top of tests/cli/neighbours.py."""
-    agent.show(neighbours.rounds(40))
+    made = neighbours.rounds(40)
+    agent.show(made)
     page = opened(browser, agent)
     assert rows(page, "#blame") == [
         ["waits ↓ for →", "all waits", "lab/batch train", BUILD, "shop/web", "the rest", "own throttling", "real-time tasks",
@@ -31,7 +34,12 @@ def test_who_waits_for_whom_can_be_computed_by_hand(browser: Browser, agent: Age
         ["shop/web", "400", "240", "100", "20", "", "30", "4.0", "6.0"],
         [BUILD, "120", "100", "15", "", "", "", "", "5.0"],
     ]  # fmt: skip
-    assert page.text("#blame-top") == f"lab/batch train waits most for {BUILD}: 300 ms a second, 33 % of its waits."
+    views = [build(finished) for finished in made]
+    assert page.text("#blame-top") == sentence(average(views[-30:]), names_of(views[-1].containers)), "as top says it"
+    assert page.text("#blame-top") == (
+        "lab/batch train waits most for its own tasks, 56 % of its waits; "
+        f"of its neighbours most for {BUILD}: 300 ms a second, 33 %."
+    )
     selfs = page.eval("[...document.querySelectorAll('#blame .self')].map(c => c.textContent)")
     assert selfs == ["500", "20", "15"], "a cgroup's own tasks are marked"
     assert page.errors() == []

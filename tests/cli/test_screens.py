@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.text import Text
 
 from cli import words
-from cli.blame import matrix
+from cli.blame import Victim, matrix, sentence
 from cli.frame import lines, render
 from cli.keys import BY_NAME, Choice, pressed
 from cli.screens import SCREENS
@@ -59,6 +59,29 @@ def test_who_waits_on_whom_can_be_computed_by_hand() -> None:
     # A is /batch (500 + 240 + 100), B the build (300 + 100 + 15), C /web.
     assert frame.index("A lab/batch train") < frame.index("B /system.slice/build") < frame.index("C shop/web")
     assert rows["shop/web"][:8] == ["400", "240", "100", "20", "·", "30", "4.0", "6.0"]
+
+
+@pytest.mark.parametrize(
+    ("by", "apart", "said"),
+    [
+        ({"/y": 71.0, "/x": 5.0}, (12.0, 6.0, 6.0), "/x waits most for /y: 71 ms a second, 71 % of its waits."),
+        ({"/y": 12.0, "/x": 5.0}, (71.0, 6.0, 6.0), ("/x waits most for its own quota, 71 % of its waits; "
+         "of its neighbours most for /y: 12 ms a second, 12 %.")),
+        ({"/y": 12.0, "/x": 71.0}, (5.0, 6.0, 6.0), ("/x waits most for its own tasks, 71 % of its waits; "
+         "of its neighbours most for /y: 12 ms a second, 12 %.")),
+        ({"/y": 4.0}, (0.0, 6.0, 0.0), ("/x waits most for real-time tasks, 60 % of its waits; "
+         "of its neighbours most for /y: 4.0 ms a second, 40 %.")),
+        ({"/y": 4.0}, (0.0, 0.0, 6.0), ("/x waits most for other causes, 60 % of its waits; "
+         "of its neighbours most for /y: 4.0 ms a second, 40 %.")),
+        ({"/x": 4.0}, (6.0, 0.0, 0.0), "No cgroup waits for another one; they wait for themselves, or for what stands apart."),
+    ],
+)  # fmt: skip
+def test_a_neighbour_is_not_said_to_be_the_cause_where_another_one_is_larger(
+    by: dict[str, float], apart: tuple[float, float, float], said: str
+) -> None:
+    victim = Victim("/x")
+    victim.by, victim.apart = by, list(apart)
+    assert sentence([victim], {}) == said
 
 
 @pytest.mark.parametrize("by_ms", [-3_600_000, 3_600_000])
