@@ -42,7 +42,7 @@ def screen(key: str, *, width: int = 80, height: int = 24, sort: int = 0, seen: 
     return [line.plain.rstrip() for line in frame_of(shown, Choice(screen=key, sort=sort), width, height)]
 
 
-@pytest.mark.parametrize("key", ["2", "3", "4"])
+@pytest.mark.parametrize("key", ["2", "3", "4", "5"])
 def test_golden_screens(key: str, golden: Callable[[str, str], None]) -> None:
     golden(f"top-{key}-80x24.txt", "".join(f"{line}\n" for line in screen(key)))
 
@@ -146,13 +146,21 @@ def test_threads_and_pressure() -> None:
     assert web.split()[1:] == ["3", "2", "1", "7", "1.50", "25%", "2.0%", "0.5%"]
 
 
+def test_disk_and_network() -> None:
+    frame = screen("5", width=120)
+    assert any(line.startswith("io ") and "some 5.0 % · all 1.0 %" in line for line in frame)
+    web = next(line for line in frame if line.startswith("shop/web"))
+    # 1 MiB a second in requests of 3 ms, in the slot up to 4.1 ms; 2 MiB sent, 1 received, 3 segments again.
+    assert web.split()[1:] == ["1.00M", "0B", "4.08ms", "0.5%", "2.00M", "1.00M", "3.0"]
+
+
 def test_a_source_that_blames_nobody_is_said() -> None:
     told = [build(fakes.busy_round(seq)) for seq in range(1, 6)]
     assert any("Who had the CPU meanwhile is not known" in line for line in screen("2", seen=told))
 
 
 @pytest.mark.parametrize("size", [(20, 3), (40, 10), (60, 16), (80, 24), (140, 40), (300, 90)])
-@pytest.mark.parametrize("key", ["1", "2", "3", "4", "?"])
+@pytest.mark.parametrize("key", ["1", "2", "3", "4", "5", "?"])
 @pytest.mark.parametrize("kind", ["plain", "hostile", "many", "nobody", "bare", "story"])
 def test_no_screen_leaves_its_terminal(size: tuple[int, int], key: str, kind: str) -> None:
     seen = {
@@ -181,7 +189,7 @@ def test_without_pods_the_overview_shows_who_runs_and_waits() -> None:
 def test_the_last_line_names_the_keys_and_marks_the_screen() -> None:
     seen = views(3)
     for key, chosen in SCREENS.items():
-        last = frame_of(seen, Choice(screen=key), 120, 24)[-1]
+        last = frame_of(seen, Choice(screen=key), 124, 24)[-1]
         assert [
             span.style for span in last.spans if last.plain[span.start : span.end] == f" {key} {chosen.title} "
         ] == ["reverse"]
