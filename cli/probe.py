@@ -20,7 +20,7 @@ from api.ports import Probe, Unavailable
 from api.rates import wait_delta
 from cli.options import Seconds
 from cli.probes import generic
-from cli.probes.screen import Screen, bars, cgroup_paths, name_of, whole
+from cli.probes.screen import Screen, bars, cgroup_paths, checked_prefix, name_of, whole
 from cli.words import clean, duration
 from probes import registry
 from probes import runqlat as probe_runqlat
@@ -110,7 +110,10 @@ def _list() -> None:
     show_default=True,
     help="How to measure; auto takes the cheapest that the kernel allows.",
 )
-@click.option("--cgroup", "prefix", default="/", show_default=True, help="Only cgroups whose path begins with this.")
+@click.option(
+    "--cgroup", "prefix", default="/", show_default=True, callback=checked_prefix,
+    help="Only cgroups whose path begins with this.",
+)  # fmt: skip
 def runqlat(*, as_json: bool, interval: float, duration_s: float | None, form: str, prefix: str) -> None:
     """How long tasks wait for a CPU, as a histogram per cgroup: every task, every switch."""
     forms = probe_runqlat.FORMS if form == "auto" else (form,)

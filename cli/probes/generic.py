@@ -16,7 +16,7 @@ from api.ports import Probe, Seen, Unavailable
 from api.text import to_json
 from cli.options import Seconds
 from cli.probes.changes import Cell, cells, change
-from cli.probes.screen import Screen, cgroup_paths, name_of, whole
+from cli.probes.screen import Screen, cgroup_paths, checked_prefix, name_of, whole
 from cli.probes.tables import render
 from probes.registry import Row
 
@@ -62,8 +62,9 @@ def command(row: Row, show_as: Callable[[Shown, int | None], RenderableGroup] = 
         "--duration", "duration_s", type=Seconds(min=0), help="End after so many seconds; default: at Ctrl-C."
     )
     @click.option(
-        "--cgroup", "prefix", default="/", show_default=True, help="Only cgroups whose path begins with this."
-    )
+        "--cgroup", "prefix", default="/", show_default=True, callback=checked_prefix,
+        help="Only cgroups whose path begins with this.",
+    )  # fmt: skip
     def run(*, as_json: bool, interval: float, duration_s: float | None, prefix: str) -> None:
         try:
             probe = row.open()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
+import click
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
@@ -52,6 +53,16 @@ def cgroup_paths() -> dict[int, str]:
         except FileNotFoundError:
             continue
     return found
+
+
+def checked_prefix(_context: click.Context, _parameter: click.Parameter, prefix: str) -> str:
+    """Callback of --cgroup: a prefix that no cgroup can have is refused; one that none has now may get one later."""
+    if not prefix.startswith(("/", "id ")):
+        raise click.BadParameter(f"no cgroup begins with {prefix!r}: paths begin with /, such as /{prefix}")
+    paths = cgroup_paths().values()
+    if paths and prefix.startswith("/") and not any(path.startswith(prefix) for path in paths):
+        click.echo(f"no cgroup begins with {prefix}; nothing is shown until there is one", err=True)
+    return prefix
 
 
 def whole(paths: Mapping[int, str]) -> bool:
