@@ -26,6 +26,7 @@ from probes import registry
 from probes import runqlat as probe_runqlat
 from probes.groups import Lost
 from probes.loader import Compiler, sharing
+from probes.migrations import ONE_NODE
 from probes.runqlat import RunqLat
 
 RUNQLAT = "runqlat"
@@ -95,7 +96,10 @@ def _list() -> None:
             except Unavailable as error:
                 click.echo(f"{name:<12} {'no':<8} {text}\n{'':<21} {error.reason}\n{'':<21} what to do: {error.remedy}")
                 continue
-            click.echo(f"{name:<12} {opened.form:<8} {text}")
+            if opened.form == ONE_NODE:
+                click.echo(f"{name:<12} {'-':<8} {text}\n{'':<21} not needed: {ONE_NODE}")
+            else:
+                click.echo(f"{name:<12} {opened.form:<8} {text}")
             opened.close()
 
 
