@@ -103,7 +103,7 @@ def _refused(url: str, error: HTTPError) -> Unavailable:
     if error.code == HTTPStatus.UNAUTHORIZED:
         scheme, _, address = url.partition("://")
         return Unavailable(
-            f"{url} wants a user and a password that it knows", f"--url {scheme}://USER:PASSWORD@{address}"
+            f"{url} asks for a user and a password that it knows", f"--url {scheme}://USER:PASSWORD@{address}"
         )
     try:
         problem = msgspec.json.decode(error.read(1 << 16), type=_Problem)

@@ -18,7 +18,7 @@ from api.facts import Wait
 from api.histograms import BOUNDS_NS, SLOTS, quantile_ns
 from api.ports import Probe, Unavailable
 from api.rates import wait_delta
-from cli.options import Seconds
+from cli.options import Seconds, Suggesting
 from cli.probes import generic
 from cli.probes.screen import Screen, bars, cgroup_paths, checked_prefix, name_of, whole
 from cli.words import clean, duration
@@ -60,7 +60,7 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     """Inclusive upper bounds of the slots; the last slot has none."""
 
 
-class Probes(click.Group):
+class Probes(Suggesting):
     """A command per probe; cli/probes/NAME.py has those that are shown in a way of their own, as command object NAME."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature

@@ -53,7 +53,7 @@ def test_a_user_and_a_password_that_are_missing_or_wrong(
     monkeypatch.setenv("SSL_CERT_FILE", str(authority))
     for user in ("", "me:wrong@"):
         found = refusal(f"https://{user}localhost:{agent.port}")
-        assert "wants a user and a password" in found.reason
+        assert "asks for a user and a password" in found.reason
         assert found.remedy == f"--url https://USER:PASSWORD@localhost:{agent.port}"
     assert Client(f"https://me:secret@localhost:{agent.port}").view().seq == 4
 
