@@ -147,6 +147,8 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             await _until_told(loop, options)
         finally:
             left = _put_back(originals, files, loop, journal) if act is Act.ON else 0
+            if act is not options.act:
+                log.warning("--act on was asked for, and nothing was written. %s", " ".join(act_missing))
     return 1 if left else 0
 
 

@@ -27,7 +27,7 @@ from exporters.history import History
 from exporters.listener import Listener
 from exporters.passwords import Busy, Passwords
 from exporters.prometheus import Exposition
-from exporters.serving import KEEPALIVE_S, cannot_listen, is_loopback, names_loopback, own_faults
+from exporters.serving import KEEPALIVE_S, cannot_listen, is_loopback, names_loopback, own_faults, tell_open
 from exporters.webconfig import Stamp, Web, WebConfig
 
 log = logging.getLogger(__name__)
@@ -172,6 +172,8 @@ class Server:
         if config is not None:
             self._following = asyncio.create_task(self._follow(config, config.stamp(), listener))
         self._loopback = all(is_loopback(name) for name, _ in bound)
+        if config is None:
+            tell_open([name for name, _ in bound], "give it a --web-config with passwords or a certificate")
         return int(bound[0][1])
 
     async def stop(self) -> None:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from api.ports import Unavailable
+
+log = logging.getLogger(__name__)
 
 KEEPALIVE_S = 75.0
 """Longer than readers pause between two requests; aiohttp's own hour would let idle ones hold every descriptor."""
@@ -44,6 +47,13 @@ def cannot_listen(host: str, port: int, error: Exception, option: str) -> Unavai
 def is_loopback(address: str) -> bool:
     """Whether nobody else can reach it."""
     return _is_address(address) and ipaddress.ip_address(address).is_loopback
+
+
+def tell_open(addresses: Sequence[str], remedy: str) -> None:
+    """A warning where others than this machine can read what is served."""
+    told = ", ".join(address for address in addresses if not is_loopback(address))
+    if told:
+        log.warning("whoever reaches %s can read all that this agent sees: %s", told, remedy)
 
 
 def names_loopback(host: str) -> bool:

@@ -27,7 +27,7 @@ from exporters.malachite.past import History
 from exporters.malachite.realtime import freq, info, power, resctrl
 from exporters.malachite.subtree import Subtree
 from exporters.malachite.wire import Wire, envelope, refusal
-from exporters.serving import is_loopback, listen, names_loopback
+from exporters.serving import is_loopback, listen, names_loopback, tell_open
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,9 @@ class Malachite:
     async def start(self, host: str, port: int) -> int:
         """Listen and return the port, which the kernel chooses where it is 0. Raises Unavailable with a remedy."""
         self._runner, bound = await listen(self.app(), host, port, "--malachite", max_line_size=MOST_LINE)
-        self._loopback = all(is_loopback(str(name)) for name, *_ in self._runner.addresses)
+        names = [str(name) for name, *_ in self._runner.addresses]
+        self._loopback = all(map(is_loopback, names))
+        tell_open(names, "Malachite's protocol has no passwords; listen on 127.0.0.1")
         return bound
 
     async def stop(self) -> None:
