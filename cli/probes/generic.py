@@ -16,7 +16,7 @@ from api.ports import Probe, Seen, Unavailable
 from api.text import to_json
 from cli.options import Seconds
 from cli.probes.changes import Cell, cells, change
-from cli.probes.screen import Screen, cgroup_paths, checked_prefix, name_of, whole
+from cli.probes.screen import Screen, cgroup_paths, checked_prefix, device_name, name_of, whole
 from cli.probes.tables import render
 from probes.registry import Row
 
@@ -106,9 +106,15 @@ def intervals(probe: Probe, interval: float, duration_s: float | None, prefix: s
                 node={name: change(previous.node.get(name), value) for name, value in seen.node.items()},
                 problem="" if problem is None else f"{problem.reason}: {problem.remedy}",
             ),
-            cells=found,
+            cells=tuple((cgroup, _named(cell)) for cgroup, cell in found),
         )
         previous, previous_at, paths = seen, now, paths_now
+
+
+def _named(cell: Cell) -> Cell:
+    if cell.name.partition(".")[0] != "block_io":
+        return cell
+    return cell._replace(about=tuple(device_name(number) for number in cell.about))
 
 
 def summarize(

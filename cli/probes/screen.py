@@ -76,6 +76,14 @@ def name_of(number: int, paths: dict[int, str]) -> str:
     return paths.get(number, "/" if number == ROOT_ID else f"id {number}")
 
 
+def device_name(number: str, sys_root: Path = Path("/sys")) -> str:
+    """What the kernel calls a disk, `vda` for `254:0`; the number itself of one that is gone."""
+    try:
+        return (sys_root / "dev/block" / number).readlink().name
+    except OSError:
+        return number
+
+
 def bars(slots: Sequence[int]) -> list[Text]:
     """A bar per slot between the first and the last that is not empty."""
     lines = []
