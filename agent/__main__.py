@@ -108,7 +108,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             stack.callback(originals.close)
         act, act_missing = _effective(options.act, files, originals, pods)
         chosen = registry.USUAL if config.probes is None else config.probes
-        waits, waits_missing = _open_waits(hierarchy, blame=BLAME in chosen)
+        waits, waits_missing = _open_waits(hierarchy, blame=BLAME in chosen, watching=options.pods is None)
         stack.callback(waits.close)
         probes = Background(registry.openers(chosen, {BLAME: partial(beside, waits)}))
         stack.callback(probes.close)
@@ -147,6 +147,8 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             await _until_told(loop, options)
         finally:
             left = _put_back(originals, files, loop, journal) if act is Act.ON else 0
+            if act is not options.act:
+                log.warning("--act on was asked for, and nothing was written. %s", " ".join(act_missing))
     return 1 if left else 0
 
 
@@ -179,13 +181,14 @@ def _effective(
     return Act.ON, ()
 
 
-def _open_waits(hierarchy: Hierarchy, *, blame: bool) -> tuple[WaitSource, tuple[str, ...]]:
-    """The probe, or /proc/PID/schedstat where the kernel refuses it."""
+def _open_waits(hierarchy: Hierarchy, *, blame: bool, watching: bool) -> tuple[WaitSource, tuple[str, ...]]:
+    """The probe, or /proc/PID/schedstat where the kernel refuses it: of pods alone, for it costs a read for every thread."""
     try:
         return open_waits(blame=blame), ()
     except Unavailable as error:
-        coarse = "Run-queue waits come from schedstat, as sums without a distribution"
-        return SchedstatWaits(PROC, hierarchy), (f"{coarse}: {error.reason}: {error.remedy}.",)
+        coarse = "Run-queue waits come from schedstat, as sums without a distribution, and of the pods in --pods only"
+        none = "There are no run-queue waits: without BPF they come from schedstat, of the pods in --pods only"
+        return SchedstatWaits(PROC, hierarchy), (f"{none if watching else coarse}: {error.reason}: {error.remedy}.",)
 
 
 def _open_recorder(options: Options, stack: AsyncExitStack) -> Recorder | None:

@@ -68,7 +68,9 @@ def _sources(proc: Path, sys: Path) -> list[Check]:
     reader.close()
     error, remedy = (problems[0].error, problems[0].remedy) if problems else ("all of them are read", "")
     found = [Check(name="node files", ok=not problems, detail=error, remedy=remedy)]
-    return found + [Check(name="optional", ok=True, detail=lack.reason, remedy=lack.remedy) for lack in lacks]
+    return found + [
+        Check(name=f"optional: {source}", ok=True, detail=lack.reason, remedy=lack.remedy) for source, lack in lacks
+    ]
 
 
 def _knobs(hierarchy: Hierarchy) -> list[Check]:

@@ -13,6 +13,10 @@ import msgspec
 from agent.config import Config
 from agent.sense.documents import LARGEST_BYTES, DocumentError, check
 from agent.smallfile import read_small
+from api.text import choices
+
+ALWAYS = "runqlat"
+"""`dioptase probe` lists it among the others, and the agent cannot do without."""
 
 
 class ConfigError(ValueError):
@@ -29,6 +33,8 @@ def load(path: Path | None, probes: Collection[str]) -> Config:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; name an existing file with --config") from error
     config = parse(text, str(path))
     unknown = [name for name in config.probes or () if name not in probes]
+    if ALWAYS in unknown:
+        raise ConfigError(f"{path}: probes: `{ALWAYS}` is no choice: waits are always measured; leave it out")
     if unknown:
         raise ConfigError(f"{path}: probes: there is no probe `{unknown[0]}`; choose from {', '.join(probes)}")
     return config
@@ -52,6 +58,8 @@ def parse(text: bytes, name: str) -> Config:
     except msgspec.ValidationError as error:
         reason, _, where = str(error).partition(" - at `$.")
         field = where.rstrip("`") or "top level"
+        if listed := choices(Config, field):
+            reason += f", choose from {', '.join(listed)}"
         raise ConfigError(f"{name}: {field}: {reason}; docs/operations.md lists every field and its bounds") from error
     if contradiction := _contradiction(config):
         raise ConfigError(f"{name}: {contradiction}")

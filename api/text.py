@@ -6,7 +6,7 @@ Python hands such bytes over as lone surrogates, which no JSON, protobuf or expo
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -24,6 +24,19 @@ def to_json(value: object) -> bytes:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
         return msgspec.json.encode(_repaired(msgspec.to_builtins(value)))
+
+
+def choices(kind: Any, field: str) -> tuple[str, ...]:
+    """What a field such as `advisor.policy` of a Struct may be where its type lists it; empty where it does not."""
+    for name in field.split("."):
+        kind = next((part for part in get_args(kind) if _is_struct(part)), kind)  # of `Struct | None`
+        fields = msgspec.structs.fields(kind) if _is_struct(kind) else ()
+        kind = next((each.type for each in fields if each.encode_name == name), None)
+    return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
 def _spell(match: re.Match[str]) -> str:

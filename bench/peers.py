@@ -3,12 +3,13 @@
 All of them run at once, for what one costs is asked of the kernel for each by itself; each is scraped every 10 seconds,
 and the order in which they are asked is drawn anew every time. Writes JSON and a Markdown table to bench/results.
 
-    python -m bench.peers [--counts 10,100,200,200p,500] [--rounds 3] [--only dioptase,cadvisor,kubelet,node] [--quick]
+    python -m bench.peers [--counts 10,100,200,200p,500] [--rounds 3] [--only dioptase,deciding,cadvisor,kubelet,node] [--quick]
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 import tempfile
@@ -29,12 +30,15 @@ from bench.exposition import count
 from bench.machine import end_cleanly_on_sigterm, this_machine
 from bench.peers_report import Results, Row, layout, markdown, verdict_lines
 from bench.residents import asleep, residents
+from probes import bpf
 
 RESULTS = Path(__file__).parent / "results"
 COUNTS = "10,100,200,200p,500"
 SCRAPE_EVERY_S = 10.0
 CYCLE_S = 1.25
 """Between two timed scrapes of the same exporter: more than a tick, or the second would find the text of the first."""
+OTHERS = 1000
+"""Cgroups that the machine may have beside those of the bench."""
 BUSY_EVERY = 10
 BUSY = "import time\nwhile True:\n    time.sleep(0.25)\n    sum(range(20000))"
 """Of every ten cgroups one computes for half a millisecond, four times a second."""
@@ -44,7 +48,9 @@ TEXT = (
     "process that sleeps; in one of ten it computes for half a millisecond four times a second. *Side by side*: that "
     "many cgroups, without limits. *In pods*: that many containers as a kubelet makes them, each in the cgroup of a "
     "pod, with limits of CPU and memory, so there are twice as many cgroups. All exporters run at once on the same "
-    "cgroups. CPU is that of an exporter and its children for each minute, with a scrape in gzip every {every:g} s. RSS "
+    "cgroups. CPU is that of an exporter and its children for each minute, with a scrape in gzip every {every:g} s; *in "
+    "BPF* is what its programs take beside that, in the tasks that they run in, by the kernel's statistics, which are on "
+    "for {seconds:g} s at the end; the memory of their maps is beside that of the process, too. RSS "
     "is read at the end, when each has run for {ran:.0f} s at least: cAdvisor keeps the samples of 120 s. Scrapes are "
     "timed apart from that, in each round {samples} without compression and {samples} in gzip, more than a tick apart, "
     "in an order drawn anew each time, each over a new connection. A series is a line of the exposition: each bucket of "
@@ -57,6 +63,8 @@ class Spent(msgspec.Struct):
 
     cpu_s: list[float] = msgspec.field(default_factory=list)
     """For each minute."""
+    bpf_s: float = 0.0
+    """Of its BPF programs, for each minute, in the tasks that they ran in."""
     plain_ms: list[float] = msgspec.field(default_factory=list)
     gzip_ms: list[float] = msgspec.field(default_factory=list)
     plain: bytes = b""
@@ -113,6 +121,7 @@ def measure(bed: Bed, contestants: Sequence[Contestant], plan: Plan) -> list[Row
                 raise Unavailable(f"an exporter went away: {error}", "run it by itself and see") from error
             said = (f"{name} {found.cpu_s[-1]:.2f} s/min" for name, found in spent.items())
             _say(bed, f"round {number} of {plan.rounds}: {', '.join(said)}")
+        _count_bpf(exporters, plan, spent)
         return [_row(bed, paths, exporter, spent[exporter.contestant.name]) for exporter in exporters]
 
 
@@ -122,6 +131,7 @@ def _say(bed: Bed, what: str) -> None:
 
 def _started(contestant: Contestant, paths: Sequence[str], running: ExitStack) -> Exporter:
     directory = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="dioptase-bench-")))
+    (directory / "config.yaml").write_text(f"exporters: {{maxCgroups: {2 * len(paths) + OTHERS}}}\n")
     (directory / "pods.yaml").write_text(pods_file(paths))
     return Exporter(contestant, directory)
 
@@ -139,6 +149,19 @@ def _count_cpu(exporters: Sequence[Exporter], plan: Plan, spent: dict[str, Spent
     minutes = (time.monotonic() - began) / 60
     for exporter, cpu_ns in zip(exporters, before, strict=True):
         spent[exporter.contestant.name].cpu_s.append((exporter.cpu_ns() - cpu_ns) / NS_PER_S / minutes)
+
+
+def _count_bpf(exporters: Sequence[Exporter], plan: Plan, spent: dict[str, Spent]) -> None:
+    """By itself and last: the kernel's statistics make every BPF program slower."""
+    statistics = bpf.enable_stats()
+    try:
+        began, before = time.monotonic(), [exporter.bpf_run_ns() for exporter in exporters]
+        time.sleep(plan.seconds)
+        minutes = (time.monotonic() - began) / 60
+        for exporter, run_ns in zip(exporters, before, strict=True):
+            spent[exporter.contestant.name].bpf_s = (exporter.bpf_run_ns() - run_ns) / NS_PER_S / minutes
+    finally:
+        os.close(statistics)
 
 
 def _time_scrapes(exporters: Sequence[Exporter], plan: Plan, spent: dict[str, Spent]) -> None:
@@ -169,6 +192,8 @@ def _row(bed: Bed, paths: Sequence[str], exporter: Exporter, spent: Spent) -> Ro
         exporter=exporter.contestant.name,
         cpu_s=median(spent.cpu_s),
         cpu_range_s=(min(spent.cpu_s), max(spent.cpu_s)),
+        bpf_s=spent.bpf_s,
+        bpf_mib=exporter.bpf_memory_mib(),
         rss_mib=rss_mib,
         scrape_ms=median(spent.plain_ms),
         gzip_ms=median(spent.gzip_ms),

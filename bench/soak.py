@@ -34,6 +34,12 @@ EXPECTED = ("open-files",)
 CHURN = """
 import os, sys, time
 parents, rate, prefix = sys.argv[3:], int(sys.argv[1]), sys.argv[2]
+
+def live_in(group):
+    with open(f"{group}/cgroup.procs", "w") as procs:
+        procs.write("0")
+    time.sleep(0.0001)
+
 made, began, told = 0, time.monotonic(), time.monotonic()
 alive = []
 while True:
@@ -41,6 +47,8 @@ while True:
         name = f"{prefix}{made}"
         for parent in parents:
             os.mkdir(f"{parent}/{name}")
+        live_in(f"{parents[0]}/{name}")
+        live_in(parents[0])
         alive.append(name)
         made += 1
         if time.monotonic() - told >= 1:
@@ -72,7 +80,9 @@ class Soak(msgspec.Struct, frozen=True, kw_only=True):
 
     at_rest: int
     rate: float
-    """Cgroups that were really made, and removed, in a second."""
+    """Cgroups that were really made, lived in, and removed, in a second."""
+    seconds: float
+    """Of each phase."""
     looks: tuple[Look, ...]
 
     def growth(self) -> tuple[float, int]:
@@ -149,7 +159,7 @@ def soak(hierarchy: Hierarchy, at_rest: int, rate: int, seconds: float) -> Soak:
                 lasted = time.monotonic() - began
                 made = int(churn.stdout.read().split()[-1])
             looks.append(watch.look("rest again", seconds))
-            return Soak(at_rest=at_rest, rate=made / lasted, looks=tuple(looks))
+            return Soak(at_rest=at_rest, rate=made / lasted, seconds=seconds, looks=tuple(looks))
         finally:
             agent.stop()
 
@@ -195,8 +205,9 @@ def markdown(run: Soak) -> str:
     out = [
         "## Soak",
         "",
-        f"{run.at_rest} cgroups at rest, and {run.rate:.0f} made and removed in a second, in the trees that count most.",
-        f"Between the halves of the churn the agent grew by {mib:.1f} MiB and {descriptors} descriptors.",
+        f"{run.at_rest} cgroups at rest, and {run.rate:.0f} made and removed in a second, in the trees that count most; a",
+        f"task runs in each before it goes, so that every probe has to remember it. Phases of {run.seconds:g} s. Between",
+        f"the halves of the churn the agent grew by {mib:.1f} MiB and {descriptors} descriptors.",
         "",
         "| phase | CPU ms/s | RSS MiB | descriptors | rounds | errors of sources |",
         "|---|---|---|---|---|---|",

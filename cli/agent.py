@@ -54,7 +54,7 @@ def agent(act: str | None, pods: Path | None, listen: str, malachite: str | None
     """Run the node agent until a signal ends it; then every changed value is put back."""
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, handlers=[StderrLog()])
     host, port = parse_listen(listen)
-    also = None if malachite is None else parse_listen(malachite)
+    also = None if malachite is None else parse_listen(malachite, "--malachite")
     options = Options(act=_act(act, pods), pods=pods, host=host, port=port, malachite=also, **others)
     try:
         status = main(options)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
+from textwrap import wrap
 
 from rich.text import Text
 
@@ -17,6 +18,8 @@ from exporters.view import View
 SPAN_MS = 30_000
 CELL = 6
 APART = ("quota", "rt", "other")
+CAUSES = ("its own quota", "real-time tasks", "other causes")
+"""The same in a sentence."""
 LEAST_MS = 0.05
 STRONG_MS, WEAK_MS = 100.0, 10.0
 
@@ -54,7 +57,7 @@ def average(views: Sequence[View]) -> list[Victim]:
 
 
 def matrix(view: View, history: Sequence[View], width: int, height: int) -> list[Text]:
-    """At most so many lines, the names of the columns included."""
+    """A sentence, and at most so many lines of a table, the names of its columns included."""
     recent = [seen for seen in history if view.taken_at_ms - seen.taken_at_ms < SPAN_MS] or [view]
     names = names_of(c for seen in recent for c in (*seen.containers, *seen.others))
     known = average(recent)
@@ -64,6 +67,7 @@ def matrix(view: View, history: Sequence[View], width: int, height: int) -> list
             "Who had the CPU meanwhile is not known: the probe that tells is not running."
         )  # fmt: skip
         return [Text(told, style="dim")]
+    said = [Text(line, style="bold") for line in wrap(sentence(victims, names), width)]
     name = max(width // 4, 14)
     room = max((width - name) // CELL - 2 - len(APART), 1)
     named = max(height // 3, 1)
@@ -84,7 +88,23 @@ def matrix(view: View, history: Sequence[View], width: int, height: int) -> list
         made.append(line)
     for letter, culprit in zip(ascii_uppercase, culprits, strict=False):
         made.append(Text.assemble((f"{letter} ", "bold"), _called(culprit, names, width - 2)))
-    return made[:height]
+    return [*said, *made[:height]]
+
+
+def sentence(victims: Sequence[Victim], names: Mapping[str, str]) -> str:
+    """The worst pair, and first what its victim waits for more than for any neighbour; the page says the same."""
+    pairs = [(ms, v, by) for v in victims for by, ms in v.by.items() if by != v.cgroup and ms >= LEAST_MS]
+    if not pairs:
+        return "No cgroup waits for another one; they wait for themselves, or for what stands apart."
+    ms, victim, culprit = max(pairs, key=lambda pair: pair[0])
+    own = victim.by.get(victim.cgroup, 0.0)
+    most, cause = max(((own, "its own tasks"), *zip(victim.apart, CAUSES, strict=True)), key=lambda pair: pair[0])
+    who, whom = (names.get(path, words.clean(path)) for path in (victim.cgroup, culprit))
+    pair = f"{_cell(ms)} ms a second, {words.percent(ms / victim.total)}"
+    if most <= ms:
+        return f"{who} waits most for {whom}: {pair} of its waits."
+    share = words.percent(most / victim.total)
+    return f"{who} waits most for {cause}, {share} of its waits; of its neighbours most for {whom}: {pair}."
 
 
 def _worst(victims: Sequence[Victim]) -> list[str]:

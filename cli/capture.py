@@ -60,6 +60,9 @@ def capture(*, output: Path | None, cgroups: int) -> None:
     It tells names of cgroups, mounts, disks and network interfaces, and counters. It holds no environment, command line
     or name of a process. Look into it before you pass it on: `tar tzf FILE`.
     """
+    if output is not None and not output.parent.is_dir():
+        reason = f"there is no directory {output.parent}: make it with mkdir -p {output.parent}"
+        raise click.BadParameter(reason, param_hint="--output")
     now = time.gmtime()
     path = output or Path(time.strftime("dioptase-capture-%Y%m%dT%H%M%SZ.tar.gz", now))
     try:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import http.client
+import ssl
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import unquote_to_bytes, urlsplit, urlunsplit
@@ -55,18 +57,16 @@ class Client:
         return self._get("/api/v1/snapshot", Snapshot)
 
     def _get(self, path: str, kind: type[T]) -> T:
-        start = (
-            f"start it with dioptase agent or dioptase demo, or name another with --url ({DEFAULT_URL} is the default)"
-        )
         try:
             with self._opener.open(self.url + path, timeout=self._timeout_s) as response:
                 body = response.read(_MAX_BODY)
         except HTTPError as error:
-            raise _refused(self.url, error) from error
+            with error:
+                raise _refused(self.url, error) from error
         except URLError as error:
-            raise Unavailable(f"the agent at {self.url} does not answer: {_reason(error.reason)}", start) from error
+            raise _silent(self.url, error.reason) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise Unavailable(f"the agent at {self.url} does not answer: {_reason(error)}", start) from error
+            raise _silent(self.url, error) from error
         try:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -84,7 +84,27 @@ def _without_user(url: str) -> tuple[str, str]:
     return urlunsplit(parts._replace(netloc=address)), f"Basic {encoded}"
 
 
+def _silent(url: str, error: object) -> Unavailable:
+    """Why there was no answer, and what helps: to start the agent, unless something answered that speaks otherwise."""
+    remedy = f"start it with dioptase agent or dioptase demo, or name another with --url ({DEFAULT_URL} is the default)"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        remedy = (
+            "name the authority that signed its certificate: SSL_CERT_FILE=authority.crt, and the host as it is signed"
+        )
+    elif isinstance(error, ssl.SSLError):
+        remedy = f"if it has no --web-config with a certificate, ask {url.replace('https:', 'http:', 1)}; "
+        remedy += "if it wants a certificate of its clients, top and explain have none to show"
+    elif isinstance(error, (ConnectionResetError, http.client.HTTPException)) and url.startswith("http:"):
+        remedy = f"if it has a --web-config with a certificate, ask {url.replace('http:', 'https:', 1)}"
+    return Unavailable(f"the agent at {url} does not answer: {_reason(error)}", remedy)
+
+
 def _refused(url: str, error: HTTPError) -> Unavailable:
+    if error.code == HTTPStatus.UNAUTHORIZED:
+        scheme, _, address = url.partition("://")
+        return Unavailable(
+            f"{url} asks for a user and a password that it knows", f"--url {scheme}://USER:PASSWORD@{address}"
+        )
     try:
         problem = msgspec.json.decode(error.read(1 << 16), type=_Problem)
     except (msgspec.DecodeError, OSError, UnicodeDecodeError):

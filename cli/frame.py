@@ -36,7 +36,7 @@ STATUS_STYLES = {
     Status.MISMATCH: "bold red",
 }
 WATCHING = "No pods are listed: every cgroup is watched, and nothing is decided."
-WIDE = 100
+WIDE = 124
 """From this width on there is room for whole titles."""
 TALL = 32
 """From this height on there is room for taller charts and longer sentences."""
@@ -53,7 +53,7 @@ def render(
     """What the keys have chosen, exactly as wide and at most as high as asked; the last line names the keys."""
     width, height = size
     if choice.help or choice.screen != OVERVIEW.key:
-        made = _screen(view, history, size, choice, notice)
+        made = screen_lines(view, history, size, choice, notice)
     else:
         made = lines(view, history, entries, width, height - 1, notice=notice)
     padding = [Text()] * (height - 1 - len(made))
@@ -97,9 +97,10 @@ def lines(
     return [*frame, *padding, *bottom][:height]
 
 
-def _screen(
-    view: View | None, history: Sequence[View], size: tuple[int, int], choice: Choice, notice: str
+def screen_lines(
+    view: View | None, history: Sequence[View], size: tuple[int, int], choice: Choice, notice: str = ""
 ) -> list[Text]:
+    """A further screen's lines, or the help's, from the top."""
     width, height = max(size[0], 20), size[1]
     top = wrapped(notice, width, 3, "bold red") if notice else []
     if view is not None:

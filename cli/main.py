@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from importlib.metadata import version
+from typing import Any
 
 import click
+
+from cli.options import Suggesting
 
 COMMANDS = {
     "agent": "run the node agent",
@@ -19,8 +23,18 @@ COMMANDS = {
 }
 
 
-class LazyGroup(click.Group):
+INTERRUPTED = 130
+"""What shells give a program that Ctrl-C ended."""
+
+
+class LazyGroup(Suggesting):
     """Commands by name; cli/NAME.py holds the command object NAME."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)  # wherever it was, a probe that still compiled included; click would say Aborted!
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

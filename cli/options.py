@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -10,21 +11,38 @@ import click
 DEFAULT_LISTEN = "127.0.0.1:9102"
 
 
+class Suggesting(click.Group):
+    """Commands by name; a name that is nearly one is told which."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = get_close_matches(args[0], self.list_commands(ctx), 1)
+            told = error.format_message() + (f" Did you mean {near[0]}?" if near else "")
+            raise click.UsageError(told, ctx) from error
+
+
 class Seconds(click.FloatRange):
     """A time span; `nan` and `inf` are numbers to click, and no time to wait for."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        seconds = float(super().convert(value, param, ctx))
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
         if not math.isfinite(seconds):
-            self.fail(f"{value!r} is no number of seconds", param, ctx)
-        return seconds
+            self.fail(f"{value!r} is no number of seconds, such as 10 or 0.5", param, ctx)
+        return float(super().convert(seconds, param, ctx))
 
 
-def parse_listen(value: str) -> tuple[str, int]:
-    """`HOST:PORT`, IPv6 in brackets; port 0 takes a free one."""
+def parse_listen(value: str, option: str = "--listen") -> tuple[str, int]:
+    """`HOST:PORT`, IPv6 in brackets; port 0 takes a free one. Raises BadParameter that names the option."""
     host, separator, port = value.rpartition(":")
     if not separator or not host or not (port.isascii() and port.isdigit()):
-        raise click.BadParameter(f"{value!r} is not HOST:PORT, for example {DEFAULT_LISTEN}")
+        raise click.BadParameter(f"{value!r} is not HOST:PORT, for example {DEFAULT_LISTEN}", param_hint=option)
     if len(port) > 5 or int(port) > 65535:
-        raise click.BadParameter(f"{value!r}: there is no port above 65535; 0 takes a free one")
+        raise click.BadParameter(f"{value!r}: there is no port above 65535; 0 takes a free one", param_hint=option)
     return host.removeprefix("[").removesuffix("]"), int(port)

@@ -18,14 +18,15 @@ from api.facts import Wait
 from api.histograms import BOUNDS_NS, SLOTS, quantile_ns
 from api.ports import Probe, Unavailable
 from api.rates import wait_delta
-from cli.options import Seconds
+from cli.options import Seconds, Suggesting
 from cli.probes import generic
-from cli.probes.screen import Screen, bars, cgroup_paths, name_of, whole
+from cli.probes.screen import Screen, bars, cgroup_paths, checked_prefix, name_of, whole
 from cli.words import clean, duration
 from probes import registry
 from probes import runqlat as probe_runqlat
 from probes.groups import Lost
 from probes.loader import Compiler, sharing
+from probes.migrations import ONE_NODE
 from probes.runqlat import RunqLat
 
 RUNQLAT = "runqlat"
@@ -59,7 +60,7 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     """Inclusive upper bounds of the slots; the last slot has none."""
 
 
-class Probes(click.Group):
+class Probes(Suggesting):
     """A command per probe; cli/probes/NAME.py has those that are shown in a way of their own, as command object NAME."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -95,7 +96,10 @@ def _list() -> None:
             except Unavailable as error:
                 click.echo(f"{name:<12} {'no':<8} {text}\n{'':<21} {error.reason}\n{'':<21} what to do: {error.remedy}")
                 continue
-            click.echo(f"{name:<12} {opened.form:<8} {text}")
+            if opened.form == ONE_NODE:
+                click.echo(f"{name:<12} {'-':<8} {text}\n{'':<21} not needed: {ONE_NODE}")
+            else:
+                click.echo(f"{name:<12} {opened.form:<8} {text}")
             opened.close()
 
 
@@ -110,7 +114,10 @@ def _list() -> None:
     show_default=True,
     help="How to measure; auto takes the cheapest that the kernel allows.",
 )
-@click.option("--cgroup", "prefix", default="/", show_default=True, help="Only cgroups whose path begins with this.")
+@click.option(
+    "--cgroup", "prefix", default="/", show_default=True, callback=checked_prefix,
+    help="Only cgroups whose path begins with this.",
+)  # fmt: skip
 def runqlat(*, as_json: bool, interval: float, duration_s: float | None, form: str, prefix: str) -> None:
     """How long tasks wait for a CPU, as a histogram per cgroup: every task, every switch."""
     forms = probe_runqlat.FORMS if form == "auto" else (form,)

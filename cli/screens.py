@@ -1,4 +1,5 @@
-"""The further screens of `dioptase top`: who waits on whom, memory, threads and pressure: a View as lines of text. Pure."""
+"""The further screens of `dioptase top`: who waits on whom, memory, threads and pressure, disk and network: a View as lines
+of text. Pure."""
 
 from __future__ import annotations
 
@@ -93,12 +94,22 @@ THREADS = Screen("4", "threads", "threads and pressure", (
     Column("memory", 7, 7, lambda c: c.memory_pressure_ratio, _short(words.percent)),
     Column("disk", 6, 6, lambda c: c.io_pressure_ratio, _short(words.percent)),
 ))  # fmt: skip
-SCREENS = {screen.key: screen for screen in (OVERVIEW, WAITS, MEMORY, THREADS)}
+IO = Screen("5", "i/o", "disk and network", (
+    Column("read/s", 7, 9, lambda c: c.traffic.disk_read if c.traffic else None, _size),
+    Column("write/s", 7, 9, lambda c: c.traffic.disk_write if c.traffic else None, _size),
+    Column("p99", 6, 7, lambda c: c.traffic.disk_p99_us if c.traffic else None, _short(words.duration)),
+    Column("stall", 6, 5, lambda c: c.io_pressure_ratio, _short(words.percent)),
+    Column("sent/s", 7, 8, lambda c: c.traffic.sent if c.traffic else None, _size),
+    Column("recv/s", 7, 8, lambda c: c.traffic.received if c.traffic else None, _size),
+    Column("retrans", 8, 6, lambda c: c.traffic.retransmits if c.traffic else None, _tenths),
+))  # fmt: skip
+SCREENS = {screen.key: screen for screen in (OVERVIEW, WAITS, MEMORY, THREADS, IO)}
 HELP = (
     "1 overview              lent and used CPU, waits, decisions",
     "2 who waits on whom     ms of wait a second, by who had the CPU meanwhile",
     "3 memory and reclaim    use, limits, reclaim (ms a second), refaults, OOM kills",
     "4 threads and pressure  threads by state, load, share of time stalled (PSI)",
+    "5 disk and network      bytes a second, p99 of disk requests, TCP retransmits",
     "",
     "s S                     sort the table by the next column, by the one before",
     "n                       sort it by name",
@@ -119,6 +130,7 @@ def body(view: View, history: Sequence[View], screen: Screen, sort: int, size: t
         WAITS.key: lambda: matrix(view, history, width, max(height // 2, 6)),
         MEMORY.key: lambda: _memory(view, width),
         THREADS.key: lambda: _pressure(view, width),
+        IO.key: lambda: [_stalled(view, "io", "yellow", width)],
     }[screen.key]()
     return [*upper, *_table(view, history, screen, sort, (width, height - len(upper)))]
 
@@ -201,20 +213,19 @@ def _memory(view: View, width: int) -> list[Text]:
 
 def _pressure(view: View, width: int) -> list[Text]:
     node = view.node
-    size = max(width // 3, 8)
-    made = []
-    for resource, style in (("cpu", "cyan"), ("memory", "magenta"), ("io", "yellow")):
-        pressure = node.pressure.get(resource)
-        parts = (
-            ((pressure.full or 0.0, "█", style), (pressure.some - (pressure.full or 0.0), "▒", style))
-            if pressure
-            else ()
-        )
-        made.append(Text.assemble(f"{resource:<7}", bar(size, 1.0, parts), f" {_both(pressure)}"))
+    styles = {"cpu": "cyan", "memory": "magenta", "io": "yellow"}
+    made = [_stalled(view, resource, style, width) for resource, style in styles.items()]
     load = " ".join(words.cores(value) for value in node.load) if node.load else words.NONE
     counts = f"running {words.integer(node.running)} · blocked {words.integer(node.blocked)}"
     made.append(Text(f"load   {load} · {counts}"))
     return made
+
+
+def _stalled(view: View, resource: str, style: str, width: int) -> Text:
+    pressure = view.node.pressure.get(resource)
+    full = (pressure.full or 0.0) if pressure else 0.0
+    parts = ((full, "█", style), (pressure.some - full, "▒", style)) if pressure else ()
+    return Text.assemble(f"{resource:<7}", bar(max(width // 3, 8), 1.0, parts), f" {_both(pressure)}")
 
 
 def _both(pressure: PressureView | None) -> str:

@@ -25,8 +25,9 @@ from rich.live import Live
 from api.decisions import JournalEntry
 from cli import words
 from cli.client import Client, Watch, url_option
-from cli.frame import fit, lines, render
+from cli.frame import fit, lines, render, screen_lines
 from cli.keys import Choice, pressed
+from cli.screens import OVERVIEW, SCREENS
 from cli.words import decision_line
 from exporters.view import View
 
@@ -47,6 +48,7 @@ def run_top(
     duration: float | None = None,
     each: Callable[[], bool] | None = None,
     console: Console | None = None,
+    begin: Choice | None = None,
 ) -> None:
     """Show the agent at `url` until `stop` is set, the duration is over, `each` says so or q is pressed.
 
@@ -63,7 +65,7 @@ def run_top(
 
     if shown.is_terminal:
         with _typed() as typed, Live(console=shown, screen=True, auto_refresh=False) as live:
-            _interact(live, shown, watch, typed, over)
+            _interact(live, watch, typed, over, begin or Choice())
     else:
         _loop(lambda: _print_round(shown, watch), over)
 
@@ -78,15 +80,14 @@ def _loop(show: Callable[[], None], over: Callable[[], bool]) -> None:
         time.sleep(STEP_S)
 
 
-def _interact(live: Live, console: Console, watch: Watch, typed: Callable[[], str], over: Callable[[], bool]) -> None:
+def _interact(live: Live, watch: Watch, typed: Callable[[], str], over: Callable[[], bool], chosen: Choice) -> None:
     """Ask once a second, draw then and at once after every key."""
-    chosen = Choice()
     left = False
 
     def show(*, ask: bool) -> None:
         if ask:
             watch.poll()
-        size = (console.width, console.height)
+        size = (live.console.width, live.console.height)
         frame = render(watch.view, watch.history, watch.entries, size, chosen, notice(watch))
         live.update(frame, refresh=True)
 
@@ -176,38 +177,54 @@ def _read_keys(fd: int) -> str:
     return ESCAPE.sub("", keys.decode("ascii", "replace")) if keys else QUIT
 
 
-def once(url: str, console: Console) -> bool:
+def once(url: str, console: Console, choice: Choice) -> bool:
     """Print one frame; whether there was one to print. Rates and waits need two rounds, which history has."""
     watch = Watch(Client(url))
     new: list[JournalEntry] = watch.poll()
     if watch.failure is not None:
         click.echo(f"dioptase top: {watch.failure.reason}\n  remedy: {watch.failure.remedy}", err=True)
         return False
+    assert watch.view is not None
     width, height = console.size
-    height = height if console.is_terminal else 24 + min(len(new), 16)
-    for line in lines(watch.view, watch.history, watch.entries, width, height):
+    if choice.screen == OVERVIEW.key:
+        height = height if console.is_terminal else 24 + min(len(new), 16)
+        made = lines(watch.view, watch.history, watch.entries, width, height)
+    else:
+        height = height if console.is_terminal else 24 + len(watch.view.containers) + len(watch.view.others)
+        made = screen_lines(watch.view, watch.history, (width, height), choice)
+    for line in made:
         console.print(fit(line, width))
     return True
+
+
+VIEWS = {screen.short: screen.key for screen in SCREENS.values()} | {key: key for key in SCREENS}
+"""What --view may say, and the screen that it means."""
 
 
 @click.command()
 @url_option
 @click.option("--once", "one_frame", is_flag=True, help="Print one frame and end; exit status 1 if there is none.")
-def top(url: str, one_frame: bool) -> None:
+@click.option(
+    "--view", type=click.Choice(list(VIEWS)), default=OVERVIEW.short, show_default=True, help="What to show first."
+)
+def top(url: str, one_frame: bool, view: str) -> None:
     """Watch a running agent: lent and used CPU, waits, throttling, and each change of a cgroup with its reason.
 
-    Keys switch between the overview, who waits on whom, memory, and threads; ? lists them, q or Ctrl-C ends it.
-    Without a terminal: a line a round and a line a decision.
+    Keys switch between the overview, who waits on whom, memory, threads, and disk and network; ? lists them, q or Ctrl-C
+    ends it. Without a terminal: a line a round and a line a decision.
     """
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
     console = Console(highlight=False)
+    begin = Choice(screen=VIEWS[view])
     if one_frame:
-        sys.exit(0 if once(url, console) else 1)
+        sys.exit(0 if once(url, console, begin) else 1)
+    if begin != Choice() and not console.is_terminal:
+        raise click.UsageError("--view needs a terminal, or --once: without them a line a round is printed")
     stop = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, lambda _signum, _frame: stop.set())
     try:
-        run_top(url, stop=stop, console=console)
+        run_top(url, stop=stop, console=console, begin=begin)
     except (KeyboardInterrupt, BrokenPipeError):
         stop.set()

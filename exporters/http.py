@@ -164,6 +164,11 @@ class Server:
         if config is not None:
             self._following = asyncio.create_task(self._follow(config, config.stamp(), listener))
         self._loopback = all(is_loopback(name) for name, _ in bound)
+        if config is None and not self._loopback:
+            log.warning(
+                "whoever reaches %s can read all that this agent sees: give it a --web-config with passwords or a certificate",
+                ", ".join(name for name, _ in bound if not is_loopback(name)),
+            )
         return int(bound[0][1])
 
     async def stop(self) -> None:

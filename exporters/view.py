@@ -1,12 +1,13 @@
 """What a person sees of one round: the page and `dioptase top` draw this same object, and nothing else.
 
 Pure: rounds in, a View out. Units are a person's: cores, microseconds, ratios. Every managed container is in it, and of
-all other cgroups those that run, wait or reclaim most: a View of a node with thousands of cgroups stays small.
+all other cgroups those that run, wait or reclaim most or hold most memory: a View of thousands of cgroups stays small.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from heapq import nlargest
 
 import msgspec
 
@@ -14,15 +15,19 @@ from api.cpus import format_cpu_list
 from api.decisions import Outcome, Round, Status
 from api.histograms import BOUNDS_NS
 from api.rates import Rates, rates
-from api.samples import Snapshot, SourceStatus
+from api.samples import CgroupSample, Snapshot, SourceStatus
 from exporters.cgroup_view import NS_PER_US, ContainerView, ReclaimView, managed, past_of, reclaim_view, unmanaged
+from exporters.cgroups import working_set
 from exporters.node_view import NodeView, node_view
 
 BOUNDS_US: tuple[int, ...] = tuple(bound // NS_PER_US for bound in BOUNDS_NS)
 MOST_OTHERS = 24
 """Cgroups without a listed pod that are shown: the page has them on one screen."""
+LARGEST, FULLEST = 6, 2
+"""So many of them have a place for the memory they hold, and for how near they are to their limit, however quiet they are."""
 LEAST_DEMAND = 0.0005
 """Cores used, waited for or spent in reclaim; a cgroup below is not worth a line."""
+LEAST_HELD_BYTES = 1 << 20
 
 
 class ChangeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +78,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     node: NodeView = NodeView()
     containers: tuple[ContainerView, ...]
     others: tuple[ContainerView, ...] = ()
-    """Cgroups of no listed pod that run, wait or reclaim most, those first; `cpu_cores` is without the groups below."""
+    """Cgroups of no listed pod that run, wait or reclaim most, those first, and then quiet ones that hold most memory;
+    `cpu_cores` is without the groups below."""
     other_cgroups: int = 0
     """How many there are of them in all."""
     changes: tuple[ChangeView, ...]
@@ -164,28 +170,41 @@ def _reclaims(snapshot: Snapshot, previous: Snapshot, change: Rates) -> dict[str
 def _others(
     snapshot: Snapshot, previous: Snapshot, change: Rates, reclaims: Mapping[str, ReclaimView], ours: set[str]
 ) -> tuple[ContainerView, ...]:
-    own = _own_cores(change)
+    own = _own({path: rate.cpu_cores for path, rate in change.cgroups.items() if rate.cpu_cores is not None})
 
     def demand(path: str) -> float:
         stalled = reclaims.get(path)
         stalled_s = (stalled.direct_ms + stalled.limit_ms) / 1000 if stalled else 0.0
-        return own.get(path, 0.0) + (change.cgroups[path].wait_cores or 0.0) + stalled_s
+        found = own.get(path, 0.0) + (change.cgroups[path].wait_cores or 0.0) + stalled_s
+        return found if found >= LEAST_DEMAND else 0.0
 
     wanted = {path: demand(path) for path in change.cgroups if path not in ours}
-    ranked = sorted((path for path in wanted if wanted[path] >= LEAST_DEMAND), key=lambda path: (-wanted[path], path))
+    sizes = {path: size for path in change.cgroups if (size := _size(snapshot.cgroups[path])) is not None}
+    held = _own(sizes)
+    busy = sorted((path for path, cores in wanted.items() if cores), key=lambda path: (-wanted[path], path))
+    large = nlargest(LARGEST, (path for path in wanted if held.get(path, 0) >= LEAST_HELD_BYTES), key=held.__getitem__)
+    limits = {path: snapshot.cgroups[path].limits.memory_max_bytes for path in wanted}
+    full = {path: sizes[path] / limit for path, limit in limits.items() if limit and path in sizes}
+    places = busy[: MOST_OTHERS - LARGEST - FULLEST]
+    shown = list(dict.fromkeys((*places, *large, *nlargest(FULLEST, full, key=full.__getitem__), *busy)))[:MOST_OTHERS]
     return tuple(
         unmanaged(snapshot.cgroups[path], previous.cgroups.get(path), change.cgroups[path], own.get(path))
-        for path in ranked[:MOST_OTHERS]
+        for path in sorted(shown, key=lambda path: (-wanted[path], -held.get(path, 0), path))
     )
 
 
-def _own_cores(change: Rates) -> dict[str, float]:
-    """What each cgroup used without the groups below it: the kernel's counters include those, run-queue waits do not."""
-    used = {path: rate.cpu_cores for path, rate in change.cgroups.items() if rate.cpu_cores is not None}
+def _size(sample: CgroupSample) -> int | None:
+    """The working set; all of the memory where memory.stat was not read yet."""
+    held = working_set(sample)
+    return sample.memory_bytes if held is None else held
+
+
+def _own(used: Mapping[str, float]) -> dict[str, float]:
+    """What each cgroup has without the groups below it: the kernel's counters include those, run-queue waits do not."""
     own = dict(used)
-    for path, cores in used.items():
+    for path, amount in used.items():
         parent = path.rpartition("/")[0] or "/"
         if path != "/" and parent in own:
-            own[parent] -= cores
+            own[parent] -= amount
     # The files are read one after the other, so a difference may come out below zero.
-    return {path: max(cores, 0.0) for path, cores in own.items()}
+    return {path: max(amount, 0.0) for path, amount in own.items()}

@@ -24,6 +24,7 @@ from typing import Literal
 import msgspec
 
 from api.ports import Unavailable
+from api.text import choices
 
 LARGEST_BYTES = 1 << 20
 MOST_ROUNDS = 16
@@ -99,7 +100,8 @@ class WebConfig:
         except msgspec.ValidationError as error:
             reason, _, where = str(error).partition(" - at `$.")
             field = where.rstrip("`").replace("[...]", "") or "top level"
-            raise ValueError(f"{field}: {reason}") from None
+            listed = choices(Document, field)
+            raise ValueError(f"{field}: {reason}" + (f", choose from {', '.join(listed)}" if listed else "")) from None
 
     def _named(self, tls: TlsServerConfig) -> Iterator[Path]:
         for name in (tls.cert_file, tls.key_file, tls.client_ca_file):

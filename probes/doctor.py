@@ -14,6 +14,7 @@ from probes import registry, runqlat
 from probes.btf import VMLINUX, Btf, BtfError
 from probes.capabilities import missing
 from probes.loader import CHILD_PYTHON, REMEDIES, Compiler, sharing
+from probes.migrations import ONE_NODE
 
 _IMPORT_BCC = "import bcc; print(bcc.BPF and bcc.__version__)"
 _TIMEOUT_S = 30.0
@@ -76,4 +77,8 @@ def _check_probe(row: registry.Row, python: Path, btf: Path, proc: Path) -> Chec
         )
         return Check(name=name, ok=False, detail=error.reason, remedy=f"{remedy}; until then: {row.fallback}")
     probe.close()
+    if probe.form == ONE_NODE:
+        return Check(
+            name=name, ok=True, detail="not needed: this machine has one NUMA node, so no task moves between two"
+        )
     return Check(name=name, ok=True, detail=f"loads and attaches as {probe.form}; needs {needs}")

@@ -93,7 +93,7 @@ ROWS = (
         "threads",
         open_threads,
         "threads by state and load averages per cgroup",
-        "the form `proc`, which reads /proc, for whoever asks for it",
+        "how many there are in pids.current, and how many run and block on the node in /proc/stat",
     ),
     Row(
         "throttles",

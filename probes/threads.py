@@ -164,7 +164,7 @@ def job(btf: Path = VMLINUX) -> Job:
         maps=[],
         constants=fields.unified(),
         btf=btf,
-        remedy="use Linux 5.8 or later; without the iterator, the form `proc` reads /proc, at a hundred times the cost",
+        remedy="use Linux 5.8 or later",
     )
 
 

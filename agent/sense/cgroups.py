@@ -73,7 +73,8 @@ class CgroupReader:
         for group in self._tree.walk():
             reading = self._readings.pop(group.id, None) or self._admit(group, now_ns)
             opened = self._budget.opened
-            sample = reading.refresh(self._plan, group, self._reads, now_ns, wall_time_ns)
+            above = readings.get(group.parent.id) if group.parent is not None else None
+            sample = reading.refresh(self._plan, group, above, self._reads, now_ns, wall_time_ns)
             if reading.failing:
                 self._failures.extend(reading.failures())
             if self._budget.opened != opened and self._tree.inode(group) != group.id:

@@ -55,6 +55,9 @@ class Source(NamedTuple):
     """Index of the preferred source of the same fields: this one is read only where that one gives nothing."""
     follows: int | None
     """Index of an earlier source that says the same in fewer words: while that one stays as it was, so does this one."""
+    summed: bool
+    """Whether it has part in the same file of the group above, which only grows: while that one stays as it was, so does
+    this one."""
 
 
 SNAPSHOTS = frozenset((b"tasks",))
@@ -62,6 +65,9 @@ SNAPSHOTS = frozenset((b"tasks",))
 until nobody has read it for a second (kernel/cgroup/cgroup-v1.c, cgroup_pidlist_start)."""
 FOLLOWERS = {b"cpuacct.stat": b"cpuacct.usage", b"cpuacct.usage_percpu": b"cpuacct.usage"}
 """How CPU time is shared out changes only with its sum."""
+SUMMED = frozenset((b"cpuacct.usage", b"cpu.pressure", b"memory.pressure", b"io.pressure"))
+"""Not memory.current or pids.current, where one group's growth hides another's decline, nor cpu.stat of version 2, which
+counts periods of the group's own quota."""
 _US = parsers.NS_PER_US
 _SLOW = Cadence.SLOW
 
@@ -226,6 +232,7 @@ def sources(hierarchy: Hierarchy) -> tuple[Source, ...]:
             parsers=tuple(parse for _, parse in fields),
             instead_of=order.index(preferred[mount, file]) if (mount, file) in preferred else None,
             follows=order.index((mount, FOLLOWERS[file])) if file in FOLLOWERS else None,
+            summed=file in SUMMED,
         )
         for (mount, file), fields in files.items()
     )

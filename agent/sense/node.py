@@ -92,7 +92,7 @@ class NodeReader:
         remedy = "; ".join(dict.fromkeys(failures.values()))
         return (SourceStatus(name="node-files", ok=False, error="; ".join(failures), remedy=remedy),)
 
-    def lacks(self) -> tuple[Unavailable, ...]:
+    def lacks(self) -> tuple[tuple[str, Unavailable], ...]:
         """What this machine does not have and others have: no failures, but worth telling who asks."""
         return self._files.lacks()
 

@@ -102,9 +102,9 @@ class NodeFiles:
         """Remedies by error, of all sources at their latest reading."""
         return {error: remedy for failures in self._failures.values() for error, remedy in failures.items()}
 
-    def lacks(self) -> tuple[Unavailable, ...]:
-        """What this machine does not have, of all sources at their latest reading."""
-        return tuple(lack for lacks in self._lacks.values() for lack in lacks.values())
+    def lacks(self) -> tuple[tuple[str, Unavailable], ...]:
+        """What this machine does not have, each with its source, of all sources at their latest reading."""
+        return tuple((source, lack) for source, lacks in self._lacks.items() for lack in lacks.values())
 
     def close(self) -> None:
         """Close every descriptor. Idempotent."""

@@ -51,13 +51,15 @@ class Plan:
 class Cell(KeptFile):
     """One file of one cgroup, what it said last, and when to look for it again where it is not there."""
 
-    __slots__ = ("failure", "pause", "resume_at", "text", "values")
+    __slots__ = ("failure", "pause", "resume_at", "still", "text", "values")
 
     def __init__(self, budget: Budget, name: bytes, dir_fd: int, *, keep: bool, spare: bool) -> None:
         super().__init__(budget, name, dir_fd, keep=keep, spare=spare, long=spare)
         self.text: bytes | None = None
         self.values: tuple[Any, ...] = ()
         """One for each field of the source; empty where the file says nothing."""
+        self.still = False
+        """Whether the text stays as it is as long as nothing happens: averages of pressure do not before they are zero."""
         self.pause = self.resume_at = 0
         self.failure = ""
 
@@ -84,11 +86,11 @@ class Cell(KeptFile):
                 return text != self.text and self._take(text, source)
             self.pause = min(max(2 * self.pause, 1), LONGEST_PAUSE)
             self.resume_at = reads + self.pause
-        known, self.text, self.values = self.text is not None, None, ()
+        known, self.text, self.values, self.still = self.text is not None, None, (), False
         return known
 
     def _take(self, text: bytes, source: Source) -> bool:
-        self.text = text
+        self.text, self.still = text, text.count(b"avg") == text.count(b"=0.00 ")
         self.values = tuple([parse(text) for parse in source.parsers])
         return True
 
@@ -96,7 +98,9 @@ class Cell(KeptFile):
 class Reading:
     """One cgroup."""
 
-    __slots__ = ("_cells", "_due_ns", "_first_ns", "_kept", "_read_at_ns", "_refused", "_set", "failing", "sample")
+    __slots__ = (
+        "_cells", "_due_ns", "_first_ns", "_kept", "_read_at_ns", "_refused", "_set", "_stirred", "failing", "sample"
+    )  # fmt: skip
 
     def __init__(self, plan: Plan, now_ns: int, phase: float, *, at_once: bool) -> None:
         """`phase` from 0 to 1 says when within a period this cgroup's turn is; `at_once`: all is read now, too."""
@@ -104,6 +108,8 @@ class Reading:
         self.sample: CgroupSample | None = None
         self.failing = False
         """Whether `failures` may have something to tell."""
+        self._stirred: list[int] = []
+        """Sources of every tick whose texts were others than before when they were last looked at."""
         self._kept: dict[str, Any] = {}
         self._set: tuple[bytes | None, ...] = ()
         self._refused: list[str] = []
@@ -112,16 +118,19 @@ class Reading:
         # The first time, rare files are read along with the slow ones: a new cgroup's limits are known within seconds.
         self._due_ns = [now_ns if at_once else self._first_ns[0]] * len(_LATER)
 
-    def refresh(self, plan: Plan, group: Group, reads: int, now_ns: int, wall_time_ns: int) -> CgroupSample:
-        """Read what is due and return the sample: the same object where nothing is different."""
-        changed = self._visit(plan, group, reads, Cadence.TICK)
-        later = False
+    def refresh(
+        self, plan: Plan, group: Group, above: Reading | None, reads: int, now_ns: int, wall_time_ns: int
+    ) -> CgroupSample:
+        """Read what is due and return the sample: the same object where nothing is different. `above` is the reading of
+        the group above, already refreshed."""
+        self._stirred = self._visit(plan, group, reads, Cadence.TICK, above)
+        changed, later = bool(self._stirred), False
         for place, cadence in enumerate(_LATER):
             if self._due_ns[place] > now_ns:
                 continue
             self._due_ns[place] = self._next(place, now_ns)
             if cadence is Cadence.SLOW:
-                later |= self._visit(plan, group, reads, cadence)
+                later |= bool(self._visit(plan, group, reads, cadence))
                 self._read_at_ns, changed = wall_time_ns, True
             else:
                 later |= self._visit_rare(plan, group)
@@ -146,7 +155,7 @@ class Reading:
             if cell is not None:
                 cell.close()
 
-    def _visit(self, plan: Plan, group: Group, reads: int, cadence: Cadence) -> bool:
+    def _visit(self, plan: Plan, group: Group, reads: int, cadence: Cadence, above: Reading | None = None) -> list[int]:
         changed: list[int] = []
         cells, sources = self._cells, plan.sources
         for index in plan.indices[cadence]:
@@ -156,13 +165,21 @@ class Reading:
                 continue
             if cell is None:
                 cell = cells[index] = plan.cell(index, group)
-            elif source.follows is not None and source.follows not in changed and cell.text is not None:
+            elif cell.still and (
+                (source.follows is not None and source.follows not in changed)
+                or (source.summed and above is not None and above.rests(index))
+            ):
                 continue
             if cell.refresh(source, reads):
                 changed.append(index)
             if cell.failure:
                 self.failing = True
-        return bool(changed)
+        return changed
+
+    def rests(self, index: int) -> bool:
+        """Whether that source of every tick is there and was as before when it was last looked at."""
+        cell = self._cells[index]
+        return index not in self._stirred and cell is not None and cell.text is not None
 
     def _visit_rare(self, plan: Plan, group: Group) -> bool:
         # Files that are not kept open: nothing but their texts is remembered.

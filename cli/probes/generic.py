@@ -16,7 +16,7 @@ from api.ports import Probe, Seen, Unavailable
 from api.text import to_json
 from cli.options import Seconds
 from cli.probes.changes import Cell, cells, change
-from cli.probes.screen import Screen, cgroup_paths, name_of, whole
+from cli.probes.screen import Screen, cgroup_paths, checked_prefix, device_name, name_of, whole
 from cli.probes.tables import render
 from probes.registry import Row
 
@@ -62,8 +62,9 @@ def command(row: Row, show_as: Callable[[Shown, int | None], RenderableGroup] = 
         "--duration", "duration_s", type=Seconds(min=0), help="End after so many seconds; default: at Ctrl-C."
     )
     @click.option(
-        "--cgroup", "prefix", default="/", show_default=True, help="Only cgroups whose path begins with this."
-    )
+        "--cgroup", "prefix", default="/", show_default=True, callback=checked_prefix,
+        help="Only cgroups whose path begins with this.",
+    )  # fmt: skip
     def run(*, as_json: bool, interval: float, duration_s: float | None, prefix: str) -> None:
         try:
             probe = row.open()
@@ -105,9 +106,15 @@ def intervals(probe: Probe, interval: float, duration_s: float | None, prefix: s
                 node={name: change(previous.node.get(name), value) for name, value in seen.node.items()},
                 problem="" if problem is None else f"{problem.reason}: {problem.remedy}",
             ),
-            cells=found,
+            cells=tuple((cgroup, _named(cell)) for cgroup, cell in found),
         )
         previous, previous_at, paths = seen, now, paths_now
+
+
+def _named(cell: Cell) -> Cell:
+    if cell.name.partition(".")[0] != "block_io":
+        return cell
+    return cell._replace(about=tuple(device_name(number) for number in cell.about))
 
 
 def summarize(

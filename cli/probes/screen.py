@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
+import click
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
@@ -54,6 +55,16 @@ def cgroup_paths() -> dict[int, str]:
     return found
 
 
+def checked_prefix(_context: click.Context, _parameter: click.Parameter, prefix: str) -> str:
+    """Callback of --cgroup: a prefix that no cgroup can have is refused; one that none has now may get one later."""
+    if not prefix.startswith(("/", "id ")):
+        raise click.BadParameter(f"no cgroup begins with {prefix!r}: paths begin with /, such as /{prefix}")
+    paths = cgroup_paths().values()
+    if paths and prefix.startswith("/") and not any(path.startswith(prefix) for path in paths):
+        click.echo(f"no cgroup begins with {prefix}; nothing is shown until there is one", err=True)
+    return prefix
+
+
 def whole(paths: Mapping[int, str]) -> bool:
     """Whether these are all cgroups. In a container the mount may show a part of the hierarchy, whose top is not its root;
     a probe must keep counting for the rest, which this list lacks although it lives."""
@@ -63,6 +74,14 @@ def whole(paths: Mapping[int, str]) -> bool:
 def name_of(number: int, paths: dict[int, str]) -> str:
     """Path of a cgroup, or `id N` where it was gone before it could be looked up or is outside this mount."""
     return paths.get(number, "/" if number == ROOT_ID else f"id {number}")
+
+
+def device_name(number: str, sys_root: Path = Path("/sys")) -> str:
+    """What the kernel calls a disk, `vda` for `254:0`; the number itself of one that is gone."""
+    try:
+        return (sys_root / "dev/block" / number).readlink().name
+    except OSError:
+        return number
 
 
 def bars(slots: Sequence[int]) -> list[Text]:

@@ -19,6 +19,19 @@ if TYPE_CHECKING:
     from cli.probes.generic import Shown
 
 NODE = "node"
+HEADS = {
+    "threads_by_state.runnable": "run",
+    "threads_by_state.uninterruptible": "stuck",
+    "threads_by_state.iowait": "i/o",
+    "threads_by_state.sleeping": "asleep",
+    "load.one": "load1",
+    "load.five": "load5",
+    "load.fifteen": "load15",
+    "load.runnable_one": "run1",
+    "load.runnable_five": "run5",
+    "load.runnable_fifteen": "run15",
+}
+"""What `dioptase top` calls them too: ten columns have to fit beside a path."""
 NANOSECONDS = ("_ns", ".by_cgroup")
 """Ends of names that mean them; `Blame.by_cgroup` says so in its words alone."""
 
@@ -65,12 +78,18 @@ def _table(numbers: list[tuple[str, Cell]], seconds: float, room: int | None) ->
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("", overflow="fold")
     for column in columns:
-        table.add_column(clean(column.rpartition(".")[2].removesuffix("_ns").removesuffix("_bytes")), justify="right")
+        table.add_column(_head(column), justify="right", overflow="fold")
     shown = list(rows.items())[:room]
     for (cgroup, about), values in shown:
         name = Text.assemble((clean(cgroup or NODE), "cyan"), *(f"  {clean(part)}" for part in about))
         table.add_row(name, *(Text(values.get(column, NONE)) for column in columns))
     return table, len(rows) - len(shown)
+
+
+def _head(column: str) -> str:
+    """In words that may go below one another where the terminal is narrow."""
+    name = clean(column.rpartition(".")[2].removesuffix("_ns").removesuffix("_bytes"))
+    return HEADS.get(column, name.replace("_", " "))
 
 
 def _number(cell: Cell, seconds: float) -> str:

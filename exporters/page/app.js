@@ -83,7 +83,8 @@ const waitsChart = new WaitsChart(byId("waits-chart"));
 const model = { rows: [], view: null, labels: new Map(), targetUs: null, heardMs: 0, roundMs: 0 };
 
 async function get(path) {
-  const response = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
+  // Against the origin: the page's own address may hold a user and a password, which fetch refuses.
+  const response = await fetch(location.origin + path, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
   const body = await response.json();
   if (!response.ok) throw new Error(body.error ? `${body.error}; ${body.remedy}` : `HTTP ${response.status}`);
   return body;

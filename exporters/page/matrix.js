@@ -12,6 +12,7 @@ const MOST_CULPRITS = 10;
 const BOUNDS = [0.1, 0.3, 1, 3, 10, 30, 100, 300];
 const LEAST_MS = 0.05;
 const APART = [["throttled_ms", "own throttling"], ["higher_class_ms", "real-time tasks"], ["other_ms", "other"]];
+const CAUSES = ["its own quota", "real-time tasks", "other causes"]; // the same in a sentence
 
 /** Milliseconds per second, two figures that matter. */
 export function rate(ms) {
@@ -134,7 +135,7 @@ export class Matrix {
   }
 }
 
-/** The worst pair in a sentence. */
+/** The worst pair in a sentence, and first what its victim waits for more than for any neighbour; cli/blame.py says the same. */
 function verdict(victims, names) {
   let worst = null;
   for (const victim of victims) {
@@ -144,5 +145,9 @@ function verdict(victims, names) {
   }
   if (worst === null) return "No cgroup waits for another one; they wait for themselves, or for what stands apart.";
   const { victim, culprit, ms } = worst;
-  return `${names(victim.cgroup)} waits most for ${names(culprit)}: ${rate(ms)} ms a second, ${percent(ms / victim.total)} of its waits.`;
+  const causes = [[victim.by.get(victim.cgroup) ?? 0, "its own tasks"], ...Object.values(victim.apart).map((cause, i) => [cause, CAUSES[i]])];
+  const [most, cause] = causes.reduce((a, b) => (b[0] > a[0] ? b : a));
+  const share = percent(ms / victim.total);
+  if (most <= ms) return `${names(victim.cgroup)} waits most for ${names(culprit)}: ${rate(ms)} ms a second, ${share} of its waits.`;
+  return `${names(victim.cgroup)} waits most for ${cause}, ${percent(most / victim.total)} of its waits; of its neighbours most for ${names(culprit)}: ${rate(ms)} ms a second, ${share}.`;
 }

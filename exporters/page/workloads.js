@@ -1,4 +1,4 @@
-// The table of cgroups: managed containers first, then the others that run, wait or reclaim most. Sorted by any column.
+// The table of cgroups: managed containers first, then the others that run, wait or reclaim most or hold most memory. Sorted by any column.
 
 import { byId, el, say } from "/static/dom.js";
 import { bytes, cores, duration, integer, NONE, pathClass, percent } from "/static/format.js";
@@ -138,8 +138,9 @@ export class Workloads {
     const body = this.table.tBodies[0];
     const columns = this.#columns;
     this.empty.hidden = cgroups.length > 0;
-    say(this.empty, all.length ? "No cgroup fits this filter." : "No cgroup runs, waits or reclaims.");
-    say(byId("workloads-note"), hidden > 0 ? `since the previous round; ${integer(hidden)} more cgroups do next to nothing` : "since the previous round");
+    const more = hidden > 0 ? `${integer(hidden)} more do and hold less, see /metrics` : "";
+    say(this.empty, all.length ? `No cgroup shown here fits this filter${more && `; ${more}`}.` : "No cgroup runs, waits, reclaims or holds memory.");
+    say(byId("workloads-note"), more ? `since the previous round; ${integer(hidden)} more cgroups do and hold less` : "since the previous round");
     while (body.rows.length > cgroups.length) body.deleteRow(-1);
     for (const [i, c] of cgroups.entries()) {
       const row = body.rows[i] ?? body.appendChild(el("tr", {}, el("th", { scope: "row" }), ...columns.slice(1).map(() => el("td"))));

@@ -27,7 +27,10 @@ def test_fields_are_camel_case() -> None:
     [
         ("advisor: {latency: {targetWaitMs: 0}}", "f.yaml: advisor.latency.targetWaitMs: Expected `float` >= 0.002"),
         ("advisor: {polcy: latency}", "f.yaml: advisor: Object contains unknown field `polcy`"),
-        ("advisor: {policy: best}", "f.yaml: advisor.policy: Invalid enum value 'best'"),
+        (
+            "advisor: {policy: best}",
+            "f.yaml: advisor.policy: Invalid enum value 'best', choose from latency, canonical, none; ",
+        ),
         ("intervalS: soon", "f.yaml: intervalS: Expected `float`, got `str`"),
         ("[]", "f.yaml: top level: Expected `object`, got `array`"),
         ("a: [", "f.yaml: line 2: not YAML"),
@@ -91,3 +94,10 @@ def test_garbage_is_refused_or_means_something(text: bytes) -> None:
     else:
         message = f"f: {config.interval_s}"
     assert message.startswith("f: ")
+
+
+def test_waits_are_no_choice_and_said_to_be_measured_always(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("probes: [blockio, runqlat]")
+    with pytest.raises(ConfigError, match="probes: `runqlat` is no choice: waits are always measured; leave it out"):
+        load(file, ("blockio",))

@@ -8,9 +8,10 @@ from math import dist
 
 import pytest
 
+from api.pods import Pod
 from tests.browser.chromium import Browser, Page
 from tests.browser.reading import opened
-from tests.cli import story
+from tests.cli import neighbours, story
 from tests.cli.agent import Agent
 
 pytestmark = pytest.mark.browser
@@ -30,6 +31,44 @@ def test_nothing_scrolls_sideways(browser: Browser, agent: Agent, width: int, sc
     )
     assert clipped == 0
     page.close()
+
+
+@pytest.mark.parametrize("pods", [(), neighbours.PODS], ids=["watched only", "with pods"])
+@pytest.mark.parametrize("width", [400, 1000, 1280])
+def test_no_panel_lies_over_another(browser: Browser, agent: Agent, width: int, pods: tuple[Pod, ...]) -> None:
+    """Nor does what a panel holds reach out of it: a height that was made for a wide screen would let it."""
+    agent.show(neighbours.rounds(40, pods=pods))
+    page = opened(browser, agent, width, 900)
+    overlaps = page.eval(
+        """(() => { const boxes = [...document.querySelectorAll('.tile, .panel, #verdict')].filter(e => e.offsetParent)
+        .map(e => [e.getAttribute('aria-label') ?? e.textContent.slice(0, 20), e.getBoundingClientRect()]);
+        return boxes.flatMap(([a, p], i) => boxes.slice(i + 1).filter(([, q]) => p.left < q.right - 1 && q.left < p.right - 1
+        && p.top < q.bottom - 1 && q.top < p.bottom - 1).map(([b]) => `${a} / ${b}`)); })()"""
+    )
+    assert overlaps == []
+    outside = page.eval(
+        """[...document.querySelectorAll('.core > .panel')].filter(e => e.offsetParent).flatMap(panel =>
+        [...panel.querySelectorAll('figure, table')].filter(e => e.offsetParent && (e.getBoundingClientRect().bottom >
+        panel.getBoundingClientRect().bottom || e.getBoundingClientRect().height < 60)).map(e => e.id))"""
+    )
+    assert outside == []
+    page.close()
+
+
+@pytest.mark.parametrize("width", [400, 1000, 1181, 1280])
+def test_no_text_of_a_tile_is_cut(browser: Browser, agent: Agent, told: story.Story, width: int) -> None:
+    """Names of pods and cgroups may be of any length, and are cut."""
+    for rounds in (neighbours.rounds(40, pods=()), neighbours.rounds(40), told.rounds):
+        agent.go_away()
+        agent.start()
+        agent.show(rounds)
+        page = opened(browser, agent, width, 900)
+        cut = page.eval(
+            """[...document.querySelectorAll('.tile dt, .tile .note:not([id$=-who])')]
+            .filter(e => e.offsetParent && e.scrollWidth > e.clientWidth).map(e => e.textContent)"""
+        )
+        assert cut == []
+        page.close()
 
 
 def test_the_core_fits_a_laptop_screen(browser: Browser, agent: Agent, told: story.Story) -> None:

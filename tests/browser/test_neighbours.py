@@ -9,6 +9,8 @@ import msgspec
 import pytest
 
 from cli import words
+from cli.blame import average, sentence
+from cli.names import names_of
 from exporters.view import View, build
 from tests import fakes
 from tests.browser.chromium import Browser
@@ -22,7 +24,8 @@ pytestmark = pytest.mark.browser
 
 def test_who_waits_for_whom_can_be_computed_by_hand(browser: Browser, agent: Agent) -> None:
     """See the table at the top of tests/cli/neighbours.py."""
-    agent.show(neighbours.rounds(40))
+    made = neighbours.rounds(40)
+    agent.show(made)
     page = opened(browser, agent)
     assert rows(page, "#blame") == [
         ["waits ↓ for →", "all waits", "lab/batch train", BUILD, "shop/web", "the rest", "own throttling", "real-time tasks",
@@ -31,7 +34,12 @@ def test_who_waits_for_whom_can_be_computed_by_hand(browser: Browser, agent: Age
         ["shop/web", "400", "240", "100", "20", "", "30", "4.0", "6.0"],
         [BUILD, "120", "100", "15", "", "", "", "", "5.0"],
     ]  # fmt: skip
-    assert page.text("#blame-top") == f"lab/batch train waits most for {BUILD}: 300 ms a second, 33 % of its waits."
+    views = [build(finished) for finished in made]
+    assert page.text("#blame-top") == sentence(average(views[-30:]), names_of(views[-1].containers)), "as top says it"
+    assert page.text("#blame-top") == (
+        "lab/batch train waits most for its own tasks, 56 % of its waits; "
+        f"of its neighbours most for {BUILD}: 300 ms a second, 33 %."
+    )
     selfs = page.eval("[...document.querySelectorAll('#blame .self')].map(c => c.textContent)")
     assert selfs == ["500", "20", "15"], "a cgroup's own tasks are marked"
     assert page.errors() == []
@@ -71,7 +79,7 @@ def test_the_filter_governs_all_pictures_and_the_table(browser: Browser, agent: 
     choose(page, "#whose", "others")
     assert set(heat_rows(page)) == {BUILD, *(f"/kubepods/burstable/pod{k:03}" for k in range(5))}
     choose(page, "#filter", "nothing is called so")
-    assert page.text("#no-workloads") == "No cgroup fits this filter."
+    assert page.text("#no-workloads") == "No cgroup shown here fits this filter; 1 more do and hold less, see /metrics."
 
 
 def test_the_table_is_sorted_by_its_heads(browser: Browser, agent: Agent) -> None:
@@ -141,7 +149,7 @@ def test_a_node_without_listed_pods_is_worth_looking_at(browser: Browser, agent:
         "[...document.querySelectorAll('.tile')].filter(t => t.offsetParent).map(t => t.querySelector('dt').textContent)"
     )
     assert shown == [
-        "Node busy", "Longest run-queue wait p99", "Tasks waiting for a CPU", "CPU pressure", "Memory free", "Throttled most",
+        "Node busy", "Longest wait p99", "Tasks waiting for a CPU", "CPU pressure", "Memory free", "Throttled most",
     ]  # fmt: skip
     assert page.text("#waiting") == words.cores(1.42)
     assert page.text("#stalled") == "30 %"
@@ -196,7 +204,7 @@ def test_what_was_not_measured_is_said_and_not_drawn(browser: Browser, agent: Ag
     assert page.text("#no-blame").startswith("Who had the CPU meanwhile is not known")
     assert page.text("#heat .empty") == "Nothing has been measured yet."
     assert page.text("#no-threads").startswith("Not measured")
-    assert page.text("#no-workloads") == "No cgroup runs, waits or reclaims."
+    assert page.text("#no-workloads") == "No cgroup runs, waits, reclaims or holds memory."
     for table in ("#zones", "#kswapd", "#threads"):
         assert page.eval(f"document.querySelector('{table}').hidden") is True
     assert page.text("#memory-free") == f"{words.NONE} of {words.NONE} could be had"

@@ -98,6 +98,14 @@ def test_names_are_text_whatever_they_contain(browser: Browser, agent: Agent, to
     assert page.errors() == []
 
 
+def test_an_address_with_a_user_and_a_password(browser: Browser, agent: Agent, told: story.Story) -> None:
+    agent.show(told.rounds[:3])
+    page = browser.page()
+    page.go(agent.url.replace("//", "//user:secret@"))
+    page.until(LIVE)
+    assert page.errors() == []
+
+
 def test_before_the_first_round(browser: Browser, agent: Agent) -> None:
     page = browser.page()
     page.go(agent.url)

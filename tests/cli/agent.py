@@ -8,15 +8,17 @@ from collections.abc import Iterable, Sequence
 
 from api.decisions import JournalEntry, Round
 from exporters.http import Server
+from exporters.webconfig import WebConfig
 from tests.cli.story import Entries
 
 
 class Agent:
     """What a reader sees of an agent: it can be shown rounds, go away, and come back on the same port."""
 
-    def __init__(self, entries: Sequence[JournalEntry] = ()) -> None:
+    def __init__(self, entries: Sequence[JournalEntry] = (), web_config: WebConfig | None = None) -> None:
         self.journal = Entries(entries)
         self.port = 0
+        self._web_config = web_config
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -29,7 +31,7 @@ class Agent:
 
     def start(self) -> None:
         """Listen; on the same port as before, with nothing remembered."""
-        self._server = Server(journal=self.journal, version="test")
+        self._server = Server(journal=self.journal, version="test", web_config=self._web_config)
         started = asyncio.run_coroutine_threadsafe(self._server.start("127.0.0.1", self.port), self._loop)
         self.port = started.result(10)
 

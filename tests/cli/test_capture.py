@@ -117,4 +117,4 @@ def test_names_of_any_bytes_come_back(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     result = CliRunner().invoke(capture, ["-o", str(tmp_path / "none" / "x.tar.gz"), "--cgroups", "1"])
     assert result.exit_code == 2
-    assert "No such file or directory" in result.output
+    assert "there is no directory " in result.output

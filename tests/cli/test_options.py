@@ -6,6 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from cli.main import main
 from cli.options import Seconds, parse_listen
 
 
@@ -33,11 +34,12 @@ def test_an_address_is_host_and_port(text: str, expected: tuple[str, int]) -> No
     ],
 )
 def test_what_is_no_address_is_refused_with_the_reason(text: str, said: str) -> None:
-    with pytest.raises(click.BadParameter, match=said):
-        parse_listen(text)
+    with pytest.raises(click.BadParameter, match=said) as caught:
+        parse_listen(text, "--malachite")
+    assert "--malachite" in caught.value.format_message()
 
 
-@pytest.mark.parametrize("text", ["nan", "inf", "1e999"])
+@pytest.mark.parametrize("text", ["nan", "inf", "1e999", "10s", ""])
 def test_a_time_span_is_a_number_that_ends(text: str) -> None:
     @click.command()
     @click.option("--duration", type=Seconds(min=0))
@@ -46,3 +48,27 @@ def test_a_time_span_is_a_number_that_ends(text: str) -> None:
 
     result = CliRunner().invoke(command, ["--duration", text])
     assert (result.exit_code, "is no number of seconds" in result.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [(["agnet"], "agent"), (["probe", "blockios"], "blockio"), (["probe", "runqlta"], "runqlat"), (["xyzzy"], "")],
+)
+def test_a_name_that_is_nearly_a_command_is_told_which(words: list[str], near: str) -> None:
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    assert f"No such command '{words[-1]}'." in result.output
+    assert ("Did you mean " in result.output) is bool(near)
+    assert f"Did you mean {near}" in result.output or not near
+
+
+@pytest.mark.parametrize("words", [["probe"], ["probe", "threads"], ["doctor"]])
+def test_ctrl_c_ends_quietly_wherever_a_command_is(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("probes.loader.Compiler.__enter__", interrupted)
+    monkeypatch.setattr("probes.loader.load", interrupted)
+    monkeypatch.setattr("probes.threads.load", interrupted)
+    result = CliRunner().invoke(main, words)
+    assert (result.exit_code, result.output) == (130, "")

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import click
+import msgspec
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 import cli.probe
-from api.facts import Wait
+from api.facts import BlockIo, Wait
 from api.histograms import BOUNDS_NS, SLOTS
 from api.ports import Seen
 from cli.probe import CgroupWaits, Interval, histogram, intervals, render, summarize
-from cli.probes import generic
+from cli.probes import generic, screen
+from cli.probes.screen import checked_prefix
 from probes.groups import Lost
 
 
@@ -91,6 +96,47 @@ def test_cgroups_are_chosen_by_how_their_path_begins() -> None:
 def test_cgroups_without_a_path_are_named_by_their_number_and_the_root_by_its_own() -> None:
     found = summarize({}, {1: wait(20, s0=1), 77: wait(10, s0=1)}, {}, "")
     assert [w.cgroup for w in found] == ["/", "id 77"]
+
+
+@pytest.mark.parametrize("probe", ["runqlat", "threads"])
+def test_a_cgroup_that_no_path_can_be_is_refused(probe: str) -> None:
+    done = CliRunner().invoke(cli.probe.probe, [probe, "--cgroup", "ux-web"])
+    assert done.exit_code == 2
+    assert "--cgroup" in done.output
+    assert "no cgroup begins with 'ux-web': paths begin with /, such as /ux-web" in done.output
+
+
+@pytest.mark.parametrize(("prefix", "said"), [("/web", ""), ("id 7", ""), ("/nope", "no cgroup begins with /nope; ")])
+def test_a_cgroup_that_is_not_there_yet_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], prefix: str, said: str
+) -> None:
+    monkeypatch.setattr(screen, "cgroup_paths", lambda: {1: "/", 7: "/web/a"})
+    command = click.Command("x")
+    assert checked_prefix(click.Context(command), click.Option(["--cgroup"]), prefix) == prefix
+    err = capsys.readouterr().err
+    assert err.startswith(said)
+    assert bool(err) is bool(said)
+
+
+def test_disks_are_called_what_the_kernel_calls_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dev/block").mkdir(parents=True)
+    (tmp_path / "dev/block/254:0").symlink_to("../../devices/pci0/virtio2/block/vda")
+    assert [screen.device_name(number, tmp_path) for number in ("254:0", "8:0", "../x")] == ["vda", "8:0", "../x"]
+    monkeypatch.setattr(generic, "device_name", lambda number: f"disk {number}")
+    monkeypatch.setattr(generic, "cgroup_paths", lambda: {7: "/a"})
+    idle = BlockIo(reads=wait(0), writes=wait(0), read_bytes=0, write_bytes=0)
+    reads = iter(
+        [
+            Seen({7: {"block_io": {"254:0": idle}}}),
+            Seen({7: {"block_io": {"254:0": msgspec.structs.replace(idle, read_bytes=512)}}}),
+        ]
+    )
+    told: Any = Told(Seen())
+    told.read = lambda _paths, *, complete: next(reads)
+    (shown,) = generic.intervals(told, 0.05, 0.01, "/")
+    ((cgroup, cell),) = shown.cells
+    assert (cgroup, cell.about, cell.value) == ("/a", ("disk 254:0",), 512)
+    assert shown.interval.cgroups[0].values["block_io"].keys() == {"254:0"}, "--json keeps the number"
 
 
 def test_the_quantiles_are_microseconds() -> None:

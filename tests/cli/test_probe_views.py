@@ -124,7 +124,7 @@ def test_growth_is_shown_as_a_rate_in_the_unit_of_its_name() -> None:
     after = Seen({1: {"net": net(tcp_sent_bytes=4096, udp_sent_packets=30)}}, {"softirq_ns": {0: {"RCU": 3_000_000}}})
     lines = drawn(shown(Seen(), after, {1: "/web"}))
     assert lines[0] == "x, form tp_btf, 2.0 s"
-    assert lines[1].split() == ["tcp_sent", "udp_sent_packets", "softirq"]
+    assert lines[1].split() == ["tcp", "sent", "udp", "sent", "packets", "softirq"]
     assert lines[2].split() == ["/web", "2.00", "KiB/s", "15.0/s", NONE]
     assert lines[3].split() == ["node", "0", "RCU", NONE, NONE, "1.50", "ms/s"]
 
@@ -132,13 +132,15 @@ def test_growth_is_shown_as_a_rate_in_the_unit_of_its_name() -> None:
 def test_what_is_of_the_moment_is_no_rate() -> None:
     load = Load(one=1.5, five=0.25, fifteen=0.0, runnable_one=1.0, runnable_five=0.0, runnable_fifteen=0.0)
     lines = drawn(shown(Seen(), Seen({1: {"load": load, "threads_by_state": STATES}}), {1: "/web"}))
+    heads = "load1 load5 load15 run1 run5 run15 run stuck i/o asleep"
+    assert lines[1].split() == heads.split()
     assert lines[2].split() == ["/web", "1.50", "0.25", "0.00", "1.00", "0.00", "0.00", "2", "0", "0", "5"]
 
 
 def test_whom_somebody_waited_for_is_a_row_each() -> None:
     after = Seen({1: {"blame": blame({"/batch": 8_000_000, "/web": 2_000_000}, 500_000)}})
     lines = drawn(shown(Seen(), after, {1: "/web"}))
-    assert lines[1].split() == ["by_cgroup", "throttled"]
+    assert lines[1].split() == ["by", "cgroup", "throttled"]
     assert [line.split() for line in lines[2:]] == [
         ["/web", "/batch", "4.00", "ms/s", NONE],
         ["/web", "/web", "1.00", "ms/s", NONE],

@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.text import Text
 
 from cli import words
-from cli.blame import matrix
+from cli.blame import Victim, matrix, sentence
 from cli.frame import lines, render
 from cli.keys import BY_NAME, Choice, pressed
 from cli.screens import SCREENS
@@ -42,7 +42,7 @@ def screen(key: str, *, width: int = 80, height: int = 24, sort: int = 0, seen: 
     return [line.plain.rstrip() for line in frame_of(shown, Choice(screen=key, sort=sort), width, height)]
 
 
-@pytest.mark.parametrize("key", ["2", "3", "4"])
+@pytest.mark.parametrize("key", ["2", "3", "4", "5"])
 def test_golden_screens(key: str, golden: Callable[[str, str], None]) -> None:
     golden(f"top-{key}-80x24.txt", "".join(f"{line}\n" for line in screen(key)))
 
@@ -59,6 +59,29 @@ def test_who_waits_on_whom_can_be_computed_by_hand() -> None:
     # A is /batch (500 + 240 + 100), B the build (300 + 100 + 15), C /web.
     assert frame.index("A lab/batch train") < frame.index("B /system.slice/build") < frame.index("C shop/web")
     assert rows["shop/web"][:8] == ["400", "240", "100", "20", "·", "30", "4.0", "6.0"]
+
+
+@pytest.mark.parametrize(
+    ("by", "apart", "said"),
+    [
+        ({"/y": 71.0, "/x": 5.0}, (12.0, 6.0, 6.0), "/x waits most for /y: 71 ms a second, 71 % of its waits."),
+        ({"/y": 12.0, "/x": 5.0}, (71.0, 6.0, 6.0), ("/x waits most for its own quota, 71 % of its waits; "
+         "of its neighbours most for /y: 12 ms a second, 12 %.")),
+        ({"/y": 12.0, "/x": 71.0}, (5.0, 6.0, 6.0), ("/x waits most for its own tasks, 71 % of its waits; "
+         "of its neighbours most for /y: 12 ms a second, 12 %.")),
+        ({"/y": 4.0}, (0.0, 6.0, 0.0), ("/x waits most for real-time tasks, 60 % of its waits; "
+         "of its neighbours most for /y: 4.0 ms a second, 40 %.")),
+        ({"/y": 4.0}, (0.0, 0.0, 6.0), ("/x waits most for other causes, 60 % of its waits; "
+         "of its neighbours most for /y: 4.0 ms a second, 40 %.")),
+        ({"/x": 4.0}, (6.0, 0.0, 0.0), "No cgroup waits for another one; they wait for themselves, or for what stands apart."),
+    ],
+)  # fmt: skip
+def test_a_neighbour_is_not_said_to_be_the_cause_where_another_one_is_larger(
+    by: dict[str, float], apart: tuple[float, float, float], said: str
+) -> None:
+    victim = Victim("/x")
+    victim.by, victim.apart = by, list(apart)
+    assert sentence([victim], {}) == said
 
 
 @pytest.mark.parametrize("by_ms", [-3_600_000, 3_600_000])
@@ -123,13 +146,21 @@ def test_threads_and_pressure() -> None:
     assert web.split()[1:] == ["3", "2", "1", "7", "1.50", "25%", "2.0%", "0.5%"]
 
 
+def test_disk_and_network() -> None:
+    frame = screen("5", width=120)
+    assert any(line.startswith("io ") and "some 5.0 % · all 1.0 %" in line for line in frame)
+    web = next(line for line in frame if line.startswith("shop/web"))
+    # 1 MiB a second in requests of 3 ms, in the slot up to 4.1 ms; 2 MiB sent, 1 received, 3 segments again.
+    assert web.split()[1:] == ["1.00M", "0B", "4.08ms", "0.5%", "2.00M", "1.00M", "3.0"]
+
+
 def test_a_source_that_blames_nobody_is_said() -> None:
     told = [build(fakes.busy_round(seq)) for seq in range(1, 6)]
     assert any("Who had the CPU meanwhile is not known" in line for line in screen("2", seen=told))
 
 
 @pytest.mark.parametrize("size", [(20, 3), (40, 10), (60, 16), (80, 24), (140, 40), (300, 90)])
-@pytest.mark.parametrize("key", ["1", "2", "3", "4", "?"])
+@pytest.mark.parametrize("key", ["1", "2", "3", "4", "5", "?"])
 @pytest.mark.parametrize("kind", ["plain", "hostile", "many", "nobody", "bare", "story"])
 def test_no_screen_leaves_its_terminal(size: tuple[int, int], key: str, kind: str) -> None:
     seen = {
@@ -158,7 +189,7 @@ def test_without_pods_the_overview_shows_who_runs_and_waits() -> None:
 def test_the_last_line_names_the_keys_and_marks_the_screen() -> None:
     seen = views(3)
     for key, chosen in SCREENS.items():
-        last = frame_of(seen, Choice(screen=key), 120, 24)[-1]
+        last = frame_of(seen, Choice(screen=key), 124, 24)[-1]
         assert [
             span.style for span in last.spans if last.plain[span.start : span.end] == f" {key} {chosen.title} "
         ] == ["reverse"]

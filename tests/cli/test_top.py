@@ -195,6 +195,21 @@ def test_once_prints_one_frame(agent: Agent, told: story.Story) -> None:
     assert "run-queue waits of the last 30 s" in done.stdout
 
 
+@pytest.mark.parametrize(("view", "title"), [("memory", "memory and reclaim"), ("5", "disk and network")])
+def test_once_prints_the_view_that_is_asked_for(agent: Agent, told: story.Story, view: str, title: str) -> None:
+    agent.show(told.rounds)
+    done = run(["top", "--once", "--view", view, "--url", agent.url])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"── {title} ──" in done.stdout
+    assert "default/web" in done.stdout
+    assert "q quit" not in done.stdout
+
+
+def test_a_view_without_a_terminal_is_refused(agent: Agent) -> None:
+    done = run(["top", "--view", "waits", "--url", agent.url])
+    assert (done.returncode, "--view needs a terminal, or --once" in done.stderr) == (2, True)
+
+
 def test_once_without_an_agent_says_how_to_start_one() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -338,9 +338,18 @@ async def test_loopback_by_its_own_names_is_served(client: Client, host: str) ->
     assert (await client.get("/api/v1/view", Host=host))[0] == 200
 
 
-async def test_any_name_is_served_where_the_server_was_opened_to_the_network() -> None:
+async def test_a_server_on_loopback_warns_of_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server(journal=DecisionJournal(None), version="1")
+    await server.start("127.0.0.1", 0)
+    await server.stop()
+    assert caplog.messages == []
+
+
+async def test_any_name_is_served_where_the_server_was_opened_to_the_network(caplog: pytest.LogCaptureFixture) -> None:
     server = Server(journal=DecisionJournal(None), version="1")
     client = Client(server, await server.start("0.0.0.0", 0))
+    (said,) = caplog.messages
+    assert said.startswith("whoever reaches 0.0.0.0 can read all that this agent sees: give it a --web-config")
     server.publish(busy_round(2))
     assert (await client.get("/api/v1/view", Host="node-1.example"))[0] == 200
     await client.session.close()

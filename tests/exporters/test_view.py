@@ -15,7 +15,7 @@ from exporters.cgroup_view import MOST_CULPRITS, BlameView, ContainerView
 from exporters.history import LEVEL
 from exporters.view import MOST_OTHERS, View, build, past
 from tests.cli import neighbours
-from tests.cli.neighbours import BATCH, BUILD, WEB, rounds
+from tests.cli.neighbours import BATCH, BUILD, WEB, S, rounds
 
 
 def of(view: View, cgroup: str) -> ContainerView:
@@ -156,6 +156,53 @@ def test_what_does_nothing_is_counted_and_not_shown() -> None:
     view = build(rounds(3, more=200)[-1])
     assert len(view.others) == MOST_OTHERS
     assert view.other_cgroups == 202, "200, the build and the root"
+
+
+@pytest.mark.parametrize(
+    ("held", "limit", "shown"),
+    [(1270 << 20, None, True), (1270 << 20, 1280 << 20, True), (2 << 20, 2 << 20, True), (2 << 20, 64 << 20, False)],
+    ids=["large", "large and full", "small and full", "small"],
+)
+def test_who_sleeps_upon_much_memory_has_a_place_among_two_hundred_that_run(
+    held: int, limit: int | None, shown: bool
+) -> None:
+    quiet = CgroupSample(path="/quiet", id=7, cpu_usage_ns=S, memory_bytes=held, limits=Limits(memory_max_bytes=limit))
+    last = rounds(3, more=200)[-1]
+    assert last.previous is not None
+    last = msgspec.structs.replace(
+        last,
+        snapshot=msgspec.structs.replace(last.snapshot, cgroups={**last.snapshot.cgroups, "/quiet": quiet}),
+        previous=msgspec.structs.replace(last.previous, cgroups={**last.previous.cgroups, "/quiet": quiet}),
+    )
+    view = build(last)
+    assert len(view.others) == MOST_OTHERS
+    assert ("/quiet" in {c.cgroup for c in view.others}) is shown
+    if shown:
+        assert view.others[-1].cgroup == "/quiet", "after those that do something"
+        assert (view.others[-1].memory_bytes, view.others[-1].cpu_cores) == (held, 0)
+
+
+def test_memory_is_held_by_whose_working_set_it_is_and_not_by_the_groups_above() -> None:
+    """A file that was read once fills the page cache; it is no need, and what a group below holds is that group's."""
+
+    def group(path: str, number: int, mib: int, cache_mib: int) -> CgroupSample:
+        return CgroupSample(
+            path=path, id=number, memory_bytes=mib << 20, memory_stat={"inactive_file": cache_mib << 20}
+        )
+
+    cgroups = {
+        sample.path: sample
+        for sample in (group("/a", 1, 5000, 0), group("/a/b", 2, 5000, 0), group("/cache", 3, 9000, 8990),
+                       group("/half", 4, 900, 300))
+    }  # fmt: skip
+    last = rounds(3, pods=())[-1]
+    assert last.previous is not None
+    last = msgspec.structs.replace(
+        last,
+        snapshot=msgspec.structs.replace(last.snapshot, cgroups=cgroups),
+        previous=msgspec.structs.replace(last.previous, cgroups=cgroups),
+    )
+    assert [c.cgroup for c in build(last).others] == ["/a/b", "/half", "/cache"]
 
 
 def test_a_view_of_200_managed_containers_stays_small() -> None:

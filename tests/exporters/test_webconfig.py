@@ -253,7 +253,7 @@ async def test_a_name_that_nobody_has_is_checked_as_long_as_one_that_somebody_ha
         ("tls_server_config: {cert_file: server.crt}", "tls_server_config: Object missing required field `key_file`"),
         ("http_server_config: {http2: false}", "top level: Object contains unknown field `http_server_config`"),
         (TLS.replace("}", ", cipher_suites: [x]}"), "tls_server_config: Object contains unknown field `cipher_suites`"),
-        (TLS.replace("}", ", min_version: TLS10}"), "tls_server_config.min_version: Invalid enum value 'TLS10'"),
+        (TLS.replace("}", ", min_version: TLS10}"), "min_version: Invalid enum value 'TLS10', choose from TLS12, TLS13"),
         (TLS.replace("}", ", client_auth_type: RequireAnyClientCert}"), "Invalid enum value 'RequireAnyClientCert'"),
         (TLS.replace("}", ", client_auth_type: RequireAndVerifyClientCert}"), "client_ca_file is missing"),
         (TLS.replace("}", ", client_ca_file: ca.crt}"), "client_auth_type lets every client in"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -187,3 +189,30 @@ def test_threads_that_come_and_go_are_counted_at_once(without: str) -> None:
         counts.append(reader.read()[group.path].threads)
     reader.close()
     assert counts == [0, 1, 2, 0]
+
+
+def test_a_group_that_wakes_below_one_that_slept_is_seen_at_once(reader: CgroupReader) -> None:
+    """Files are left out where the sum above stands still. Between two looks at the files themselves, whoever runs."""
+    hierarchy = require_writable_cgroups()
+    with cgroup(hierarchy, "pod"), ExitStack() as inner:
+        web = TestCgroup(hierarchy, f"/dioptase-test-{os.getpid()}-pod/web")
+        inner.callback(web.close)
+        (burner,) = web.burn()
+        usage = web.file("cpu", "cpu.stat") if hierarchy.mode == "v2" else web.file("cpuacct", "cpuacct.usage")
+
+        def used_ns() -> int:
+            words = usage.read_text().split()
+            return int(words[0]) if len(words) == 1 else 1000 * int(words[1])
+
+        seen = []
+        for wanted in (signal.SIGCONT, signal.SIGSTOP, signal.SIGCONT, signal.SIGSTOP) * 2:
+            burner.send_signal(wanted)
+            for _ in range(3):
+                time.sleep(0.05)
+                earliest = used_ns()
+                sample = reader.read()[web.path]
+                assert sample.cpu_usage_ns is not None
+                assert earliest <= sample.cpu_usage_ns <= used_ns()
+                seen.append(sample.cpu_usage_ns)
+        stopped = [a == b for a, b in pairwise(seen)]
+        assert set(stopped) == {False, True}, "it ran and it slept"

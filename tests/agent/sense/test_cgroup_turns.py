@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 from agent.sense.cgroups import CgroupReader
 from tests.agent.sense import trees
 from tests.agent.sense.expected import V1, values
@@ -81,14 +83,15 @@ def test_a_turn_that_was_missed_is_not_made_up_for(tmp_path: Path) -> None:
 
 
 def test_how_cpu_time_is_shared_out_is_read_when_its_sum_has_changed(tmp_path: Path) -> None:
-    hierarchy = trees.v1(tmp_path, (".", "web"))
-    files = tmp_path / "cpuacct/web"
-    reader = CgroupReader(hierarchy)
+    reader = CgroupReader(trees.v1(tmp_path, (".", "web")))
+    root, web = tmp_path / "cpuacct", tmp_path / "cpuacct/web"
     before = reader.read()["/web"]
-    (files / "cpuacct.usage_percpu").write_text("1000000000 600000000 \n")
-    (files / "cpuacct.stat").write_text("user 101\nsystem 50\n")
+    (web / "cpuacct.usage_percpu").write_text("1000000000 600000000 \n")
+    (web / "cpuacct.stat").write_text("user 101\nsystem 50\n")
+    (root / "cpuacct.usage").write_text("1700000000\n")
     assert reader.read()["/web"] is before, "their sum is what it was: they were not looked at"
-    (files / "cpuacct.usage").write_text("1600000000\n")
+    (web / "cpuacct.usage").write_text("1600000000\n")
+    (root / "cpuacct.usage").write_text("1800000000\n")
     after = reader.read()["/web"]
     reader.close()
     assert (after.cpu_usage_ns, after.per_cpu_ns, after.cpu_user_ns) == (
@@ -96,3 +99,37 @@ def test_how_cpu_time_is_shared_out_is_read_when_its_sum_has_changed(tmp_path: P
         (1_000_000_000, 600_000_000),
         1_010_000_000,
     )
+
+
+CALM = "some avg10=0.00 avg60=0.00 avg300=0.00 total={}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+
+
+@pytest.mark.parametrize(
+    ("above", "own", "looked_at"),
+    [
+        (CALM.format(1), CALM.format(1), False),
+        (CALM.format(2), CALM.format(1), True),
+        (CALM.format(1), CALM.format(1).replace("avg300=0.00", "avg300=0.01", 1), True),
+        (None, CALM.format(1), True),
+    ],
+    ids=["nothing happened", "something happened above", "averages go on sinking", "no file above"],
+)
+def test_sums_are_looked_at_where_those_above_have_grown(
+    tmp_path: Path, above: str | None, own: str, looked_at: bool
+) -> None:
+    """Whatever a group stalls for, all above it stall for: where their total stands still, so does its own."""
+    hierarchy = trees.v2(tmp_path, ("pod", "pod/web"))
+    pod, web = tmp_path / "unified/pod/io.pressure", tmp_path / "unified/pod/web/io.pressure"
+    pod.write_text(CALM.format(1))
+    web.write_text(own)
+    if above is None:
+        pod.unlink()
+    reader = CgroupReader(hierarchy)
+    reader.read()
+    if above is not None:
+        pod.write_text(above)
+    web.write_text(CALM.format(7_000_000))
+    sample = reader.read()["/pod/web"]
+    reader.close()
+    assert sample.io_pressure is not None
+    assert (sample.io_pressure.some_us == 7_000_000) is looked_at

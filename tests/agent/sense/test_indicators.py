@@ -90,6 +90,13 @@ def test_a_port_that_is_none_names_the_annotation(port: str) -> None:
         target(pod(port))
 
 
+@pytest.mark.parametrize("port", ["8080", "metrics", ""])
+def test_annotations_that_are_meant_for_prometheus_alone_are_none_of_ours(port: str) -> None:
+    annotations = {"prometheus.io/scrape": "true", "prometheus.io/port": port}
+    asked = Pod(uid="u", namespace="n", name="x", qos=QoSLevel.SHARED, containers=(), annotations=annotations)
+    assert target(asked) is None
+
+
 def test_a_pod_without_annotations_is_not_asked() -> None:
     assert target(Pod(uid="u", namespace="n", name="x", qos=QoSLevel.SHARED, containers=())) is None
 

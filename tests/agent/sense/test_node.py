@@ -176,7 +176,7 @@ def test_what_only_some_machines_have_is_no_problem_but_can_be_asked_for(tmp_pat
     reader = NodeReader(tmp_path / "proc", tmp_path / "sys", live=False)
     reader.read()
     assert reader.problems() == ()
-    assert {lack.reason for lack in reader.lacks()} == {
+    assert {lack.reason for _, lack in reader.lacks()} == {
         "there is no /proc/schedstat",
         "no frequency of any CPU is known",
         "no energy counters of RAPL can be read",

@@ -1,0 +1,70 @@
+"""What `top` and `explain` say where the agent asks for TLS or a password and did not get it: each with what really helps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import bcrypt
+import pytest
+
+from agent.sense.documents import check
+from api.ports import Unavailable
+from cli.client import Client
+from exporters.webconfig import WebConfig
+from tests.cli import story
+from tests.cli.agent import Agent
+from tests.exporters.certificates import Authority
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Agent, Path]]:
+    """An agent with a certificate of an authority of its own and one user, and that authority's certificate."""
+    authority = Authority(tmp_path_factory.mktemp("ca"))
+    authority.issue("server")
+    file = authority.directory / "web.yml"
+    hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+    file.write_text(
+        f"tls_server_config: {{cert_file: server.crt, key_file: server.key}}\nbasic_auth_users: {{me: {hashed}}}\n"
+    )
+    agent = Agent(web_config=WebConfig(file, check))
+    agent.show(story.tell(3).rounds)
+    yield agent, authority.certificate
+    agent.close()
+
+
+def refusal(url: str) -> Unavailable:
+    with pytest.raises(Unavailable) as caught:
+        Client(url).view()
+    return caught.value
+
+
+def test_an_authority_that_nobody_knows(secured: tuple[Agent, Path]) -> None:
+    found = refusal(f"https://me:secret@localhost:{secured[0].port}")
+    assert "does not answer: " in found.reason
+    assert "certificate verify failed" in found.reason.lower()
+    assert "SSL_CERT_FILE=" in found.remedy
+
+
+def test_a_user_and_a_password_that_are_missing_or_wrong(
+    secured: tuple[Agent, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, authority = secured
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+    for user in ("", "me:wrong@"):
+        found = refusal(f"https://{user}localhost:{agent.port}")
+        assert "asks for a user and a password" in found.reason
+        assert found.remedy == f"--url https://USER:PASSWORD@localhost:{agent.port}"
+    assert Client(f"https://me:secret@localhost:{agent.port}").view().seq == 4
+
+
+def test_plain_http_where_tls_is_spoken(secured: tuple[Agent, Path]) -> None:
+    found = refusal(f"http://localhost:{secured[0].port}")
+    assert found.remedy == f"if it has a --web-config with a certificate, ask https://localhost:{secured[0].port}"
+
+
+def test_tls_where_plain_http_is_spoken() -> None:
+    agent = Agent()
+    found = refusal(f"https://127.0.0.1:{agent.port}")
+    agent.close()
+    assert f"ask http://127.0.0.1:{agent.port}" in found.remedy

@@ -1,0 +1,25 @@
+"""The table of `dioptase doctor` where nobody looks at it: whole words, a line a finding."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+import cli.doctor
+from api.checks import Check
+
+
+def test_a_pipe_gets_a_line_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "asked of /kubepods/burstable/" + "x" * 200
+    findings = (
+        Check(name="cpu.max", ok=True, detail=long),
+        Check(name="pressure", ok=False, detail="no /proc/pressure", remedy="boot with psi=1"),
+    )
+    monkeypatch.setattr(cli.doctor.node, "checks", lambda _state_dir: findings)
+    monkeypatch.setattr(cli.doctor.kernel, "checks", lambda: ())
+    done = CliRunner().invoke(cli.doctor.doctor, [])
+    assert done.exit_code == 1
+    _, first, second, _, total = done.output.splitlines()
+    assert (first.split(None, 2)[2], first[-1]) == (long, "x")
+    assert second.endswith("boot with psi=1")
+    assert total == "1 of 2 missing"
