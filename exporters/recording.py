@@ -166,12 +166,14 @@ def segments(path: Path) -> list[Path]:
     """The files of a recording, oldest first; of a single file that file."""
     if not path.is_dir():
         return [path]
-    return sorted(file for file in path.iterdir() if is_segment(file))
+    return sorted((file for file in path.iterdir() if number_of(file) is not None), key=lambda file: int(file.stem))
 
 
-def is_segment(path: Path) -> bool:
-    """By name: this is also what may be deleted to make room."""
-    return path.suffix == SUFFIX and path.stem.isascii() and path.stem.isdigit() and len(path.stem) == 8
+def number_of(path: Path) -> int | None:
+    """Of a segment by its name, which is also what may be deleted to make room; None of anything else."""
+    digits = path.stem
+    named = path.suffix == SUFFIX and digits.isascii() and digits.isdigit() and digits == f"{int(digits):08d}"
+    return int(digits) if named else None
 
 
 def read(path: Path, damage: Damage = _logged) -> Iterator[Round]:

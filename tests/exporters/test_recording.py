@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -287,6 +288,84 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="cannot record to") as refused:
         Recorder(file, 8, "1")
     assert "--record" in refused.value.remedy
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, 100)
+
+
+@pytest.mark.parametrize("take", [Path.unlink, truncate, lambda path: shutil.rmtree(path.parent)])
+def test_a_segment_that_is_taken_away_is_followed_by_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, take: Callable[[Path], None]
+) -> None:
+    directory = tmp_path / "recording"
+    writer = Recorder(directory, 8, "1", retry_s=0.0)
+    for seq in range(1, 5):
+        if seq == 3:
+            take(directory / "00000001.dioptase")
+        writer.publish(busy_round(seq))
+        wait_for(lambda seq=seq: writer.state.rounds == seq)
+    writer.close()
+    assert (writer.state.writable, writer.state.lost_rounds) == (True, 0)
+    assert [r.snapshot.seq for r in listed(directory, [])] == [3, 4]
+    assert writer.state.size_bytes == sum(path.stat().st_size for path in segments(directory))
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{directory}/00000001.dioptase was taken away or changed; another one is begun"
+    ]
+
+
+def test_what_stands_in_the_way_of_the_directory_is_told_with_a_remedy_of_its_own(tmp_path: Path) -> None:
+    directory = tmp_path / "recording"
+    writer = Recorder(directory, 8, "1", retry_s=0.0)
+    directory.rmdir()
+    directory.write_text("")
+    writer.publish(busy_round(1))
+    wait_for(lambda: writer.state.lost_rounds == 1)
+    with pytest.raises(Unavailable, match="File exists") as said:
+        writer.read({})
+    assert "see what became of the directory" in said.value.remedy
+    directory.unlink()
+    writer.publish(busy_round(2))
+    wait_for(lambda: writer.state.writable)
+    writer.close()
+    assert [r.snapshot.seq for r in listed(directory)] == [2]
+
+
+def test_a_directory_belongs_to_one_recorder(tmp_path: Path) -> None:
+    directory = tmp_path / "recording"
+    first = Recorder(directory, 8, "1")
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="another agent records there") as refused:
+            Recorder(directory, 8, "1")
+        assert "--record" in refused.value.remedy
+        shutil.rmtree(directory)
+        first.publish(busy_round(1))
+        wait_for(lambda: (directory / "00000001.dioptase").exists() or (directory / "00000002.dioptase").exists())
+    first.close()
+    Recorder(directory, 8, "1").close()
+
+
+def test_what_is_called_like_a_segment_and_is_none_stays_and_harms_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "MIB", 1 << 15)
+    (tmp_path / "00000001.dioptase").mkdir()
+    (tmp_path / "00000002.dioptase").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "00000003.dioptase")
+    record(tmp_path, [busy_round(seq, cgroups=40) for seq in range(1, 60)])
+    found = [path.name for path in segments(tmp_path)]
+    assert found[:3] == ["00000001.dioptase", "00000002.dioptase", "00000003.dioptase"]
+    assert int(found[3][:8]) > 4, "segments of our own went to make room"
+
+
+def test_numbers_go_on_beyond_eight_digits(tmp_path: Path) -> None:
+    (tmp_path / "99999999.dioptase").write_bytes(b"")
+    (tmp_path / "0123456789.dioptase").write_bytes(b"no segment has a zero before nine digits")
+    for seq in (1, 2):
+        record(tmp_path, [busy_round(seq)])
+    names = ["99999999.dioptase", "100000000.dioptase", "100000001.dioptase"]
+    assert [path.name for path in segments(tmp_path)] == names
+    assert [r.snapshot.seq for r in listed(tmp_path, [])] == [1, 2]
 
 
 def test_a_disk_slower_than_rounds_costs_rounds_and_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
