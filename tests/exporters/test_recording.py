@@ -6,7 +6,9 @@ import logging
 import os
 import shutil
 import subprocess
+import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -221,6 +223,78 @@ def test_what_builds_on_a_damaged_record_is_left_out_up_to_the_next_whole_one(
         "a record is whole, and no round comes of it: it builds on round 2, which is missing",
         "a record is whole, and no round comes of it: it builds on round 3, which is missing",
     ]
+
+
+def framed(text: bytes, flags: int = 0) -> bytes:
+    payload = zlib.compress(text, 9)
+    return recording.FRAME.pack(recording.MARK, len(payload), zlib.crc32(payload), flags) + payload
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "said"),
+    [
+        (b"\x90" * (recording.LARGEST_ROUND + 1), 0, "it has more than 67108864 bytes"),
+        (b"\x91" * 1_000_000 + b"\xc0", 0, "recursion"),
+        (b"\x91" * 900 + b"\xc0", recording.SPELLED, ""),
+        (b"\x91" * 900 + b"\xc0", recording.DELTA, ""),
+        (b"\xc0", 0, "Expected `object`, got `null`"),
+    ],
+)
+def test_a_record_made_to_harm_costs_itself_alone(
+    tmp_path: Path, whole: bytes, text: bytes, flags: int, said: str
+) -> None:
+    (tmp_path / "00000001.dioptase").write_bytes(whole + framed(text, flags))
+    problems: Problems = []
+    assert [r.snapshot.seq for r in listed(tmp_path, problems)] == [1, 2, 3, 4]
+    ((_, problem),) = problems
+    assert problem.startswith("a record is whole, and no round comes of it: ")
+    assert said in problem
+
+
+def test_a_record_that_unpacks_to_gigabytes_costs_no_memory(tmp_path: Path, whole: bytes) -> None:
+    """In a process of its own, with a limit of address space: two GiB come of two MiB."""
+    zeros = zlib.compressobj(1)
+    payload = b"".join([*(zeros.compress(bytes(1 << 20)) for _ in range(2048)), zeros.flush()])
+    frame = recording.FRAME.pack(recording.MARK, len(payload), zlib.crc32(payload), 0)
+    (tmp_path / "00000001.dioptase").write_bytes(whole + frame + payload)
+    script = (
+        "import resource, sys, pathlib; from exporters.recording import read;"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30));"
+        "print(len(list(read(pathlib.Path(sys.argv[1]), lambda *_: None))))"
+    )
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("4\n", "")
+
+
+def test_a_round_that_could_not_be_read_back_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "LARGEST_ROUND", 1000)
+    with pytest.raises(ValueError, match="recordings take 1000"):
+        pack(busy_round(1))
+
+
+def test_marks_that_all_claim_the_rest_are_given_up(
+    tmp_path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added: list[int] = []
+    real = zlib.crc32
+    monkeypatch.setattr(recording.zlib, "crc32", lambda text: added.append(len(text)) or real(text))
+    count, size = 2000, recording.FRAME.size
+    marks = b"".join(recording.FRAME.pack(recording.MARK, (count - at - 1) * size, 0, 0) for at in range(count))
+    (tmp_path / "00000001.dioptase").write_bytes(whole + marks)
+    problems: Problems = []
+    assert [r.snapshot.seq for r in listed(tmp_path, problems)] == [1, 2, 3, 4]
+    assert problems[-1][1].startswith("damaged all over; ")
+    assert sum(added) <= (recording.MOST_IN_VAIN + 2) * len(whole + marks)
+
+
+def test_a_pipe_in_place_of_a_segment_is_not_waited_for(tmp_path: Path, whole: bytes) -> None:
+    os.mkfifo(tmp_path / "00000001.dioptase")
+    (tmp_path / "00000002.dioptase").write_bytes(whole)
+    problems: Problems = []
+    assert len(listed(tmp_path, problems)) == 4
+    assert "not a regular file" in problems[0][1]
+    with pytest.raises(OSError, match="not a regular file"):
+        listed(tmp_path / "00000001.dioptase")
 
 
 @pytest.mark.parametrize(
