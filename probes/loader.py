@@ -178,6 +178,10 @@ class _Running(NamedTuple):
     owned: contextlib.ExitStack
 
 
+class Lost(Unavailable):
+    """A child was killed, or did not end: another one may succeed."""
+
+
 class _ChildLost(Exception):
     """The child cannot be used any more."""
 
@@ -324,7 +328,7 @@ def _exchange(running: _Running, job: Job, timeout_s: float) -> Loaded:
         message, descriptors = b"", []
     except TimeoutError:
         reason = f"compiling {job.sources[-1].name} took more than {timeout_s:g} s"
-        raise _ChildLost(Unavailable(reason, "see whether the node is short of CPU")) from None
+        raise _ChildLost(Lost(reason, "see whether the node is short of CPU; then start again")) from None
     if not message:
         raise _ChildLost(_died(running.child, running.errors))
     answer = msgspec.json.decode(message, type=_Answer)
@@ -354,9 +358,9 @@ def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
 def _died(child: subprocess.Popen[bytes], errors: IO[bytes]) -> Unavailable:
     code = child.wait()
     if code < 0:
-        return Unavailable(
+        return Lost(
             f"the compiling child was killed by signal {-code}",
-            "give it memory: BCC needs 200 MiB for a second while a probe is loaded",
+            "give it memory: BCC needs 200 MiB for a second while a probe is loaded; then start again",
         )
     errors.seek(0)
     said = errors.read().decode(errors="replace").strip().splitlines()[-1:]
