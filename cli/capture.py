@@ -51,8 +51,6 @@ def _target(ctx: click.Context, param: click.Parameter, value: str | None) -> Pa
     """Refuse before the work what can never be written."""
     if value == "":
         raise click.BadParameter("name a file, or `-` for standard output")
-    if value == "-" and sys.stdout is None:
-        raise click.BadParameter("standard output is closed; name a file")
     return None if value is None else Path(value)
 
 
