@@ -250,6 +250,8 @@ def _remedy(error: OSError) -> str:
         return "make room on its disk, or record elsewhere with --record, or less with --record-max-mib"
     if error.errno == errno.EBUSY:
         return "stop the other agent, or record elsewhere with --record"
+    if error.errno == errno.EFBIG:
+        return "look at fewer cgroups: maxCgroups in the agent's configuration"
     if error.errno in FORBIDDEN:
         return "let this user write there, or record elsewhere with --record"
     return "see what became of the directory and its disk, or record elsewhere with --record"

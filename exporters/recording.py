@@ -16,6 +16,7 @@ one: readers report that and go on. The writer never continues a file that an ea
 
 from __future__ import annotations
 
+import errno
 import logging
 import struct
 import zlib
@@ -36,8 +37,9 @@ MARK = b"\xd1\x0b\x7a\x5e"
 FRAME = struct.Struct("<4sIIB")
 LEVEL = 1
 """zlib's fastest: 6 makes records a tenth smaller for four times the time."""
-LARGEST_ROUND = 1 << 26
-"""Bytes of MessagePack: 4,096 cgroups, the most that an agent looks at unless told otherwise, need a quarter of it."""
+LARGEST_ROUND = 1 << 25
+"""Bytes of MessagePack. 4,096 cgroups, the most that an agent looks at unless told otherwise, need 12 MB; whoever means harm
+makes 75 bytes of objects of every byte."""
 MOST_IN_VAIN = 4
 """Times the length of a segment that is added up for records whose sum is wrong: whoever wrote them meant to keep us busy."""
 SPELLED, DELTA = 1, 2
@@ -82,7 +84,7 @@ def header(product: str, boot_id: str, began_ns: int) -> bytes:
 def pack(finished: Round, base: Round | None = None) -> bytes:
     """One round as a record, frame included; with a base, which must be the record before it, only what changed.
 
-    Raises ValueError where it is too large to be read back.
+    Raises OSError (EFBIG) where it is too large to be read back.
     """
     document: Any = msgspec.structs.replace(finished, previous=None)
     flags = 0
@@ -94,7 +96,7 @@ def pack(finished: Round, base: Round | None = None) -> bytes:
         flags |= SPELLED
         text = msgspec.msgpack.encode(_each_text(msgspec.to_builtins(document), _spelled))
     if len(text) > LARGEST_ROUND:
-        raise ValueError(f"a round of {len(text)} bytes; recordings take {LARGEST_ROUND}")
+        raise OSError(errno.EFBIG, f"a round has {len(text)} bytes, and recordings take {LARGEST_ROUND}")
     payload = zlib.compress(text, LEVEL)
     return FRAME.pack(MARK, len(payload), zlib.crc32(payload), flags) + payload
 

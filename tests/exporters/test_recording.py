@@ -233,7 +233,7 @@ def framed(text: bytes, flags: int = 0) -> bytes:
 @pytest.mark.parametrize(
     ("text", "flags", "said"),
     [
-        (b"\x90" * (recording.LARGEST_ROUND + 1), 0, "it has more than 67108864 bytes"),
+        (b"\x90" * (recording.LARGEST_ROUND + 1), 0, "it has more than 33554432 bytes"),
         (b"\x91" * 1_000_000 + b"\xc0", 0, "recursion"),
         (b"\x91" * 900 + b"\xc0", recording.SPELLED, ""),
         (b"\x91" * 900 + b"\xc0", recording.DELTA, ""),
@@ -266,10 +266,19 @@ def test_a_record_that_unpacks_to_gigabytes_costs_no_memory(tmp_path: Path, whol
     assert (done.stdout, done.stderr) == ("4\n", "")
 
 
-def test_a_round_that_could_not_be_read_back_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "LARGEST_ROUND", 1000)
-    with pytest.raises(ValueError, match="recordings take 1000"):
-        pack(busy_round(1))
+def test_a_round_that_could_not_be_read_back_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Recorder(tmp_path, 8, "1", retry_s=0.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(recording, "LARGEST_ROUND", 1000)
+        writer.publish(busy_round(1))
+        wait_for(lambda: writer.state.lost_rounds == 1)
+    with pytest.raises(Unavailable, match=r"a round has .* bytes, and recordings take 1000") as said:
+        writer.read({})
+    assert "maxCgroups" in said.value.remedy
+    writer.publish(busy_round(2))
+    wait_for(lambda: writer.state.writable)
+    writer.close()
+    assert [r.snapshot.seq for r in listed(tmp_path)] == [2]
 
 
 def test_marks_that_all_claim_the_rest_are_given_up(
