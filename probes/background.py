@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from api.ports import Probe, Seen, Unavailable
-from probes.loader import CHILD_PYTHON, Compiler, Lost, sharing
+from probes.loader import CHILD_PYTHON, Compiler, sharing
+from probes.remedies import Lost
 
 log = logging.getLogger(__name__)
 LOADING = "loading"

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from api.ports import Unavailable
-from probes.loader import Job, Refusal, load
+from probes.loader import Job, load
+from probes.remedies import Refusal
 
 JOB = Job(sources=[Path("/nowhere/x.bpf.c")], forms=[], maps=[], constants={})
 
