@@ -5,9 +5,9 @@ because BCC keeps 150 MiB that it never gives back. Needs no kernel headers: fie
 stub files satisfies BCC's search for a source tree. Standard library, bcc and this directory only.
 
 Takes JSON jobs from the Unix socket whose descriptor is its first argument (see `loader.Job`), answers each with one JSON
-message and the descriptors (SCM_RIGHTS), and exits when the socket's other end closes, the scratch directory with it: then
-the parent was killed and cannot remove it. Nothing is pinned, and no descriptor
-is kept here: when the last copy closes elsewhere, it is gone. The second argument is added to its nice value.
+message and the descriptors (SCM_RIGHTS), and exits when the socket's other end closes. Nothing is pinned, and no descriptor
+is kept here: when the last copy closes elsewhere, it is gone. The second argument is added to its nice value, the third is
+the scratch directory, which is removed at the end: a parent that was killed cannot.
 """
 
 from __future__ import annotations
@@ -267,23 +267,19 @@ def answer(parent: socket.socket, job: dict[str, Any]) -> None:
     built.module.cleanup()
 
 
-def main(descriptor: int, nice: int) -> None:
+def main(descriptor: int, nice: int, scratch: str) -> None:
     """Jobs in, answers out, until nobody asks any more."""
     os.nice(nice)
-    scratch = ""
     try:
         with socket.socket(fileno=descriptor) as parent:
             while request := parent.recv(1 << 20):
-                job = json.loads(request)
-                scratch = job["scratch"]
-                answer(parent, job)
+                answer(parent, json.loads(request))
     except (BrokenPipeError, ConnectionResetError):
         pass  # nobody waits for the answer any more
     finally:
-        if scratch:
-            shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
     os._exit(0)  # BCC's exit handlers take longer than closing what the kernel closes anyway

@@ -246,7 +246,7 @@ def _begin(python: Path, nice: int) -> _Running:
         owned.enter_context(here)
         with there:
             errors = owned.enter_context(tempfile.TemporaryFile(dir=scratch))  # noqa: SIM115 - closed by `owned`
-            child = _start(python, there, errors, nice)
+            child = _start(python, there, errors, (str(nice), scratch))
     except BaseException:
         owned.close()
         raise
@@ -285,10 +285,10 @@ def _scratch() -> Iterator[str]:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _start(python: Path, channel: socket.socket, errors: IO[bytes], nice: int) -> subprocess.Popen[bytes]:
+def _start(python: Path, channel: socket.socket, errors: IO[bytes], told: tuple[str, str]) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
-            [python, "-s", "-E", _COMPILER, str(channel.fileno()), str(nice)],
+            [python, "-s", "-E", _COMPILER, str(channel.fileno()), *told],
             pass_fds=[channel.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=errors,
