@@ -28,10 +28,11 @@ from api.ports import Seen, Unavailable
 from probes import bpf, fields
 from probes.btf import VMLINUX
 from probes.groups import places_for
-from probes.loader import CHILD_PYTHON, REMEDIES, Form, Job, Loaded, Program, opened
+from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
 from probes.losses import Losses
 from probes.maps import Map, Rows, possible_cpu_ids
 from probes.perf_event import HARDWARE, Event, count, open_on_cpu
+from probes.remedies import REMEDIES
 from probes.tabled import Tabled
 
 FORMS = ("tp_btf", "raw_tp")

@@ -13,8 +13,9 @@ from api.ports import Unavailable
 from probes import registry, runqlat
 from probes.btf import VMLINUX, Btf, BtfError
 from probes.capabilities import missing
-from probes.loader import CHILD_PYTHON, REMEDIES, Compiler, sharing
+from probes.loader import CHILD_PYTHON, Compiler, sharing
 from probes.migrations import ONE_NODE
+from probes.remedies import REMEDIES
 
 _IMPORT_BCC = "import bcc; print(bcc.BPF and bcc.__version__)"
 _TIMEOUT_S = 30.0

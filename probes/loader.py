@@ -7,8 +7,8 @@ and so does the death of this process, however it dies.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -24,6 +24,7 @@ import msgspec
 from api.ports import Unavailable
 from probes import bpf
 from probes.btf import VMLINUX
+from probes.remedies import NO_FILES, REMEDIES, Lost, Refusal, died, explain, limited
 
 T = TypeVar("T")
 CHILD_PYTHON = Path("/usr/bin/python3")
@@ -34,16 +35,6 @@ _COMPILER = Path(__file__).with_name("compiler.py")
 _MAX_DESCRIPTORS = 64
 _ITERATOR_BYTES = 1 << 16
 """Most that one read of an iterator is asked for; the kernel gives half of that at once."""
-_CAPABILITIES = "run as root, or with the capabilities BPF and PERFMON (in a pod: securityContext.capabilities.add)"
-REMEDIES = {
-    "permission": _CAPABILITIES,
-    "no_bpf": "boot a kernel with CONFIG_BPF_SYSCALL",
-    "no_map": "raise the memory limit of this process's cgroup, or RLIMIT_MEMLOCK on a kernel before 5.11",
-    "btf": "boot a kernel with CONFIG_DEBUG_INFO_BTF (Linux 5.4 and later; distributions have it on)",
-    "bcc": "install the distribution's package: apt-get install python3-bpfcc (Fedora, RHEL: python3-bcc);"
-    " the package named bcc that pip installs is something else",
-    "refused": "use Linux 5.5 or later for tp_btf, 4.17 for raw tracepoints; without a probe, /proc/PID/schedstat gives sums",
-}
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -91,22 +82,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str = ""
     """What to do where the kernel takes no form; empty for the general advice."""
     scratch: str = ""
-
-
-class Refusal(msgspec.Struct, frozen=True):
-    """Why one form does not run here."""
-
-    form: str
-    stage: str
-    reason: str
-    errno: int
-    log: str
-    """Tail of what the verifier or the compiler said."""
-
-    def __str__(self) -> str:
-        lines = [line.strip() for line in self.log.splitlines() if line and not line.startswith("processed ")]
-        said = [line for line in lines if " error: " in line][:1] or lines[-1:]
-        return f"{self.form}: {self.stage}: {self.reason}" + "".join(f" ({line})" for line in said)
 
 
 class MapDescription(msgspec.Struct, frozen=True):
@@ -206,10 +181,12 @@ class Compiler:
             if self._ended:
                 raise Unavailable("loading of probes was ended", "start the agent again")
             if self._running is None:
-                self._running = _begin(self.python, self._nice)
+                with limited():
+                    self._running = _begin(self.python, self._nice)
             running = self._running
         try:
-            return _exchange(running, job, timeout_s)
+            with limited():
+                return _exchange(running, job, timeout_s)
         except _ChildLost as lost:
             self._release()
             raise lost.unavailable from None
@@ -262,12 +239,15 @@ def load(job: Job, *, child_python: Path = CHILD_PYTHON, timeout_s: float = TIME
 def _begin(python: Path, nice: int) -> _Running:
     owned = contextlib.ExitStack()
     try:
+        os.close(
+            os.open("/", os.O_RDONLY | os.O_CLOEXEC)
+        )  # tempfile takes a lack of descriptors for one of directories
+        scratch = owned.enter_context(_scratch())
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         owned.enter_context(here)
         with there:
-            scratch = owned.enter_context(_scratch())
             errors = owned.enter_context(tempfile.TemporaryFile(dir=scratch))  # noqa: SIM115 - closed by `owned`
-            child = _start(python, there, errors, nice)
+            child = _start(python, there, errors, (str(nice), scratch))
     except BaseException:
         owned.close()
         raise
@@ -280,7 +260,8 @@ def opened(job: Job, make: Callable[[Loaded], T], *, child_python: Path = CHILD_
     """The probe that `make` builds on what was loaded; where it fails nothing stays in the kernel. Raises as `load`."""
     loaded = load(job, child_python=child_python)
     try:
-        return make(loaded)
+        with limited():
+            return make(loaded)
     except BaseException:
         loaded.close()
         raise
@@ -289,26 +270,34 @@ def opened(job: Job, make: Callable[[Loaded], T], *, child_python: Path = CHILD_
 @contextlib.contextmanager
 def _scratch() -> Iterator[str]:
     try:
-        directory = tempfile.TemporaryDirectory(prefix="dioptase-")
+        directory = tempfile.mkdtemp(prefix="dioptase-")
     except OSError as error:
         raise Unavailable(
             f"no temporary directory can be made: {error.strerror}",
             "make /tmp writable (in a pod: mount an emptyDir there) or set TMPDIR",
         ) from error
-    with directory as path:
-        yield path
+    try:
+        yield directory
+    finally:
+        # A child that ended between two jobs left it empty, and this takes no descriptor: there may be none left.
+        try:
+            Path(directory).rmdir()
+        except OSError:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
-def _start(python: Path, channel: socket.socket, errors: IO[bytes], nice: int) -> subprocess.Popen[bytes]:
+def _start(python: Path, channel: socket.socket, errors: IO[bytes], told: tuple[str, str]) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
-            [python, "-s", "-E", _COMPILER, str(channel.fileno()), str(nice)],
+            [python, "-s", "-E", _COMPILER, str(channel.fileno()), *told],
             pass_fds=[channel.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
         )
     except OSError as error:
+        if error.errno in NO_FILES:
+            raise
         raise Unavailable(
             f"{python} cannot be run: {error.strerror}",
             "install the distribution's Python and BCC: apt-get install python3-bpfcc",
@@ -325,18 +314,18 @@ def _exchange(running: _Running, job: Job, timeout_s: float) -> Loaded:
         message, descriptors = b"", []
     except TimeoutError:
         reason = f"compiling {job.sources[-1].name} took more than {timeout_s:g} s"
-        raise _ChildLost(Unavailable(reason, "see whether the node is short of CPU")) from None
+        raise _ChildLost(Lost(reason, "see whether the node is short of CPU; then start again")) from None
     if not message:
-        raise _ChildLost(_died(running.child, running.errors))
+        raise _ChildLost(died(running.child.wait(), running.errors))
     answer = msgspec.json.decode(message, type=_Answer)
     if answer.error:
-        raise _explain(answer, job.remedy)
+        raise explain(answer.error, answer.detail, answer.refused, job.remedy)
     if len(descriptors) != len(answer.maps) + 2 * len(answer.programs):
         for fd in descriptors:
             os.close(fd)
         raise Unavailable(
             f"the kernel passed on {len(descriptors)} descriptors of a probe, not all of them",
-            "raise the limit of open files: ulimit -n 1024",
+            REMEDIES["files"],
         )
     return Loaded(answer, descriptors)
 
@@ -350,32 +339,3 @@ def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
     return message, list(fds)
-
-
-def _died(child: subprocess.Popen[bytes], errors: IO[bytes]) -> Unavailable:
-    code = child.wait()
-    if code < 0:
-        return Unavailable(
-            f"the compiling child was killed by signal {-code}",
-            "give it memory: BCC needs 200 MiB for a second while a probe is loaded",
-        )
-    errors.seek(0)
-    said = errors.read().decode(errors="replace").strip().splitlines()[-1:]
-    return Unavailable(
-        f"the compiling child ended with status {code}" + "".join(f": {line}" for line in said),
-        "check that it is the distribution's Python 3.9 or later, with its package python3-bpfcc",
-    )
-
-
-def _explain(answer: _Answer, advice: str, lockdown: Path = Path("/sys/kernel/security/lockdown")) -> Unavailable:
-    kind, reason = answer.error, answer.detail
-    if answer.refused:
-        reason += ": " + "; ".join(str(refusal) for refusal in answer.refused)
-        if all(refusal.errno == errno.EPERM for refusal in answer.refused):
-            kind = "permission"
-    remedy = advice if kind == "refused" and advice else REMEDIES[kind]
-    if kind == "permission" and lockdown.exists() and "[confidentiality]" in lockdown.read_text():
-        remedy = (
-            "the kernel is locked down for confidentiality, which forbids BPF to read it; boot with lockdown=integrity"
-        )
-    return Unavailable(reason, remedy)

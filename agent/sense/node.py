@@ -15,10 +15,13 @@ from agent.sense import disks, filesystems, numa, parsers, power, proc_cpu, proc
 from agent.sense.fields import PERIOD_NS, Cadence
 from agent.sense.machine import read_machine
 from agent.sense.node_files import NodeFiles
+from agent.smallfile import read_small
 from api.ports import Unavailable
 from api.samples import NodeSample, SourceStatus
 
 NodeSource = Callable[[NodeFiles], dict[str, Any]]
+LONGEST_BOOT_ID = 64
+"""Bytes; a UUID and the end of its line are 37."""
 PSI = "boot with psi=1, on a kernel with CONFIG_PSI"
 
 
@@ -110,6 +113,7 @@ class NodeReader:
 
 def _boot_id(proc: Path) -> str:
     try:
-        return (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii", errors="replace").strip()
+        said = read_small(proc / "sys/kernel/random/boot_id", LONGEST_BOOT_ID)
     except OSError:
         return ""
+    return said.decode("ascii", "replace").strip() if len(said) <= LONGEST_BOOT_ID else ""

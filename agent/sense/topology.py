@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from agent.sense.node_files import LONGEST_ATTRIBUTE_BYTES
+from agent.smallfile import read_small
 from api.cpus import Cpu, Topology, parse_cpu_list
 
 _CPUS, _NODES = "devices/system/cpu", "devices/system/node"
@@ -19,11 +21,12 @@ def online_text(sys: Path) -> str:
 
 
 def text(path: Path) -> str:
-    """What a file of sysfs says; empty where there is none."""
+    """What a file of sysfs says; empty where there is none, and where it is longer than any of them."""
     try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
+        said = read_small(path, LONGEST_ATTRIBUTE_BYTES)
     except OSError:
         return ""
+    return said.decode("ascii", "replace").strip() if len(said) <= LONGEST_ATTRIBUTE_BYTES else ""
 
 
 def read_topology(sys: Path, text: Callable[[Path], str] = text) -> Topology:

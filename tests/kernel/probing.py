@@ -15,7 +15,7 @@ import pytest
 
 from api.ports import Probe, Unavailable
 from probes import bpf
-from probes.loader import REMEDIES
+from probes.remedies import REMEDIES
 from probes.runqlat import RunqLat, open_waits
 from tests.kernel.support import JOIN, TestCgroup, require_root
 

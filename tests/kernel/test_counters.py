@@ -21,9 +21,9 @@ from api.facts import CpuCounters
 from api.ports import Seen, Unavailable
 from probes import bpf
 from probes.counters import EVENTS, FORMS, OPTIONAL, Counters, countable, online_cpus, open_counters
-from probes.loader import REMEDIES
 from probes.perf_event import SOFTWARE, Event, count, open_on_cpu
 from probes.registry import BY_NAME
+from probes.remedies import REMEDIES
 from tests.kernel.probing import LAST_CPU, PINNED, eventually, having, opened, started_in
 from tests.kernel.support import TestCgroup, cgroup, require_root, require_writable_cgroups
 

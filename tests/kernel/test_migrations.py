@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import pytest
 
 from api.ports import Unavailable
-from probes.loader import REMEDIES
 from probes.migrations import FORMS, ONE_NODE, Migrations, numa_nodes_of_cpus, open_migrations
+from probes.remedies import REMEDIES
 from tests.kernel.probing import PINNED, eventually, opened
 from tests.kernel.support import cgroup, require_writable_cgroups
 from tests.kernel.test_registry import having

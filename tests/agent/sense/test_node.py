@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.sense.node import NodeReader
+from agent.sense.node import NodeReader, _boot_id
 from api.facts import Disk, Interface, L3Monitor, Machine, NumaNode, Zone
 from api.samples import NodeSample
 from tests.agent.sense import trees
@@ -155,6 +155,18 @@ def test_what_is_missing_is_empty_and_named(tmp_path: Path) -> None:
     assert problem.error == "pressure/cpu is missing; pressure/memory is missing; pressure/io is missing"
     assert problem.remedy == "boot with psi=1, on a kernel with CONFIG_PSI"
     reader.close()
+
+
+def test_a_boot_id_that_is_none_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "sys/kernel/random/boot_id"
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    assert _boot_id(tmp_path) == ""
+    path.unlink()
+    path.write_text("b7c1\n")
+    assert _boot_id(tmp_path) == "b7c1"
+    path.write_bytes(bytes(1 << 20))
+    assert _boot_id(tmp_path) == ""
 
 
 @pytest.mark.parametrize("name", sorted(PROC.keys() - {"sys/kernel/random/boot_id"}))

@@ -76,3 +76,15 @@ def test_this_machine() -> None:
     topology = read_topology(Path("/sys"))
     assert set(os.sched_getaffinity(0)) <= set(topology.ids)
     assert len(topology.ids) == os.sysconf("SC_NPROCESSORS_ONLN")
+
+
+def test_what_is_no_file_of_sysfs_is_as_if_it_were_missing(tmp_path: Path) -> None:
+    """A pipe would be waited for, and a list cut off at a bound would lose CPUs."""
+    root = sysfs(tmp_path, online="0-1", cores={0: (0, 0), 1: (1, 1)}, nodes={0: "0", 1: "1"})
+    for name in ("devices/system/cpu/cpu1/topology/core_id", "devices/system/node/node1/cpulist"):
+        (root / name).unlink()
+        os.mkfifo(root / name)
+    assert places(root) == [(0, 0, 0, 0), (1, 1, 1, 0)]
+    (root / "devices/system/cpu/online").write_text(",".join(["0"] * 40_000))
+    assert online_text(root) == ""
+    assert read_topology(root).ids == (0, 1)
