@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import sys
 import tarfile
 import tempfile
@@ -46,12 +47,21 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int
 
 
+def _target(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:  # noqa: ARG001 - as click asks
+    """Refuse before the work what can never be written."""
+    if value == "":
+        raise click.BadParameter("name a file, or `-` for standard output")
+    return None if value is None else Path(value)
+
+
 @click.command()
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The archive, `-` for standard output.  [default: dioptase-capture-TIME.tar.gz]",
+    type=click.Path(dir_okay=False),
+    callback=_target,
+    help="The archive, `-` for standard output; a file that is there is replaced, a pipe or device is written into."
+    "  [default: dioptase-capture-TIME.tar.gz]",
 )
 @click.option("--cgroups", type=click.IntRange(min=1), default=1000, show_default=True, help="Most cgroups to look at.")
 def capture(*, output: Path | None, cgroups: int) -> None:
@@ -66,10 +76,15 @@ def capture(*, output: Path | None, cgroups: int) -> None:
         hierarchy = detect(PROC)
         found, left_out = bounded(_counted(chain(texts.node(PROC, SYS), texts.cgroups(hierarchy, cgroups))))
         manifest = _manifest(hierarchy, now, len(found), left_out)
-        _write(path, manifest, found, int(time.time()))
     except (Unavailable, OSError) as error:
         remedy = f": {error.remedy}" if isinstance(error, Unavailable) else ""
         click.echo(f"capture: {error}{remedy}", err=True)
+        sys.exit(2)
+    try:
+        _write(path, manifest, found, int(time.time()))
+    except (Unavailable, OSError) as error:
+        reason = f"{error.reason}: {error.remedy}" if isinstance(error, Unavailable) else error.strerror or error
+        click.echo(f"capture: cannot write -o {path}: {reason}", err=True)
         sys.exit(2)
     click.echo(f"wrote {len(found)} files" + (f", left out {left_out}" if left_out else "") + f": {path}", err=True)
 
@@ -108,18 +123,39 @@ def _add(archive: tarfile.TarFile, name: str, text: bytes | None, mtime: int) ->
 
 
 def _write(path: Path, manifest: Manifest, found: list[Text], mtime: int) -> None:
-    if str(path) == "-":
+    """Where `path` leads to, whatever that is. Raises OSError, and Unavailable where it is nothing to write into."""
+    if str(path) == "-" or _is_stdout(path):
         write_archive(sys.stdout.buffer, manifest, found, mtime)
+        sys.stdout.buffer.flush()
         return
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        mode = stat.S_IFREG
+    target = path.resolve()
+    if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+        with target.open("wb") as file:
+            write_archive(file, manifest, found, mtime)
+        return
+    if not stat.S_ISREG(mode):
+        raise Unavailable("it is no file, pipe or character device", "name a file, or use `-o -` and a pipe")
     # Under its name only when it is whole.
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
         try:
             write_archive(file, manifest, found, mtime)
             file.flush()
-            Path(file.name).replace(path)
+            Path(file.name).replace(target)
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
             raise
+
+
+def _is_stdout(path: Path) -> bool:
+    """As /dev/stdout is, into whatever it was redirected."""
+    try:
+        return path.samefile("/proc/self/fd/1") and path.is_symlink()
+    except OSError:
+        return False
 
 
 def _manifest(hierarchy: Hierarchy, now: time.struct_time, files: int, left_out: int) -> Manifest:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from importlib import import_module
 from importlib.metadata import version
+from typing import Any
 
 import click
 
@@ -19,8 +23,33 @@ COMMANDS = {
 }
 
 
+LOST = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+"""What writing to standard output may fail with; a pipe that nobody reads is click's to end, without a word."""
+NO_FILES = (errno.EMFILE, errno.ENFILE)
+
+
 class LazyGroup(click.Group):
     """Commands by name; cli/NAME.py holds the command object NAME."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run a command. Output that is lost and a lack of descriptors end each of them with one line and status 1."""
+        _open_output()
+        try:
+            try:
+                return super().main(*args, **extra)
+            except SystemExit as ended:
+                _flush(told=bool(ended.code))
+                raise
+        except OSError as error:
+            if error.errno in LOST and error.filename is None:
+                said = f"cannot write to standard output: {error.strerror}"
+            elif error.errno in NO_FILES:
+                said = f"{error.strerror}: raise the limit: ulimit -n 1024"
+            else:
+                raise
+            _drop_output()
+            click.echo(f"dioptase: {said}", err=True)
+            sys.exit(1)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -41,3 +70,32 @@ class LazyGroup(click.Group):
 @click.version_option(version("dioptase"), prog_name="dioptase")
 def main() -> None:
     """Lend idle CPU to batch work, take it back the moment it is needed, and show why."""
+
+
+def _open_output() -> None:
+    """Standard output that takes every character, and fails where it was closed: then nothing else may get its number."""
+    if sys.stdout is None:
+        while (fd := os.open(os.devnull, os.O_RDONLY)) < 1:
+            pass
+        if fd > 1:
+            os.close(fd)
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - until the end
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _flush(*, told: bool) -> None:
+    """Write what is still buffered. Raises OSError, unless the command has told already what went wrong."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        if not told:
+            raise
+        _drop_output()
+
+
+def _drop_output() -> None:
+    """What is still buffered goes nowhere, or Python would try to write it at its end and complain again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

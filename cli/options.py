@@ -10,13 +10,18 @@ import click
 DEFAULT_LISTEN = "127.0.0.1:9102"
 
 
+LONGEST_S = 366 * 86_400
+
+
 class Seconds(click.FloatRange):
-    """A time span; `nan` and `inf` are numbers to click, and no time to wait for."""
+    """A time span of a year at most; `nan` and `inf` are numbers to click, and 1e10 is one that nobody can sleep for."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         seconds = float(super().convert(value, param, ctx))
         if not math.isfinite(seconds):
             self.fail(f"{value!r} is no number of seconds", param, ctx)
+        if seconds > LONGEST_S:
+            self.fail(f"{value!r} is more than a year", param, ctx)
         return seconds
 
 

@@ -181,8 +181,8 @@ def summarize(
 
 
 def _print_json(finished: Interval) -> None:
-    sys.stdout.write(msgspec.json.encode(finished).decode() + "\n")
-    sys.stdout.flush()
+    sys.stdout.buffer.write(msgspec.json.encode(finished) + b"\n")  # UTF-8, whatever the terminal's encoding
+    sys.stdout.buffer.flush()
 
 
 def render(finished: Interval, height: int | None) -> Group:

@@ -33,6 +33,8 @@ MAX_SPANS = 512
 MAX_PAUSE_S = 60.0
 FLUSH_S, HANG_UP_S = 1.0, 0.5
 """What close() grants the last export, and the thread to notice that its connection is gone."""
+MOST_RECEIVED_BYTES = 64 << 10
+"""Of an answer by gRPC, unpacked; otlp_http.py bounds those by HTTP."""
 LOGGERS = ("opentelemetry.exporter.otlp", "opentelemetry.sdk", "urllib3")
 """Whose complaints, one or more for every attempt, are kept out of the log."""
 FILTERED = "opentelemetry.exporter.otlp.proto.grpc.exporter"
@@ -158,22 +160,23 @@ def _grpc(kind: str, signal: Signal) -> Exporter:
 
     compression = Compression.Gzip if signal.compression == "gzip" else Compression.NoCompression
     exporter = OTLPMetricExporter if kind == "metrics" else OTLPSpanExporter
-    return exporter(signal.endpoint, timeout=signal.timeout_s, compression=compression)
+    bounded: Any = (("grpc.max_receive_message_length", MOST_RECEIVED_BYTES),)
+    return exporter(signal.endpoint, timeout=signal.timeout_s, compression=compression, channel_options=bounded)
 
 
 def _http(kind: str, signal: Signal) -> Exporter:
     from opentelemetry.exporter.otlp.proto.http import Compression  # noqa: PLC0415
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # noqa: PLC0415
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
-    from requests import Session  # noqa: PLC0415
+
+    from exporters.otlp_http import session  # noqa: PLC0415
 
     compression = Compression.Gzip if signal.compression == "gzip" else Compression.NoCompression
-    session = Session()
     # With a certificate named for OTLP, REQUESTS_CA_BUNDLE would go before it, and a collector of its own authority be
     # refused; the price is that proxies of the environment are not used then.
-    session.trust_env = not signal.certificate
+    bounded = session(trust_env=not signal.certificate)
     exporter = OTLPMetricExporter if kind == "metrics" else OTLPSpanExporter
-    return exporter(signal.endpoint, timeout=signal.timeout_s, compression=compression, session=session)
+    return exporter(signal.endpoint, timeout=signal.timeout_s, compression=compression, session=bounded)
 
 
 class _Job:

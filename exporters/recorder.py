@@ -2,15 +2,19 @@
 
 A round waits for its turn in a queue of a few; a disk slower than rounds loses rounds, never time of the loop. Where the
 disk is full or fails, recording stops, what was begun is cut off again, and it is tried anew every ten seconds; the
-recorder is a source of the snapshot too (`read`), so that page, metrics and doctor say so. Losses are counted.
+recorder is a source of the snapshot too (`read`), so that page, metrics and doctor say so. Losses are counted. One recorder
+has a directory for itself; where the directory or the segment at work is taken away, both are made anew.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import logging
 import os
 import queue
+import stat
 import threading
 import time
 from collections.abc import Mapping
@@ -21,7 +25,7 @@ import msgspec
 from api.decisions import Round
 from api.ports import Seen, Unavailable
 from exporters.families import RecordingState
-from exporters.recording import KEY_EVERY, SUFFIX, header, is_segment, pack, segments
+from exporters.recording import KEY_EVERY, SUFFIX, header, number_of, pack
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +36,7 @@ WAITING = 4
 RETRY_S = 10.0
 CLOSE_S = 2.0
 FULL = (errno.ENOSPC, errno.EDQUOT)
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 MIB = 1 << 20
 
 
@@ -47,8 +52,12 @@ class Recorder:
         self._directory, self._max_bytes, self._product = directory, max_mib * MIB, product
         self._retry_s = retry_s
         self._fd: int | None = None
+        self._held: int | None = None
+        """The directory, open and locked."""
         self._path = directory
-        self._written = 0
+        self._written = self._number = 0
+        self._sizes: dict[Path, int] = {}
+        self._size_bytes = 0
         self._boot_id = ""
         self._base: Round | None = None
         self._since_key = 0
@@ -58,16 +67,13 @@ class Recorder:
         self._trouble: Unavailable | None = None
         self._retry_at = 0.0
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            self._sizes = {path: path.stat().st_size for path in segments(directory)}
-            self._size_bytes = sum(self._sizes.values())
-            self._number = max((int(path.stem) for path in self._sizes), default=0)
+            self._hold()
+            self._look()
             if not os.access(directory, os.W_OK | os.X_OK):
-                raise PermissionError(13, os.strerror(13), str(directory))
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
         except OSError as error:
-            raise Unavailable(
-                f"cannot record to {directory}: {error.strerror}", "name a directory that can be written with --record"
-            ) from error
+            self._let_go()
+            raise Unavailable(f"cannot record to {directory}: {error.strerror}", _remedy(error)) from error
         self._queue: queue.Queue[Round | None] = queue.Queue(WAITING)
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
@@ -122,9 +128,13 @@ class Recorder:
                 self._lost += 1
                 log.exception("round %d could not be recorded", finished.snapshot.seq)
         self._end_segment()
+        self._let_go()
 
     def _write(self, finished: Round) -> None:
         alone = msgspec.structs.replace(finished, previous=None)
+        if self._fd is not None and self._is_gone(self._fd):
+            log.warning("%s was taken away or changed; another one is begun", self._path)
+            self._end_segment()
         record = pack(alone, self._base if self._since_key < KEY_EVERY else None)
         full = self._written + len(record) > self._max_bytes // SEGMENTS
         if self._fd is None or full or finished.snapshot.boot_id != self._boot_id:
@@ -138,6 +148,11 @@ class Recorder:
         if self._trouble is not None:
             log.info("recording to %s goes on; %d rounds are missing", self._directory, self._lost_rounds())
             self._trouble = None
+
+    def _is_gone(self, fd: int) -> bool:
+        """Whether somebody deleted the segment at work, or wrote to it: nobody would ever read what comes after."""
+        status = os.fstat(fd)
+        return status.st_nlink == 0 or status.st_size != self._written
 
     def _append(self, data: bytes) -> None:
         """All of it or nothing: a disk may take part of a record before it is full."""
@@ -157,6 +172,8 @@ class Recorder:
         self._end_segment()
         boot_id, began_ns = finished.snapshot.boot_id, finished.snapshot.wall_time_ns
         first = header(self._product, boot_id, began_ns)
+        self._hold()
+        self._look()
         self._make_room(max(self._max_bytes // SEGMENTS, len(first) + record_bytes))
         self._number += 1
         path = self._directory / f"{self._number:08d}{SUFFIX}"
@@ -175,12 +192,48 @@ class Recorder:
             fd, self._fd = self._fd, None
             os.close(fd)
 
+    def _hold(self) -> None:
+        """Make the directory where it is missing, and have it for this recorder alone. Raises OSError, EBUSY among them."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if self._held is not None and os.path.samestat(os.fstat(fd), os.fstat(self._held)):
+            os.close(fd)
+            return
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise OSError(errno.EBUSY, "another agent records there", str(self._directory)) from None
+        except OSError as error:
+            # A file system without locks is no reason not to record.
+            log.debug("%s cannot be locked: %s", self._directory, error)
+        self._let_go()
+        self._held = fd
+
+    def _let_go(self) -> None:
+        if self._held is not None:
+            fd, self._held = self._held, None
+            os.close(fd)
+
+    def _look(self) -> None:
+        """What is in the directory: sizes of the segments, and the highest number that is taken, by whatever it may be."""
+        self._sizes = {}
+        for path in self._directory.iterdir():
+            number = number_of(path)
+            if number is None:
+                continue
+            self._number = max(self._number, number)
+            with contextlib.suppress(FileNotFoundError):
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode):
+                    self._sizes[path] = status.st_size
+        self._size_bytes = sum(self._sizes.values())
+
     def _make_room(self, wanted: int) -> None:
         """Delete the oldest segments until `wanted` bytes more stay within the bound."""
-        for path in sorted(self._sizes):
+        for path in sorted(self._sizes, key=lambda segment: int(segment.stem)):
             if sum(self._sizes.values()) + wanted <= self._max_bytes:
                 break
-            assert is_segment(path)
             path.unlink(missing_ok=True)
             del self._sizes[path]
         self._size_bytes = sum(self._sizes.values())
@@ -190,10 +243,20 @@ class Recorder:
         self._retry_at = time.monotonic() + self._retry_s
         trouble = Unavailable(
             f"rounds are not recorded to {self._directory}: {error.strerror}",
-            "make room on its disk, or record elsewhere with --record, or less with --record-max-mib",
+            _remedy(error),
         )
         if self._trouble is None:
             log.warning("%s; %s", trouble.reason, trouble.remedy)
         self._trouble = trouble
         if error.errno not in FULL:
             self._end_segment()  # it may be what fails; the next attempt begins another one
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno in FULL:
+        return "make room on its disk, or record elsewhere with --record, or less with --record-max-mib"
+    if error.errno == errno.EBUSY:
+        return "stop the other agent, or record elsewhere with --record"
+    if error.errno in FORBIDDEN:
+        return "let this user write there, or record elsewhere with --record"
+    return "see what became of the directory and its disk, or record elsewhere with --record"

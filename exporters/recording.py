@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 
 from api.decisions import Round
+from exporters.regular import open_regular
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,10 @@ MARK = b"\xd1\x0b\x7a\x5e"
 FRAME = struct.Struct("<4sIIB")
 LEVEL = 1
 """zlib's fastest: 6 makes records a tenth smaller for four times the time."""
-LARGEST_RECORD = 1 << 28
+LARGEST_ROUND = 1 << 26
+"""Bytes of MessagePack: 4,096 cgroups, the most that an agent looks at unless told otherwise, need a quarter of it."""
+MOST_IN_VAIN = 4
+"""Times the length of a segment that is added up for records whose sum is wrong: whoever wrote them meant to keep us busy."""
 SPELLED, DELTA = 1, 2
 KEY_EVERY = 60
 _SPELLED_MARK = "\0"
@@ -76,7 +80,10 @@ def header(product: str, boot_id: str, began_ns: int) -> bytes:
 
 
 def pack(finished: Round, base: Round | None = None) -> bytes:
-    """One round as a record, frame included; with a base, which must be the record before it, only what changed."""
+    """One round as a record, frame included; with a base, which must be the record before it, only what changed.
+
+    Raises ValueError where it is too large to be read back.
+    """
     document: Any = msgspec.structs.replace(finished, previous=None)
     flags = 0
     if base is not None:
@@ -86,6 +93,8 @@ def pack(finished: Round, base: Round | None = None) -> bytes:
     except UnicodeEncodeError:
         flags |= SPELLED
         text = msgspec.msgpack.encode(_each_text(msgspec.to_builtins(document), _spelled))
+    if len(text) > LARGEST_ROUND:
+        raise ValueError(f"a round of {len(text)} bytes; recordings take {LARGEST_ROUND}")
     payload = zlib.compress(text, LEVEL)
     return FRAME.pack(MARK, len(payload), zlib.crc32(payload), flags) + payload
 
@@ -99,16 +108,27 @@ class Unpacker:
     def unpack(self, payload: bytes, flags: int) -> Round:
         """The round in a record, without the one before it. Raises ValueError where it is none."""
         try:
-            document = msgspec.msgpack.decode(zlib.decompress(payload), strict=False)
+            document = msgspec.msgpack.decode(_decompressed(payload), strict=False)
             if flags & SPELLED:
                 document = _each_text(document, _as_it_was)
             if flags & DELTA:
                 document = _together(self._whole, msgspec.convert(document, Difference))
             finished = msgspec.convert(document, Round)
-        except (zlib.error, msgspec.DecodeError, KeyError, TypeError) as error:
+        except (zlib.error, msgspec.DecodeError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(str(error)) from error
         self._whole = document
         return finished
+
+
+def _decompressed(payload: bytes) -> bytes:
+    """Raises ValueError and zlib.error; a few kilobytes may claim to be gigabytes."""
+    unpacking = zlib.decompressobj()
+    text = unpacking.decompress(payload, LARGEST_ROUND + 1)
+    if len(text) > LARGEST_ROUND:
+        raise ValueError(f"it has more than {LARGEST_ROUND} bytes")
+    if not unpacking.eof:
+        raise ValueError("it is cut short")
+    return text
 
 
 class Difference(msgspec.Struct, forbid_unknown_fields=True):
@@ -166,12 +186,14 @@ def segments(path: Path) -> list[Path]:
     """The files of a recording, oldest first; of a single file that file."""
     if not path.is_dir():
         return [path]
-    return sorted(file for file in path.iterdir() if is_segment(file))
+    return sorted((file for file in path.iterdir() if number_of(file) is not None), key=lambda file: int(file.stem))
 
 
-def is_segment(path: Path) -> bool:
-    """By name: this is also what may be deleted to make room."""
-    return path.suffix == SUFFIX and path.stem.isascii() and path.stem.isdigit() and len(path.stem) == 8
+def number_of(path: Path) -> int | None:
+    """Of a segment by its name, which is also what may be deleted to make room; None of anything else."""
+    digits = path.stem
+    named = path.suffix == SUFFIX and digits.isascii() and digits.isdigit() and digits == f"{int(digits):08d}"
+    return int(digits) if named else None
 
 
 def read(path: Path, damage: Damage = _logged) -> Iterator[Round]:
@@ -196,7 +218,7 @@ def read(path: Path, damage: Damage = _logged) -> Iterator[Round]:
 def _read_segment(path: Path, damage: Damage, *, alone: bool) -> Iterator[Round]:
     """Rounds of one file; one of many that cannot be read, or was rotated away meanwhile, keeps nobody from the others."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             line = file.readline(1 << 20)
             _check_header(path, line)
             text = file.read()
@@ -218,21 +240,23 @@ def _check_header(path: Path, line: bytes) -> None:
 
 
 def _records(text: bytes, start: int, path: Path, damage: Damage) -> Iterator[Round]:
-    at, unpacker = 0, Unpacker()
+    at, unpacker, in_vain = 0, Unpacker(), 0
     while at < len(text):
         problem, end = "", len(text)
         if text.startswith(MARK, at) and len(text) - at >= FRAME.size:
             _, length, checksum, flags = FRAME.unpack_from(text, at)
             begin = at + FRAME.size
             end = begin + length
-            payload = text[begin:end]
-            if len(payload) < length:
+            if end > len(text):
                 problem = "the last record is cut short"
-            elif zlib.crc32(payload) != checksum:
-                problem = "a record is damaged"
+            elif in_vain > MOST_IN_VAIN * len(text):
+                damage(path, f"damaged all over; {len(text) - at} bytes at {start + at} are left out")
+                return
+            elif zlib.crc32(memoryview(text)[begin:end]) != checksum:
+                problem, in_vain = "a record is damaged", in_vain + length
             else:
                 try:
-                    yield unpacker.unpack(payload, flags)
+                    yield unpacker.unpack(text[begin:end], flags)
                 except ValueError as error:
                     problem = f"a record is whole, and no round comes of it: {error}"
         else:

@@ -10,6 +10,8 @@
       prometheus: $2b$12$...         # bcrypt: htpasswd -nBC 12 prometheus
 
 Fields of that file which are not served here are refused by name: a setting that silently does nothing is no protection.
+Nor may protection go by accident: an empty file or section is refused, and a section that was in force may not be missing
+from the file when it is read anew. `{}`, as the file or as a section, asks for none.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Literal
 import msgspec
 
 from api.ports import Unavailable
+from exporters.regular import open_regular
 
 LARGEST_BYTES = 1 << 20
 MOST_ROUNDS = 16
@@ -53,7 +56,7 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file as a whole."""
 
     tls_server_config: TlsServerConfig | None = None
-    basic_auth_users: Mapping[str, str] | None = None
+    basic_auth_users: Mapping[str, str] = {}
 
 
 class Web(msgspec.Struct, frozen=True):
@@ -71,6 +74,8 @@ class WebConfig:
         """`check` raises ValueError where the text is not one plain YAML document without repeated keys."""
         self._path, self._check = path, check
         self._files: tuple[Path, ...] = (path,)
+        self._in_force: tuple[str, ...] = ()
+        """Sections of the file, as it was loaded last, that ask for something."""
 
     def stamp(self) -> Stamp:
         """Equal as long as no file was written or replaced; also where one is missing."""
@@ -82,24 +87,41 @@ class WebConfig:
             document = self._document()
             tls = document.tls_server_config
             self._files = (self._path, *(() if tls is None else tuple(self._named(tls))))
-            users = dict(self._users(document.basic_auth_users or {}))
-            return Web(None if tls is None else self._context(tls), users)
+            users = dict(self._users(document.basic_auth_users))
+            web = Web(None if tls is None else self._context(tls), users)
         except OSError as error:
             name = getattr(error, "filename", None) or self._path
             raise Unavailable(f"{name}: cannot be used: {error.strerror or error}", REMEDY) from error
         except ValueError as error:
             raise Unavailable(f"{self._path}: {error}", REMEDY) from error
+        asked = {"tls_server_config": web.tls is not None, "basic_auth_users": bool(web.users)}
+        self._in_force = tuple(section for section, something in asked.items() if something)
+        return web
 
     def _document(self) -> Document:
-        with self._path.open("rb") as file:
-            text = file.read(LARGEST_BYTES + 1).decode()
+        text = _content(self._path).decode()
         self._check(text)
+        sections = msgspec.yaml.decode(text)
+        if sections is None:
+            raise ValueError("it is empty; to ask for neither TLS nor passwords, write {}")
+        if isinstance(sections, dict):
+            sections = {name: section for name, section in self._meant(sections) if section != {}}
         try:
-            return msgspec.convert(msgspec.yaml.decode(text) or {}, Document)
+            return msgspec.convert(sections, Document)
         except msgspec.ValidationError as error:
             reason, _, where = str(error).partition(" - at `$.")
             field = where.rstrip("`").replace("[...]", "") or "top level"
             raise ValueError(f"{field}: {reason}") from None
+
+    def _meant(self, sections: dict[str, object]) -> Iterator[tuple[str, object]]:
+        """The sections, once it is clear that none of them was lost, as by a file that is being written."""
+        for name in self._in_force:
+            if sections and name not in sections:
+                raise ValueError(f"{name} is in force and is missing now; to do without it, write `{name}: {{}}`")
+        for name, section in sections.items():
+            if section is None:
+                raise ValueError(f"{name}: it is empty; to do without it, write `{name}: {{}}`")
+            yield name, section
 
     def _named(self, tls: TlsServerConfig) -> Iterator[Path]:
         for name in (tls.cert_file, tls.key_file, tls.client_ca_file):
@@ -116,7 +138,7 @@ class WebConfig:
         context.minimum_version = VERSIONS[tls.min_version]
         certificate, key, *authorities = self._named(tls)
         for path in (certificate, key, *authorities):
-            path.open("rb").close()  # ssl does not say which file it could not read
+            _content(path)  # ssl does not say which file it could not read, and would wait for a pipe
         try:
             # The callback keeps OpenSSL from asking for the password of an encrypted key on the terminal.
             context.load_cert_chain(certificate, key, password=lambda: "")
@@ -140,6 +162,14 @@ class WebConfig:
             if not 4 <= int(match[1]) <= MOST_ROUNDS:
                 raise ValueError(f"basic_auth_users: {name}: a cost of {match[1]}; use 4 to {MOST_ROUNDS}, such as 12")
             yield name, hashed
+
+
+def _content(path: Path) -> bytes:
+    with open_regular(path) as file:
+        text = file.read(LARGEST_BYTES + 1)
+    if len(text) > LARGEST_BYTES:
+        raise ValueError(f"{path} has more than {LARGEST_BYTES} bytes")
+    return text
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

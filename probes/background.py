@@ -1,7 +1,8 @@
 """Probes that load after their owner is up: one after another, in a thread, by one compiling child of low priority.
 
 What is not loaded yet is there already, as a probe of the form `loading` that has seen nothing; what cannot be loaded says
-why each time that it is read. The child ends with the last probe, so nothing of its memory stays.
+why each time that it is read. The child ends with the last probe, so nothing of its memory stays. Where it was lost before,
+the probe that it had in hand is tried once more, a while later: a node that starts has less memory to give than one that runs.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from api.ports import Probe, Seen, Unavailable
-from probes.loader import CHILD_PYTHON, Compiler, sharing
+from probes.loader import CHILD_PYTHON, Compiler, Lost, sharing
 
 log = logging.getLogger(__name__)
 LOADING = "loading"
 NICE = 10
 """Added to the nice value of the child: half a second of CPU per probe is not worth a millisecond of anybody's wait."""
+AGAIN_S = 60.0
 NOTHING = Seen()
 
 
@@ -26,6 +28,8 @@ class Late:
 
     def __init__(self, name: str, opener: Callable[[], Probe]) -> None:
         self.name = name
+        self.lost = False
+        """Whether the latest `open` failed for a reason that may pass."""
         self._opener = opener
         self._probe: Probe | None = None
         self._refusal: Unavailable | None = None
@@ -40,9 +44,11 @@ class Late:
 
     def open(self) -> None:
         """Open it, or remember why that cannot be. Never raises."""
+        self.lost = False
         try:
             probe = self._opener()
         except Unavailable as error:
+            self.lost = isinstance(error, Lost)
             self._refusal = error
             return
         except Exception as error:
@@ -53,9 +59,15 @@ class Late:
             return
         with self._lock:
             if not self._closed:
-                self._probe = probe
+                self._probe, self._refusal = probe, None
                 return
         probe.close()
+
+    def wait(self) -> None:
+        """Say that it is tried once more."""
+        if self._refusal is not None:
+            remedy = f"{self._refusal.remedy}, or wait: it is tried once more after {AGAIN_S:g} s"
+            self._refusal = Unavailable(self._refusal.reason, remedy)
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
         """What the probe has seen; nothing while it loads. Raises Unavailable where it could not be opened."""
@@ -86,6 +98,7 @@ class Background:
 
     def __init__(self, openers: Sequence[tuple[str, Callable[[], Probe]]], child_python: Path = CHILD_PYTHON) -> None:
         self.probes = tuple(Late(name, opener) for name, opener in openers)
+        self._child_python = child_python
         self._compiler = Compiler(child_python, nice=NICE)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._load, name="probes", daemon=True)
@@ -103,8 +116,17 @@ class Background:
             probe.close()
 
     def _load(self) -> None:
+        self._open(self.probes)
+        lost = [probe for probe in self.probes if probe.lost]
+        for probe in lost:
+            probe.wait()
+        if lost and not self._closed.wait(AGAIN_S):
+            self._compiler = Compiler(self._child_python, nice=NICE)
+            self._open(lost)
+
+    def _open(self, probes: Sequence[Late]) -> None:
         with self._compiler, sharing(self._compiler):
-            for probe in self.probes:
+            for probe in probes:
                 if self._closed.is_set():
                     return
                 probe.open()

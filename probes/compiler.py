@@ -5,7 +5,8 @@ because BCC keeps 150 MiB that it never gives back. Needs no kernel headers: fie
 stub files satisfies BCC's search for a source tree. Standard library, bcc and this directory only.
 
 Takes JSON jobs from the Unix socket whose descriptor is its first argument (see `loader.Job`), answers each with one JSON
-message and the descriptors (SCM_RIGHTS), and exits when the socket's other end closes. Nothing is pinned, and no descriptor
+message and the descriptors (SCM_RIGHTS), and exits when the socket's other end closes, the scratch directory with it: then
+the parent was killed and cannot remove it. Nothing is pinned, and no descriptor
 is kept here: when the last copy closes elsewhere, it is gone. The second argument is added to its nice value.
 """
 
@@ -15,6 +16,7 @@ import errno
 import functools
 import json
 import os
+import shutil
 import socket
 import sys
 import time
@@ -139,10 +141,17 @@ def build(job: dict[str, Any]) -> Built:
         raise Failure("bcc", f"{sys.executable} cannot import BCC: {error}") from error
     stub_tree(Path(job["scratch"]))
     os.environ["BCC_KERNEL_SOURCE"] = job["scratch"]
+    try:
+        return _first_form(BPF, types, job)
+    finally:
+        shutil.rmtree(Path(job["scratch"]) / "include", ignore_errors=True)
+
+
+def _first_form(compiler: Any, types: btf.Btf, job: dict[str, Any]) -> Built:
     refused: list[dict[str, Any]] = []
     for form in job["forms"]:
         try:
-            built = _try_form(BPF, types, job, form)
+            built = _try_form(compiler, types, job, form)
         except FormRefused as error:
             refused.append({"form": form["name"], **error.facts})
             continue
@@ -161,7 +170,8 @@ def _check_permission() -> None:
     try:
         os.close(bpf.create_map(bpf.HASH, 8, 8, 1))
     except OSError as error:
-        kind = {errno.EPERM: "permission", errno.ENOSYS: "no_bpf"}.get(error.errno or 0, "no_map")
+        kinds = {errno.EPERM: "permission", errno.ENOSYS: "no_bpf", errno.EMFILE: "files", errno.ENFILE: "files"}
+        kind = kinds.get(error.errno or 0, "no_map")
         raise Failure(kind, f"bpf(BPF_MAP_CREATE): {error.strerror}") from error
 
 
@@ -263,9 +273,18 @@ def answer(parent: socket.socket, job: dict[str, Any]) -> None:
 def main(descriptor: int, nice: int) -> None:
     """Jobs in, answers out, until nobody asks any more."""
     os.nice(nice)
-    with socket.socket(fileno=descriptor) as parent:
-        while request := parent.recv(1 << 20):
-            answer(parent, json.loads(request))
+    scratch = ""
+    try:
+        with socket.socket(fileno=descriptor) as parent:
+            while request := parent.recv(1 << 20):
+                job = json.loads(request)
+                scratch = job["scratch"]
+                answer(parent, job)
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # nobody waits for the answer any more
+    finally:
+        if scratch:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 if __name__ == "__main__":

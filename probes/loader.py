@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -34,11 +35,13 @@ _COMPILER = Path(__file__).with_name("compiler.py")
 _MAX_DESCRIPTORS = 64
 _ITERATOR_BYTES = 1 << 16
 """Most that one read of an iterator is asked for; the kernel gives half of that at once."""
+_NO_FILES = (errno.EMFILE, errno.ENFILE)
 _CAPABILITIES = "run as root, or with the capabilities BPF and PERFMON (in a pod: securityContext.capabilities.add)"
 REMEDIES = {
     "permission": _CAPABILITIES,
     "no_bpf": "boot a kernel with CONFIG_BPF_SYSCALL",
     "no_map": "raise the memory limit of this process's cgroup, or RLIMIT_MEMLOCK on a kernel before 5.11",
+    "files": "raise the limit of open files: ulimit -n 1024",
     "btf": "boot a kernel with CONFIG_DEBUG_INFO_BTF (Linux 5.4 and later; distributions have it on)",
     "bcc": "install the distribution's package: apt-get install python3-bpfcc (Fedora, RHEL: python3-bcc);"
     " the package named bcc that pip installs is something else",
@@ -179,6 +182,10 @@ class _Running(NamedTuple):
     owned: contextlib.ExitStack
 
 
+class Lost(Unavailable):
+    """A child was killed, or did not end: another one may succeed."""
+
+
 class _ChildLost(Exception):
     """The child cannot be used any more."""
 
@@ -206,10 +213,12 @@ class Compiler:
             if self._ended:
                 raise Unavailable("loading of probes was ended", "start the agent again")
             if self._running is None:
-                self._running = _begin(self.python, self._nice)
+                with _limited():
+                    self._running = _begin(self.python, self._nice)
             running = self._running
         try:
-            return _exchange(running, job, timeout_s)
+            with _limited():
+                return _exchange(running, job, timeout_s)
         except _ChildLost as lost:
             self._release()
             raise lost.unavailable from None
@@ -259,13 +268,27 @@ def load(job: Job, *, child_python: Path = CHILD_PYTHON, timeout_s: float = TIME
         return compiler.load(job, timeout_s)
 
 
+@contextlib.contextmanager
+def _limited() -> Iterator[None]:
+    """Within, a lack of descriptors is Unavailable."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_FILES:
+            raise
+        raise Unavailable(f"a probe cannot be loaded: {error.strerror}", REMEDIES["files"]) from error
+
+
 def _begin(python: Path, nice: int) -> _Running:
     owned = contextlib.ExitStack()
     try:
+        os.close(
+            os.open("/", os.O_RDONLY | os.O_CLOEXEC)
+        )  # tempfile takes a lack of descriptors for one of directories
+        scratch = owned.enter_context(_scratch())
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         owned.enter_context(here)
         with there:
-            scratch = owned.enter_context(_scratch())
             errors = owned.enter_context(tempfile.TemporaryFile(dir=scratch))  # noqa: SIM115 - closed by `owned`
             child = _start(python, there, errors, nice)
     except BaseException:
@@ -280,7 +303,8 @@ def opened(job: Job, make: Callable[[Loaded], T], *, child_python: Path = CHILD_
     """The probe that `make` builds on what was loaded; where it fails nothing stays in the kernel. Raises as `load`."""
     loaded = load(job, child_python=child_python)
     try:
-        return make(loaded)
+        with _limited():
+            return make(loaded)
     except BaseException:
         loaded.close()
         raise
@@ -289,14 +313,20 @@ def opened(job: Job, make: Callable[[Loaded], T], *, child_python: Path = CHILD_
 @contextlib.contextmanager
 def _scratch() -> Iterator[str]:
     try:
-        directory = tempfile.TemporaryDirectory(prefix="dioptase-")
+        directory = tempfile.mkdtemp(prefix="dioptase-")
     except OSError as error:
         raise Unavailable(
             f"no temporary directory can be made: {error.strerror}",
             "make /tmp writable (in a pod: mount an emptyDir there) or set TMPDIR",
         ) from error
-    with directory as path:
-        yield path
+    try:
+        yield directory
+    finally:
+        # A child that ended between two jobs left it empty, and this takes no descriptor: there may be none left.
+        try:
+            Path(directory).rmdir()
+        except OSError:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _start(python: Path, channel: socket.socket, errors: IO[bytes], nice: int) -> subprocess.Popen[bytes]:
@@ -309,6 +339,8 @@ def _start(python: Path, channel: socket.socket, errors: IO[bytes], nice: int) -
             stderr=errors,
         )
     except OSError as error:
+        if error.errno in _NO_FILES:
+            raise
         raise Unavailable(
             f"{python} cannot be run: {error.strerror}",
             "install the distribution's Python and BCC: apt-get install python3-bpfcc",
@@ -325,7 +357,7 @@ def _exchange(running: _Running, job: Job, timeout_s: float) -> Loaded:
         message, descriptors = b"", []
     except TimeoutError:
         reason = f"compiling {job.sources[-1].name} took more than {timeout_s:g} s"
-        raise _ChildLost(Unavailable(reason, "see whether the node is short of CPU")) from None
+        raise _ChildLost(Lost(reason, "see whether the node is short of CPU; then start again")) from None
     if not message:
         raise _ChildLost(_died(running.child, running.errors))
     answer = msgspec.json.decode(message, type=_Answer)
@@ -336,7 +368,7 @@ def _exchange(running: _Running, job: Job, timeout_s: float) -> Loaded:
             os.close(fd)
         raise Unavailable(
             f"the kernel passed on {len(descriptors)} descriptors of a probe, not all of them",
-            "raise the limit of open files: ulimit -n 1024",
+            REMEDIES["files"],
         )
     return Loaded(answer, descriptors)
 
@@ -355,16 +387,16 @@ def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
 def _died(child: subprocess.Popen[bytes], errors: IO[bytes]) -> Unavailable:
     code = child.wait()
     if code < 0:
-        return Unavailable(
+        return Lost(
             f"the compiling child was killed by signal {-code}",
-            "give it memory: BCC needs 200 MiB for a second while a probe is loaded",
+            "give it memory: BCC needs 200 MiB for a second while a probe is loaded; then start again",
         )
     errors.seek(0)
     said = errors.read().decode(errors="replace").strip().splitlines()[-1:]
-    return Unavailable(
-        f"the compiling child ended with status {code}" + "".join(f": {line}" for line in said),
-        "check that it is the distribution's Python 3.9 or later, with its package python3-bpfcc",
-    )
+    advice = "check that it is the distribution's Python 3.9 or later, with its package python3-bpfcc"
+    full = any(os.strerror(number) in line for number in _NO_FILES for line in said)
+    reason = f"the compiling child ended with status {code}" + "".join(f": {line}" for line in said)
+    return Unavailable(reason, REMEDIES["files"] if full else advice)
 
 
 def _explain(answer: _Answer, advice: str, lockdown: Path = Path("/sys/kernel/security/lockdown")) -> Unavailable:
@@ -373,6 +405,8 @@ def _explain(answer: _Answer, advice: str, lockdown: Path = Path("/sys/kernel/se
         reason += ": " + "; ".join(str(refusal) for refusal in answer.refused)
         if all(refusal.errno == errno.EPERM for refusal in answer.refused):
             kind = "permission"
+        elif any(refusal.errno in _NO_FILES for refusal in answer.refused):
+            kind = "files"
     remedy = advice if kind == "refused" and advice else REMEDIES[kind]
     if kind == "permission" and lockdown.exists() and "[confidentiality]" in lockdown.read_text():
         remedy = (

@@ -135,5 +135,5 @@ def _weight(numbers: list[Cell]) -> int:
 
 
 def _print_json(shown: Shown) -> None:
-    sys.stdout.write(to_json(shown.interval).decode() + "\n")
-    sys.stdout.flush()
+    sys.stdout.buffer.write(to_json(shown.interval) + b"\n")  # UTF-8, whatever the terminal's encoding
+    sys.stdout.buffer.flush()

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import io
+import os
+import socket
+import stat
+import subprocess
+import sys
 import tarfile
+import threading
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from agent.hierarchy import detect
 from agent.sense.capture import Text
@@ -114,7 +120,99 @@ def test_names_of_any_bytes_come_back(tmp_path: Path) -> None:
     assert (tmp_path / "sys/empty").is_dir()
 
 
+@pytest.fixture(scope="module")
+def few() -> None:
+    """Captures of one cgroup, on a machine that has any."""
+    try:
+        detect()
+    except Unavailable as missing:
+        pytest.skip(missing.reason)
+
+
+def written(output: str) -> Result:
+    return CliRunner().invoke(capture, ["-o", output, "--cgroups", "1"])
+
+
+def is_archive(content: bytes) -> bool:
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        return tar.getnames()[0] == "manifest.json"
+
+
+@pytest.mark.usefixtures("few")
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    result = CliRunner().invoke(capture, ["-o", str(tmp_path / "none" / "x.tar.gz"), "--cgroups", "1"])
+    (tmp_path / "loop").symlink_to("loop")
+    for name, reason in (("none/x.tar.gz", "No such file or directory"), ("loop", "Too many levels of symbolic links")):
+        result = written(str(tmp_path / name))
+        assert (result.exit_code, f"cannot write -o {tmp_path / name}: {reason}" in result.output) == (2, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["loop"]
+
+
+@pytest.mark.parametrize(("output", "said"), [("", "name a file"), ("/", "is a directory")])
+def test_a_name_that_is_none_is_refused_before_the_work(output: str, said: str) -> None:
+    result = written(output)
     assert result.exit_code == 2
-    assert "No such file or directory" in result.output
+    assert "'-o' / '--output'" in result.output
+    assert said in result.output
+
+
+@pytest.mark.usefixtures("few")
+def test_a_link_stays_and_leads_to_the_archive(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for name in ("new.tar.gz", "old.tar.gz"):
+        (tmp_path / name).symlink_to(Path("there") / name)
+    (tmp_path / "there/old.tar.gz").write_text("old")
+    for name in ("new.tar.gz", "old.tar.gz"):
+        assert written(str(tmp_path / name)).exit_code == 0
+        assert (tmp_path / name).is_symlink()
+        assert is_archive((tmp_path / "there" / name).read_bytes())
+    assert len(list((tmp_path / "there").iterdir())) == 2
+
+
+@pytest.mark.usefixtures("few")
+def test_a_pipe_is_written_into_and_a_socket_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    content: list[bytes] = []
+    reader = threading.Thread(target=lambda: content.append((tmp_path / "pipe").read_bytes()))
+    reader.start()
+    assert written(str(tmp_path / "pipe")).exit_code == 0
+    reader.join()
+    assert is_archive(content[0])
+    assert (tmp_path / "pipe").is_fifo()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        result = written(str(tmp_path / "socket"))
+    assert result.exit_code == 2
+    assert "it is no file, pipe or character device: name a file, or use `-o -`" in result.output
+    assert (tmp_path / "socket").is_socket()
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize(("name", "minor", "code"), [("null", 3, 0), ("full", 7, 2)])
+def test_a_device_stays_one(tmp_path: Path, name: str, minor: int, code: int) -> None:
+    """Nodes of our own: what is wrong here would take the machine's away."""
+    node = tmp_path / name
+    try:
+        os.mknod(node, stat.S_IFCHR | 0o600, os.makedev(1, minor))
+        node.open("wb").close()
+    except PermissionError:
+        pytest.skip("device nodes cannot be made or used here")
+    result = written(str(node))
+    assert (result.exit_code, node.is_char_device()) == (code, True)
+    assert (f"cannot write -o {node}: No space left on device" in result.output) == (name == "full")
+
+
+@pytest.mark.usefixtures("few")
+def test_standard_output_by_its_name_is_not_replaced(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from cli.main import main; main()", "capture", "--cgroups", "1", "-o"]
+    with (tmp_path / "out").open("wb") as out:
+        inode = (tmp_path / "out").stat().st_ino
+        assert (
+            subprocess.run([*command, "/dev/stdout"], stdout=out, stderr=subprocess.PIPE, check=False).returncode == 0
+        )
+    assert (tmp_path / "out").stat().st_ino == inode
+    assert is_archive((tmp_path / "out").read_bytes())
+    closed = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *command, "-"], capture_output=True, text=True, check=False
+    )
+    assert closed.returncode == 2
+    assert "cannot write -o -: Bad file descriptor" in closed.stderr

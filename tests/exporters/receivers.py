@@ -49,6 +49,8 @@ class GrpcCollector(Collected):
     def __init__(self, port: int = 0, tls: Tls | None = None) -> None:
         super().__init__()
         self.server = grpc.server(ThreadPoolExecutor(2))
+        self.answer_bytes = 0
+        """Length of what is said of every request for metrics."""
         collected = self
 
         class Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
@@ -56,7 +58,9 @@ class GrpcCollector(Collected):
                 collected.took(context)
                 for resource in request.resource_metrics:
                     collected.metrics.put(resource)
-                return metrics_service_pb2.ExportMetricsServiceResponse()
+                answer = metrics_service_pb2.ExportMetricsServiceResponse()
+                answer.partial_success.error_message = "x" * collected.answer_bytes
+                return answer
 
         class Traces(trace_service_pb2_grpc.TraceServiceServicer):
             def Export(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -332,3 +332,16 @@ def test_what_the_exporters_refuse_is_said_with_a_remedy(monkeypatch: pytest.Mon
     with pytest.raises(Unavailable, match="cannot start") as refused:
         start({"OTEL_EXPORTER_OTLP_ENDPOINT": "https://localhost:1"})
     assert "unset" in refused.value.remedy
+
+
+def test_a_long_answer_is_not_taken(receiver: GrpcCollector, caplog: pytest.LogCaptureFixture) -> None:
+    receiver.answer_bytes = 1 << 20
+    with caplog.at_level(logging.WARNING):
+        sink = sink_to(receiver.port, OTEL_TRACES_EXPORTER="none")
+        sink.publish(busy_round(2))
+        deadline = time.monotonic() + PATIENCE_S
+        while not sink.failures:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        sink.close()
+    assert any("RESOURCE_EXHAUSTED" in text and "vs. 65536" in text for text in caplog.messages)

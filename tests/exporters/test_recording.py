@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -225,6 +227,78 @@ def test_what_builds_on_a_damaged_record_is_left_out_up_to_the_next_whole_one(
     ]
 
 
+def framed(text: bytes, flags: int = 0) -> bytes:
+    payload = zlib.compress(text, 9)
+    return recording.FRAME.pack(recording.MARK, len(payload), zlib.crc32(payload), flags) + payload
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "said"),
+    [
+        (b"\x90" * (recording.LARGEST_ROUND + 1), 0, "it has more than 67108864 bytes"),
+        (b"\x91" * 1_000_000 + b"\xc0", 0, "recursion"),
+        (b"\x91" * 900 + b"\xc0", recording.SPELLED, ""),
+        (b"\x91" * 900 + b"\xc0", recording.DELTA, ""),
+        (b"\xc0", 0, "Expected `object`, got `null`"),
+    ],
+)
+def test_a_record_made_to_harm_costs_itself_alone(
+    tmp_path: Path, whole: bytes, text: bytes, flags: int, said: str
+) -> None:
+    (tmp_path / "00000001.dioptase").write_bytes(whole + framed(text, flags))
+    problems: Problems = []
+    assert [r.snapshot.seq for r in listed(tmp_path, problems)] == [1, 2, 3, 4]
+    ((_, problem),) = problems
+    assert problem.startswith("a record is whole, and no round comes of it: ")
+    assert said in problem
+
+
+def test_a_record_that_unpacks_to_gigabytes_costs_no_memory(tmp_path: Path, whole: bytes) -> None:
+    """In a process of its own, with a limit of address space: two GiB come of two MiB."""
+    zeros = zlib.compressobj(1)
+    payload = b"".join([*(zeros.compress(bytes(1 << 20)) for _ in range(2048)), zeros.flush()])
+    frame = recording.FRAME.pack(recording.MARK, len(payload), zlib.crc32(payload), 0)
+    (tmp_path / "00000001.dioptase").write_bytes(whole + frame + payload)
+    script = (
+        "import resource, sys, pathlib; from exporters.recording import read;"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30));"
+        "print(len(list(read(pathlib.Path(sys.argv[1]), lambda *_: None))))"
+    )
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("4\n", "")
+
+
+def test_a_round_that_could_not_be_read_back_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "LARGEST_ROUND", 1000)
+    with pytest.raises(ValueError, match="recordings take 1000"):
+        pack(busy_round(1))
+
+
+def test_marks_that_all_claim_the_rest_are_given_up(
+    tmp_path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added: list[int] = []
+    real = zlib.crc32
+    monkeypatch.setattr(recording.zlib, "crc32", lambda text: added.append(len(text)) or real(text))
+    count, size = 2000, recording.FRAME.size
+    marks = b"".join(recording.FRAME.pack(recording.MARK, (count - at - 1) * size, 0, 0) for at in range(count))
+    (tmp_path / "00000001.dioptase").write_bytes(whole + marks)
+    problems: Problems = []
+    assert [r.snapshot.seq for r in listed(tmp_path, problems)] == [1, 2, 3, 4]
+    assert problems[-1][1].startswith("damaged all over; ")
+    assert sum(added) <= (recording.MOST_IN_VAIN + 2) * len(whole + marks)
+
+
+def test_a_pipe_in_place_of_a_segment_is_not_waited_for(tmp_path: Path, whole: bytes) -> None:
+    os.mkfifo(tmp_path / "00000001.dioptase")
+    (tmp_path / "00000002.dioptase").write_bytes(whole)
+    problems: Problems = []
+    assert len(listed(tmp_path, problems)) == 4
+    assert "not a regular file" in problems[0][1]
+    with pytest.raises(OSError, match="not a regular file"):
+        listed(tmp_path / "00000001.dioptase")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -290,6 +364,84 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="cannot record to") as refused:
         Recorder(file, 8, "1")
     assert "--record" in refused.value.remedy
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, 100)
+
+
+@pytest.mark.parametrize("take", [Path.unlink, truncate, lambda path: shutil.rmtree(path.parent)])
+def test_a_segment_that_is_taken_away_is_followed_by_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, take: Callable[[Path], None]
+) -> None:
+    directory = tmp_path / "recording"
+    writer = Recorder(directory, 8, "1", retry_s=0.0)
+    for seq in range(1, 5):
+        if seq == 3:
+            take(directory / "00000001.dioptase")
+        writer.publish(busy_round(seq))
+        wait_for(lambda seq=seq: writer.state.rounds == seq)
+    writer.close()
+    assert (writer.state.writable, writer.state.lost_rounds) == (True, 0)
+    assert [r.snapshot.seq for r in listed(directory, [])] == [3, 4]
+    assert writer.state.size_bytes == sum(path.stat().st_size for path in segments(directory))
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{directory}/00000001.dioptase was taken away or changed; another one is begun"
+    ]
+
+
+def test_what_stands_in_the_way_of_the_directory_is_told_with_a_remedy_of_its_own(tmp_path: Path) -> None:
+    directory = tmp_path / "recording"
+    writer = Recorder(directory, 8, "1", retry_s=0.0)
+    directory.rmdir()
+    directory.write_text("")
+    writer.publish(busy_round(1))
+    wait_for(lambda: writer.state.lost_rounds == 1)
+    with pytest.raises(Unavailable, match="File exists") as said:
+        writer.read({})
+    assert "see what became of the directory" in said.value.remedy
+    directory.unlink()
+    writer.publish(busy_round(2))
+    wait_for(lambda: writer.state.writable)
+    writer.close()
+    assert [r.snapshot.seq for r in listed(directory)] == [2]
+
+
+def test_a_directory_belongs_to_one_recorder(tmp_path: Path) -> None:
+    directory = tmp_path / "recording"
+    first = Recorder(directory, 8, "1")
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="another agent records there") as refused:
+            Recorder(directory, 8, "1")
+        assert "--record" in refused.value.remedy
+        shutil.rmtree(directory)
+        first.publish(busy_round(1))
+        wait_for(lambda: (directory / "00000001.dioptase").exists() or (directory / "00000002.dioptase").exists())
+    first.close()
+    Recorder(directory, 8, "1").close()
+
+
+def test_what_is_called_like_a_segment_and_is_none_stays_and_harms_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "MIB", 1 << 15)
+    (tmp_path / "00000001.dioptase").mkdir()
+    (tmp_path / "00000002.dioptase").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "00000003.dioptase")
+    record(tmp_path, [busy_round(seq, cgroups=40) for seq in range(1, 60)])
+    found = [path.name for path in segments(tmp_path)]
+    assert found[:3] == ["00000001.dioptase", "00000002.dioptase", "00000003.dioptase"]
+    assert int(found[3][:8]) > 4, "segments of our own went to make room"
+
+
+def test_numbers_go_on_beyond_eight_digits(tmp_path: Path) -> None:
+    (tmp_path / "99999999.dioptase").write_bytes(b"")
+    (tmp_path / "0123456789.dioptase").write_bytes(b"no segment has a zero before nine digits")
+    for seq in (1, 2):
+        record(tmp_path, [busy_round(seq)])
+    names = ["99999999.dioptase", "100000000.dioptase", "100000001.dioptase"]
+    assert [path.name for path in segments(tmp_path)] == names
+    assert [r.snapshot.seq for r in listed(tmp_path, [])] == [1, 2]
 
 
 def test_a_disk_slower_than_rounds_costs_rounds_and_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import os
 import ssl
 import subprocess
 import threading
@@ -26,7 +27,7 @@ from cli.client import Client
 from exporters import http, passwords
 from exporters.http import Server
 from exporters.passwords import Busy, Passwords
-from exporters.webconfig import Web, WebConfig
+from exporters.webconfig import LARGEST_BYTES, Web, WebConfig
 from tests.exporters.certificates import Authority
 from tests.fakes import busy_round
 
@@ -266,6 +267,14 @@ async def test_a_name_that_nobody_has_is_checked_as_long_as_one_that_somebody_ha
         (f"basic_auth_users:\n  a: {HASHED}\n  a: {HASHED}\n", "line 3: key 'a' is there twice"),
         ("basic_auth_users: [", "not YAML"),
         ("- 1", "top level: Expected `object`, got `array`"),
+        ("[]", "top level: Expected `object`, got `array`"),
+        ("false", "top level: Expected `object`, got `bool`"),
+        ("", "it is empty; to ask for neither TLS nor passwords, write {}"),
+        ("# users:\n", "it is empty"),
+        ("null", "it is empty"),
+        ("basic_auth_users:\n", "basic_auth_users: it is empty; to do without it, write `basic_auth_users: {}`"),
+        (f"tls_server_config:\n{USERS}", "tls_server_config: it is empty"),
+        ("{}" + " " * LARGEST_BYTES, "has more than 1048576 bytes"),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_hold_is_refused_by_field(web, text: str, said: str) -> None:
@@ -287,12 +296,54 @@ def test_what_is_taken_here_prometheus_takes_too(web, promtool: str, tmp_path: P
     assert checked.returncode == 0, checked.stderr
 
 
-def test_an_empty_file_asks_for_nothing_and_a_missing_one_is_refused(web, tmp_path: Path) -> None:
-    for text in ("", "basic_auth_users:\ntls_server_config:\n"):
+def test_braces_alone_ask_for_nothing_and_a_missing_file_is_refused(web, tmp_path: Path) -> None:
+    for text in ("{}", "basic_auth_users: {}\ntls_server_config: {}\n"):
         nothing = web(text).load()
         assert (nothing.tls, nothing.users) == (None, {})
     with pytest.raises(Unavailable, match=r"none\.yml: cannot be used: No such file or directory"):
         WebConfig(tmp_path / "none.yml", check).load()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "it is empty"),
+        (TLS, "basic_auth_users is in force and is missing now; to do without it, write `basic_auth_users: {}`"),
+        (USERS, "tls_server_config is in force and is missing now"),
+        (TLS + "basic_auth_users:\n", "basic_auth_users: it is empty"),
+        ("tls_server_config:\n" + USERS, "tls_server_config: it is empty"),
+    ],
+)
+def test_protection_does_not_go_by_accident(web, tmp_path: Path, text: str, said: str) -> None:
+    """A file is read anew while it is being written, too."""
+    config = web(TLS + USERS)
+    config.load()
+    (tmp_path / "web.yml").write_text(text)
+    with pytest.raises(Unavailable) as refused:
+        config.load()
+    assert said in refused.value.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "encrypted", "users"),
+    [("{}", False, 0), (TLS + "basic_auth_users: {}\n", True, 0), ("tls_server_config: {}\n" + USERS, False, 1)],
+)
+def test_protection_goes_by_braces(web, tmp_path: Path, text: str, encrypted: bool, users: int) -> None:
+    config = web(TLS + USERS)
+    config.load()
+    (tmp_path / "web.yml").write_text(text)
+    for _ in range(2):
+        loaded = config.load()
+        assert (loaded.tls is not None, len(loaded.users)) == (encrypted, users)
+
+
+@pytest.mark.parametrize("name", ["web.yml", "server.crt", "server.key"])
+def test_a_pipe_is_refused_and_not_waited_for(web, tmp_path: Path, name: str) -> None:
+    config = web(TLS)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(Unavailable, match=f"{name}: cannot be used: not a regular file"):
+        config.load()
 
 
 @given(st.one_of(st.binary(max_size=200), st.text(alphabet=YAML, max_size=80).map(str.encode)))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from api.ports import Probe, Seen, Unavailable
+from probes import background as background_module
 from probes.background import LOADING, Background, Late
 from probes.loader import Compiler, Job, load, sharing
 
@@ -126,6 +127,76 @@ def test_closing_ends_a_child_that_is_at_work(tmp_path: Path) -> None:
     background.close()
     assert begun == ["hang"]
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+
+
+def killed_at(tmp_path: Path, deaths: int) -> Path:
+    """A child that is killed in its first jobs, as by the kernel short of memory, and answers later ones: so many live."""
+    script = tmp_path / "python3"
+    script.write_text(
+        f"#!/bin/sh\necho $$ >> {tmp_path}/pids\n[ $(wc -l < {tmp_path}/pids) -le {deaths} ] && kill -9 $$\n"
+        "exec /usr/bin/env python3 -c '\nimport json, socket, sys\nchannel = socket.socket(fileno=int(sys.argv[1]))\n"
+        'while channel.recv(1 << 20): channel.send(json.dumps({"form": "answered"}).encode())\n\' $4\n'
+    )
+    script.chmod(0o755)
+    return script
+
+
+@pytest.mark.parametrize(
+    ("deaths", "tries", "forms"),
+    [
+        (0, "ac", ["answered", "answered"]),
+        (1, "aca", ["answered", "answered"]),
+        (2, "acac", ["answered", "answered"]),
+        (3, "acac", ["", "answered"]),
+    ],
+)
+def test_a_probe_whose_child_was_killed_is_tried_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: int, tries: str, forms: list[str]
+) -> None:
+    monkeypatch.setattr(background_module, "AGAIN_S", 0.0)
+    python = killed_at(tmp_path, deaths)
+    tried: list[str] = []
+
+    def opener(name: str) -> Callable[[], Probe]:
+        def opened() -> Probe:
+            tried.append(name)
+            probe = Counting(name)
+            probe.form = load(JOB, child_python=python).form
+            return probe
+
+        return opened
+
+    background = Background([("a", opener("a")), ("b", refuse), ("c", opener("c"))], python)
+    background.start()
+    background._thread.join(20)
+    first, refused, last = background.probes
+    assert ("".join(tried), [first.form, last.form]) == (tries, forms)
+    assert remedy_of(refused) == "boot another kernel"
+    assert remedy_of(last) == ""
+    assert ("start again" in remedy_of(first)) == (deaths == 3)
+    assert "once more" not in remedy_of(first)
+    background.close()
+
+
+def remedy_of(probe: Late) -> str:
+    try:
+        probe.read({})
+    except Unavailable as error:
+        return error.remedy
+    return ""
+
+
+def test_closing_does_not_wait_for_the_second_try(tmp_path: Path) -> None:
+    python = killed_at(tmp_path, 9)
+    background = Background([("a", lambda: load(JOB, child_python=python) and Counting("a"))], python)
+    background.start()
+    deadline = time.monotonic() + 20
+    while not (remedy := remedy_of(background.probes[0])).endswith("or wait: it is tried once more after 60 s"):
+        assert time.monotonic() < deadline, remedy
+        time.sleep(0.01)
+    background.close()
+    assert not background._thread.is_alive()
+    assert len((tmp_path / "pids").read_text().split()) == 1
 
 
 def test_a_background_that_was_never_started_closes() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -104,3 +108,87 @@ def test_a_refusal_quotes_the_verifiers_last_word_not_its_statistics() -> None:
     log = "0: (85) call\nunknown func bpf_x#999\nprocessed 3 insns (limit 1000000)\n"
     text = str(Refusal(form="tp_btf", stage="load dtse_x", reason="Invalid argument", errno=22, log=log))
     assert text == "tp_btf: load dtse_x: Invalid argument (unknown func bpf_x#999)"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        '{"error": "files", "detail": "bpf(BPF_MAP_CREATE): Too many open files"}',
+        (
+            '{"error": "refused", "detail": "no form", "refused":'
+            ' [{"form": "tp_btf", "stage": "load x", "reason": "Too many open files", "errno": 24, "log": ""}]}'
+        ),
+    ],
+)
+def test_a_child_without_descriptors_needs_a_higher_limit(tmp_path: Path, said: str) -> None:
+    assert refusal(answering(tmp_path, said)).remedy == "raise the limit of open files: ulimit -n 1024"
+
+
+def test_a_child_that_ends_for_want_of_descriptors_needs_a_higher_limit(tmp_path: Path) -> None:
+    error = refusal(child(tmp_path, "echo OSError: [Errno 24] Too many open files >&2; exit 1"))
+    assert error.remedy == "raise the limit of open files: ulimit -n 1024"
+
+
+def test_no_descriptor_to_spare_is_told_and_nothing_left_behind(tmp_path: Path) -> None:
+    """In a process of its own, with every limit from none to spare to enough; the child answers that it has no BCC."""
+    python = answering(tmp_path, '{"error": "bcc", "detail": "none here"}')
+    script = """
+import os, resource, sys
+from pathlib import Path
+from api.ports import Unavailable
+from probes.loader import Job, load
+job = Job(sources=[Path("/nowhere/x.bpf.c")], forms=[], maps=[], constants={})
+held = [os.open("/", os.O_RDONLY) for _ in range(20)]  # the child, which does not get them, is a shell and wants some
+for spare in range(14):
+    low = os.open("/", os.O_RDONLY)
+    os.close(low)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (low + spare, hard))
+    try:
+        load(job, child_python=Path(sys.argv[1]))
+    except Unavailable as error:
+        print(error.reason, error.remedy, sep=": ")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+"""
+    (tmp_path / "scratch").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", script, python], capture_output=True, text=True, check=False,
+        env={**os.environ, "TMPDIR": str(tmp_path / "scratch")},
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    assert (len(lines), done.stderr) == (14, "")
+    few = [line for line in lines if "ulimit -n 1024" in line]
+    assert 4 <= len(few) < 14
+    assert lines[0].startswith("a probe cannot be loaded: Too many open files")
+    assert all(line.startswith("none here") for line in lines[len(few) :])
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_a_parent_that_is_killed_leaves_no_directory(tmp_path: Path) -> None:
+    """The real child, by any Python: without BCC it answers so and waits for the next job."""
+    (tmp_path / "scratch").mkdir()
+    script = """
+import sys
+from pathlib import Path
+from api.ports import Unavailable
+from probes.loader import Compiler, Job
+job = Job(sources=[Path("/nowhere/x.bpf.c")], forms=[], maps=[], constants={}, btf=Path("/nowhere"))
+compiler = Compiler(Path(sys.executable))
+try:
+    compiler.load(job)
+except Unavailable:
+    print(compiler._running.child.pid, flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path / "scratch")},
+    ) as parent:  # fmt: skip
+        assert parent.stdout is not None
+        pid = parent.stdout.readline().strip()
+        assert len(list((tmp_path / "scratch").iterdir())) == 1
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while list((tmp_path / "scratch").iterdir()) or Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

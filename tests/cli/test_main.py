@@ -1,0 +1,95 @@
+"""What every command does alike when what it writes cannot be written."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MAIN = "from cli.main import main; main(prog_name='dioptase')"
+COMMANDS = [["--help"], ["--version"], ["probe", "--help"], ["top", "--help"], ["agent", "--help"]]
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Path:
+    """A device that is always full, of our own."""
+    node = tmp_path / "full"
+    try:
+        os.mknod(node, stat.S_IFCHR | 0o600, os.makedev(1, 7))
+        node.open("wb").close()
+    except PermissionError:
+        pytest.skip("device nodes cannot be made or used here")
+    return node
+
+
+def run(arguments: list[str], redirect: str, script: str = MAIN, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["/bin/sh", "-c", f'"$@" {redirect}', "sh", sys.executable, "-c", script, *arguments],
+        capture_output=True, text=True, check=False, env={**os.environ, **environ},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_output_that_does_not_fit_is_told_in_a_line(full: Path, arguments: list[str]) -> None:
+    done = run(arguments, f">{full}")
+    said = "dioptase: cannot write to standard output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+@pytest.mark.parametrize("redirect", [">&-", ">&- <&-"])
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_output_that_is_closed_is_told_in_a_line(arguments: list[str], redirect: str) -> None:
+    done = run(arguments, redirect)
+    assert (done.returncode, done.stderr) == (1, "dioptase: cannot write to standard output: Bad file descriptor\n")
+
+
+def test_a_reader_that_went_away_ends_a_command_without_a_word() -> None:
+    done = run(["--help"], "| true", f"import time; time.sleep(0.3); {MAIN}")
+    assert done.stderr == ""
+
+
+GENERIC = """
+import sys
+from types import SimpleNamespace
+from api.ports import Seen
+from cli import main, probe
+from probes import registry
+class Told:
+    name, form, reads = "sockets", "tp_btf", 0
+    def read(self, live, *, complete=True):
+        self.reads += 1
+        return Seen(node={"procs_running": 1}, cgroups={1: {"größe": self.reads}})
+    def problem(self): return None
+    def close(self): print("closed", file=sys.stderr)
+row = SimpleNamespace(name="sockets", about="what sockets do", open=Told)
+registry.BY_NAME["sockets"] = row
+main.main(prog_name="dioptase")
+"""
+
+
+@pytest.mark.parametrize("form", [["--json"], []], ids=["json", "table"])
+def test_a_probe_whose_output_is_lost_is_closed(full: Path, form: list[str]) -> None:
+    for redirect, reason in ((f">{full}", "No space left on device"), (">&-", "Bad file descriptor")):
+        done = run(["probe", "sockets", "--interval", "0.05", *form], redirect, GENERIC)
+        lines = done.stderr.splitlines()
+        assert (done.returncode, lines) == (1, ["closed", f"dioptase: cannot write to standard output: {reason}"])
+
+
+@pytest.mark.parametrize("form", [["--json"], []], ids=["json", "table"])
+def test_a_terminal_without_our_characters_gets_others_and_json_stays_as_it_is(form: list[str]) -> None:
+    arguments = ["probe", "sockets", "--interval", "0.05", "--duration", "0.06", *form]
+    done = run(arguments, "", GENERIC, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "closed\n")
+    assert ("größe" in done.stdout) == bool(form)
+
+
+def test_a_lack_of_descriptors_is_told_in_a_line() -> None:
+    script = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (12, 12)); {MAIN}"
+    done = run(["agent", "--listen", "127.0.0.1:0", "--duration", "1"], "", script)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "dioptase: Too many open files: raise the limit: ulimit -n 1024"
+    assert "Traceback" not in done.stderr
