@@ -26,6 +26,8 @@ MODES = {
     "user": "user_ns", "nice": "nice_ns", "system": "system_ns", "idle": "idle_ns", "iowait": "iowait_ns",
     "interrupt": "irq_ns", "softirq": "softirq_ns", "steal": "steal_ns",
 }  # fmt: skip
+TCP_STATES = {"syn_recv": "syn_received", "fin_wait1": "fin_wait_1", "fin_wait2": "fin_wait_2"}
+"""Where the conventions, whose list of states is closed, spell them otherwise than the kernel."""
 DIRECTIONS = (("receive", "received"), ("transmit", "sent"))
 _CONTAINER_ID = re.compile(r"(?:^|[^0-9a-f])([0-9a-f]{64})(?:[^0-9a-f]|$)")
 
@@ -82,7 +84,7 @@ NODE: tuple[tuple[str, str, str, str, Callable[[NodeSample], Points]], ...] = (
     ("system.network.packet.dropped", "{packet}", "counter", "Packets dropped.", lambda n: _network(n, "drop")),
     ("system.network.errors", "{error}", "counter", "Errors of network interfaces.", lambda n: _network(n, "errs")),
     ("system.network.connection.count", "{connection}", "updown", "Connections by state.", lambda n: (
-        ({"network.transport": "tcp", "network.connection.state": state}, count)
+        ({"network.transport": "tcp", "network.connection.state": TCP_STATES.get(state, state)}, count)
         for state, count in n.tcp_states.items())),
 )  # fmt: skip
 CONTAINER: tuple[tuple[str, str, str, str, Callable[[Owned], Points]], ...] = (

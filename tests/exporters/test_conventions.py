@@ -9,6 +9,7 @@ import msgspec
 import opentelemetry.semconv
 import pytest
 
+from agent.sense.sock_diag import STATES
 from api.samples import NodeSample
 from exporters.conventions import Instrument, instruments
 from exporters.families import MAX_CGROUPS
@@ -65,6 +66,43 @@ def test_attributes_are_those_of_the_conventions() -> None:
     used = {key for instrument in shown().values() for attributes, _ in instrument.points for key in attributes}
     assert used - known == set()
     assert "cpu.mode" in used
+
+
+def enumerated() -> dict[str, set[str]]:
+    """The values of every attribute that the conventions list values of: `A_B_C`, and its class `ABCValues`."""
+    known = {}
+    for stem in ("system", "cpu", "disk", "network"):
+        body = ast.parse((PACKAGE / "attributes" / f"{stem}_attributes.py").read_text()).body
+        lists = {
+            node.name.removesuffix("Values").lower(): {
+                str(ast.literal_eval(value.value)) for value in node.body if isinstance(value, ast.Assign)
+            }
+            for node in body
+            if isinstance(node, ast.ClassDef)
+        }
+        for node in body:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                values = lists.get(node.target.id.replace("_", "").lower())
+                if values is not None:
+                    known[str(ast.literal_eval(node.value))] = values  # type: ignore[arg-type]
+    return known
+
+
+def test_listed_values_are_those_of_the_conventions() -> None:
+    finished = rich_round(2)
+    states = dict.fromkeys((*STATES.values(), "established", "time_wait"), 1)
+    node = msgspec.structs.replace(finished.snapshot.node, tcp_states=states)
+    snapshot = msgspec.structs.replace(finished.snapshot, node=node)
+    used: dict[str, set[str]] = {}
+    for instrument in instruments(snapshot, MAX_CGROUPS):
+        for attributes, _ in instrument.points:
+            for key, given in attributes.items():
+                used.setdefault(key, set()).add(str(given))
+    known = enumerated()
+    unknown = {key: used[key] - known[key] for key in used.keys() & known.keys()}
+    assert {key: values for key, values in unknown.items() if values} == {"cpu.mode": {"softirq"}}
+    assert used["network.connection.state"] == known["network.connection.state"] - {"closed"}
+    assert used.keys() & known.keys() > {"disk.io.direction", "network.io.direction", "system.memory.state"}
 
 
 def test_the_numbers_are_those_of_the_snapshot() -> None:
