@@ -185,6 +185,7 @@ VARIABLES = (
     ENDPOINT, "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TIMEOUT",
     "OTEL_EXPORTER_OTLP_COMPRESSION", "OTEL_EXPORTER_OTLP_CERTIFICATE", "OTEL_RESOURCE_ATTRIBUTES", "OTEL_SERVICE_NAME",
     "OTEL_SDK_DISABLED", "OTEL_METRIC_EXPORT_INTERVAL", "OTEL_TRACES_EXPORTER", "POD_NAME",
+    "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE",
 )  # fmt: skip
 
 
@@ -227,12 +228,34 @@ def test_a_signal_may_have_its_own_protocol_timeout_and_compression() -> None:
         ("OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY", "/nowhere.key"),
         ("OTEL_RESOURCE_ATTRIBUTES", "a=b,rubbish"),
         ("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "-1"),
+        ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "delta"),
+        ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "LowMemory"),
+        ("OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION", "base2_exponential_bucket_histogram"),
+        ("OTEL_METRICS_EXPORTER", "prometheus"),
+        ("OTEL_METRICS_EXPORTER", "otlp,console"),
+        ("OTEL_TRACES_EXPORTER", "zipkin"),
     ],
 )
 def test_a_setting_that_cannot_hold_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(Unavailable, match=name) as refused:
         read({ENDPOINT: "http://localhost:1", name: value})
     assert refused.value.remedy
+
+
+def test_what_is_done_anyway_may_be_asked_for_and_an_exporter_we_have_not_is_refused_without_an_endpoint_too() -> None:
+    asked = {
+        ENDPOINT: "http://localhost:1", "OTEL_METRICS_EXPORTER": "OTLP", "OTEL_TRACES_EXPORTER": "none",
+        "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE": "Cumulative",
+        "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION": "explicit_bucket_histogram",
+    }  # fmt: skip
+    settings = read(asked)
+    assert settings is not None
+    assert (settings.metrics is None, settings.traces) == (False, None)
+    delta = {"OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE": "delta"}
+    assert read(asked | delta | {"OTEL_METRICS_EXPORTER": "none", "OTEL_TRACES_EXPORTER": "otlp"}), "of no metrics"
+    with pytest.raises(Unavailable, match="OTEL_METRICS_EXPORTER is 'console'") as refused:
+        read({"OTEL_METRICS_EXPORTER": "console"})
+    assert refused.value.remedy == "set it to otlp or none"
 
 
 @given(st.dictionaries(st.sampled_from(VARIABLES), st.text(st.characters(exclude_characters="\0"), max_size=20)))
