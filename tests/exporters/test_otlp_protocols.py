@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from api.catalogue import CATALOGUE
 from api.ports import Unavailable
-from exporters import otel
+from exporters import otel, otlp_data
 from exporters.otel import read, start
 from exporters.otlp import OtelSink
 from exporters.traces import round_ids
@@ -154,6 +154,34 @@ def test_what_a_collector_cannot_take_just_now_is_sent_again(collect: Collect, e
     wait_for(lambda: collected.headers.qsize() >= 2)
     sink.close()
     assert sink.failures == 0, "the retry belongs to the same export"
+
+
+def test_a_portion_that_is_refused_for_good_costs_itself_alone(collect: Collect, environment: Any) -> None:
+    collected = collect()
+    collected.rejections = 1
+    sink = started(environment(collected.port, OTEL_TRACES_EXPORTER="none"))
+    sink.publish(busy_round(2, cgroups=400))
+    names: set[str] = set()
+    while "dioptase.build.info" not in names:
+        received = collected.metrics.get(timeout=PATIENCE_S)
+        names |= {metric.name for scope in received.scope_metrics for metric in scope.metrics}
+    wait_for(lambda: sink.failures)
+    sink.close()
+    assert "dioptase.cgroup.cpu.usage" not in names, "it was in the first"
+    assert sink.failures == 1
+
+
+def test_portions_do_not_wait_one_after_the_other_for_a_collector_that_hangs(
+    environment: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(otlp_data, "POINTS_PER_REQUEST", 500)
+    with socket.create_server(("127.0.0.1", 0)) as accepts_and_says_nothing:
+        port = accepts_and_says_nothing.getsockname()[1]
+        sink = started(environment(port, OTEL_EXPORTER_OTLP_TIMEOUT="200", OTEL_TRACES_EXPORTER="none"))
+        sink.publish(busy_round(2, cgroups=400))
+        wait_for(lambda: sink.failures)
+        sink.close()
+    assert sink.failures <= 2, "of more than ten"
 
 
 def test_a_collector_that_hangs_costs_its_counter_alone(environment: Any) -> None:
