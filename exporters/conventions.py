@@ -22,6 +22,7 @@ from exporters.points import Number, seconds
 
 Attributes = dict[str, str | int]
 Points = Iterable[tuple[Attributes, Number | None]]
+SCHEMA = "https://opentelemetry.io/schemas/1.44.0"
 MODES = {
     "user": "user_ns", "nice": "nice_ns", "system": "system_ns", "idle": "idle_ns", "iowait": "iowait_ns",
     "interrupt": "irq_ns", "softirq": "softirq_ns", "steal": "steal_ns",

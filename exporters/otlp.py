@@ -23,6 +23,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 
 from api.decisions import Round
 from api.ports import Unavailable
+from exporters.births import Births
 from exporters.families import About, Observed
 from exporters.otel import GRPC, Settings, Signal
 from exporters.otlp_data import Sender
@@ -66,7 +67,7 @@ class OtelSink:
         release = version("dioptase")
         since = {"boot": time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME), "agent": time.time_ns()}
         self._sender = Sender(settings.resource, release, since)
-        self._observed, self._about = Observed(version=release), about
+        self._newest, self._about = (Observed(version=release), Births()), about
         self._sent: Observed | None = None
         # gRPC's core writes about connections to stderr by itself; what matters of that is in our own log line.
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -86,7 +87,8 @@ class OtelSink:
     def publish(self, finished: Round) -> None:
         """Remember the round; the span is made now, so that the queue holds no snapshots. Never raises."""
         try:
-            self._observed = self._observed.after(finished, self._about())
+            observed, births = self._newest
+            self._newest = observed.after(finished, self._about()), births.after(finished.snapshot)
             if self._spans is not None:
                 self.dropped_spans += len(self._queue) == MAX_SPANS
                 self._queue.append(self._sender.span(finished))
@@ -136,13 +138,13 @@ class OtelSink:
 
     def _send_metrics(self) -> Sent:
         """Every portion, also after one that is refused, until failures have taken as long as one export may."""
-        observed = self._observed
+        observed, births = self._newest
         if self._metrics is None or observed.latest is None or observed is self._sent:
             return Sent()
         self._sent = observed
         arrived = refused = 0
         lost_s = 0.0
-        for request in self._sender.requests(observed):
+        for request in self._sender.requests(observed, births):
             began = time.monotonic()
             if self._metrics.export(request) is MetricExportResult.SUCCESS:
                 arrived += 1

@@ -28,9 +28,10 @@ from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 from api.decisions import Outcome, Round
 from api.decisions import Status as OutcomeStatus
 from api.text import printable
-from exporters.conventions import Instrument, instruments
+from exporters.births import Births
+from exporters.conventions import SCHEMA, Instrument, instruments
 from exporters.families import Observed, families
-from exporters.points import Distribution, Family
+from exporters.points import Distribution, Family, Labels
 from exporters.traces import round_ids
 
 UNITS = {"seconds": "s", "bytes": "By", "cores": "{core}", "hertz": "Hz", "joules": "J"}
@@ -48,15 +49,15 @@ class Sender:
 
     def __init__(self, resource: Mapping[str, str], release: str, since: Mapping[str, int]) -> None:
         """`since` has the instants of boot and of the agent's start, in nanoseconds of CLOCK_REALTIME."""
-        self.resource = Resource(dict(resource))
-        self.scope = InstrumentationScope("dioptase", release)
+        self.resource = Resource(dict(resource), SCHEMA)
+        self.scope = InstrumentationScope("dioptase", release, SCHEMA)
         self.since = since
 
-    def requests(self, observed: Observed) -> Iterator[MetricsData]:
+    def requests(self, observed: Observed, births: Births) -> Iterator[MetricsData]:
         """The newest round in portions that a collector takes, made one at a time: all at once is tens of MiB."""
         portion: list[Metric] = []
         room = POINTS_PER_REQUEST
-        for metric in self._metrics(observed):
+        for metric in self._metrics(observed, births):
             points = len(metric.data.data_points)
             if portion and points > room:
                 yield self._wrapped(portion)
@@ -66,14 +67,19 @@ class Sender:
         if portion:
             yield self._wrapped(portion)
 
-    def _metrics(self, observed: Observed) -> Iterator[Metric]:
+    def _metrics(self, observed: Observed, births: Births) -> Iterator[Metric]:
         assert observed.latest is not None
         snapshot = observed.latest.snapshot
         now = snapshot.wall_time_ns
+        born = {
+            printable(path): min(at_ns, now)
+            for path, sample in snapshot.cgroups.items()
+            if (at_ns := births.known.get(sample.id)) is not None
+        }
         for family in families(observed):
-            row = family.metric
+            row, since = family.metric, self.since[family.metric.since]
             for portion in _parts(family):
-                data = _data(portion, self.since[row.since], now)
+                data = _data(portion, since, born, now)
                 yield Metric(name=row.otel_name, description=row.help, unit=UNITS.get(row.unit, ""), data=data)
         for instrument in instruments(snapshot, observed.about.max_cgroups):
             for start in range(0, len(instrument.points), POINTS_PER_REQUEST):
@@ -82,8 +88,8 @@ class Sender:
                 yield Metric(name=part.name, description=part.description, unit=part.unit, data=data)
 
     def _wrapped(self, metrics: list[Metric]) -> MetricsData:
-        scoped = ScopeMetrics(scope=self.scope, metrics=metrics, schema_url="")
-        return MetricsData([ResourceMetrics(resource=self.resource, scope_metrics=[scoped], schema_url="")])
+        scoped = ScopeMetrics(scope=self.scope, metrics=metrics, schema_url=SCHEMA)
+        return MetricsData([ResourceMetrics(resource=self.resource, scope_metrics=[scoped], schema_url=SCHEMA)])
 
     def span(self, finished: Round) -> ReadableSpan:
         """One round: it began when its snapshot was taken and ended when its decisions had been carried out."""
@@ -113,14 +119,22 @@ def _parts(family: Family) -> Iterator[Family]:
         yield Family(family.metric, family.points[start:end], family.distributions[start:end])
 
 
-def _data(family: Family, since: int, now: int) -> Sum | Gauge | Histogram:
+def _data(family: Family, since: int, born: Mapping[str, int], now: int) -> Sum | Gauge | Histogram:
+    """`born` has the cgroups, as their label shows them, that count from later on."""
     names = family.metric.labels
     if family.metric.kind == "histogram":
-        distributions = [_distribution(names, d, since, now) for d in family.distributions]
+        distributions = [_distribution(names, d, _start(d.owner, since, born), now) for d in family.distributions]
         return Histogram(distributions, AggregationTemporality.CUMULATIVE)
     counts = family.metric.kind == "counter"
-    points = [NumberDataPoint(dict(zip(names, p.labels, strict=True)), since, now, p.value) for p in family.points]
+    points = [
+        NumberDataPoint(dict(zip(names, p.labels, strict=True)), _start(p.owner, since, born), now, p.value)
+        for p in family.points
+    ]
     return Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=True) if counts else Gauge(points)
+
+
+def _start(owner: Labels, since: int, born: Mapping[str, int]) -> int:
+    return born.get(owner[0], since) if owner else since
 
 
 def _conventional(instrument: Instrument, since: int, now: int) -> Sum | Gauge:
