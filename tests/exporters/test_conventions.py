@@ -10,13 +10,24 @@ import opentelemetry.semconv
 import pytest
 
 from agent.sense.sock_diag import STATES
-from api.samples import NodeSample
-from exporters.conventions import Instrument, instruments
+from api.samples import NodeSample, Snapshot
+from exporters.conventions import Instrument, containers, node_instruments, surroundings
 from exporters.families import MAX_CGROUPS
 from tests.fakes import MIB, bare_round
 from tests.rich import rich_round
 
 PACKAGE = Path(opentelemetry.semconv.__path__[0]) / "_incubating"
+
+
+def instruments(snapshot: Snapshot, most: int) -> list[Instrument]:
+    """Those of the node, and those of all containers together."""
+    merged = {instrument.name: instrument for instrument in node_instruments(snapshot)}
+    for _, of_container in containers(snapshot, most):
+        for instrument in of_container:
+            before = merged.get(instrument.name)
+            points = (*(before.points if before else ()), *instrument.points)
+            merged[instrument.name] = instrument._replace(points=points)
+    return list(merged.values())
 
 
 def shown(seq: int = 2) -> dict[str, Instrument]:
@@ -158,6 +169,15 @@ def test_the_container_and_pod_are_named_as_kubernetes_does() -> None:
         "k8s.namespace.name": "default", "k8s.pod.name": "web", "k8s.pod.uid": "9b2f-uid", "k8s.container.name": "web",
         "container.id": identity,
     }  # fmt: skip
+
+
+def test_of_the_agents_own_resource_a_container_shares_what_is_true_of_both() -> None:
+    both = {"host.name": "n1", "host.id": "4f", "k8s.node.name": "n1", "k8s.cluster.name": "c", "team": "edge"}
+    own = {
+        "service.name": "dioptase", "service.instance.id": "9b2f", "os.name": "the image's", "container.id": "c0ffee",
+        "k8s.pod.uid": "9b2f", "k8s.pod.name": "dioptase-x", "k8s.namespace.name": "dioptase", "k8s.daemonset.name": "d",
+    }  # fmt: skip
+    assert surroundings(both | own) == both
 
 
 def test_what_is_not_known_is_not_sent() -> None:

@@ -21,8 +21,8 @@ from opentelemetry.semconv.schemas import Schemas
 from api.catalogue import WAIT_BOUNDS_S
 from api.decisions import Status
 from api.ports import Unavailable
-from exporters.conventions import instruments
-from exporters.families import MAX_CGROUPS, Observed, families
+from exporters.conventions import node_instruments
+from exporters.families import Observed, families
 from exporters.otel import start
 from exporters.otlp import MAX_SPANS, OtelSink
 from exporters.otlp_data import POINTS_PER_REQUEST, Sender
@@ -86,7 +86,7 @@ def test_metrics_arrive_with_their_numbers_kinds_units_and_start_times(receiver:
     sink.close()
     metrics = by_name(received)
     shown = families(Observed(version="1").after(busy_round(2), ABOUT))
-    conventional = instruments(busy_round(2).snapshot, MAX_CGROUPS)
+    conventional = node_instruments(busy_round(2).snapshot)
     assert set(metrics) == {family.metric.otel_name for family in shown} | {also.name for also in conventional}
 
     usage = metrics["dioptase.cgroup.cpu.usage"]
@@ -128,6 +128,32 @@ def test_a_cgroup_that_is_made_again_counts_from_then_on(receiver: GrpcCollector
     assert abs(point(usage, pod="batch").start_time_unix_nano / 1e9 - boot_time_s()) < 5
     node = metrics["dioptase.node.cpu"].sum.data_points[0]
     assert abs(node.start_time_unix_nano / 1e9 - boot_time_s()) < 5
+
+
+def test_each_container_has_a_resource_of_its_own(receiver: GrpcCollector) -> None:
+    first, second = busy_round(2).snapshot, busy_round(3).snapshot
+    again = msgspec.structs.replace(second.cgroups["/batch"], id=555)
+    snapshot = msgspec.structs.replace(second, cgroups={**second.cgroups, "/batch": again})
+    named = "team=edge,k8s.pod.name=dioptase-x,k8s.node.name=n1,container.id=c0ffee"
+    sink = sink_to(receiver.port, OTEL_METRIC_EXPORT_INTERVAL="600000", OTEL_RESOURCE_ATTRIBUTES=named, POD_UID="9b2f")
+    sink.publish(busy_round(2))
+    sink.publish(msgspec.structs.replace(busy_round(3), snapshot=snapshot))
+    sink.close()
+    agent, web, batch = (receiver.metrics.get(timeout=PATIENCE_S) for _ in range(3))
+    assert receiver.headers.qsize() == 2, "one request for all metrics and one for the spans"
+    told = plain(agent.resource.attributes)
+    assert (told["service.instance.id"], told["k8s.pod.name"]) == ("9b2f", "dioptase-x")
+    assert not any(name.startswith(("container.", "k8s.")) for name in by_name(agent))
+    for received, pod in ((web, "web"), (batch, "batch")):
+        identity = {"k8s.namespace.name": "default", "k8s.pod.name": pod, "k8s.container.name": pod}
+        of_host = {name: told[name] for name in ("host.name", "host.arch", "host.id") if name in told}
+        assert plain(received.resource.attributes) == of_host | {"team": "edge", "k8s.node.name": "n1"} | identity
+        metrics = by_name(received)
+        assert all(name.startswith(("container.", "k8s.container.")) for name in metrics)
+        assert plain(point(metrics["container.cpu.time"].sum.data_points).attributes) == identity
+    began = point(by_name(batch)["container.cpu.time"].sum.data_points).start_time_unix_nano
+    assert began == first.wall_time_ns, "it was made again"
+    assert abs(point(by_name(web)["container.cpu.time"].sum.data_points).start_time_unix_nano / 1e9 - boot_time_s()) < 5
 
 
 def test_the_conventions_release_is_named(receiver: GrpcCollector) -> None:
