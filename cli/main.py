@@ -6,7 +6,6 @@ import errno
 import os
 import sys
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any
 
 import click
@@ -77,7 +76,7 @@ class LazyGroup(Suggesting):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("dioptase"), prog_name="dioptase")
+@click.version_option(package_name="dioptase", prog_name="dioptase")
 def main() -> None:
     """Lend idle CPU to batch work, take it back the moment it is needed, and show why."""
 

@@ -22,10 +22,15 @@ from exporters.points import Number, seconds
 
 Attributes = dict[str, str | int]
 Points = Iterable[tuple[Attributes, Number | None]]
+SCHEMA = "https://opentelemetry.io/schemas/1.44.0"
 MODES = {
     "user": "user_ns", "nice": "nice_ns", "system": "system_ns", "idle": "idle_ns", "iowait": "iowait_ns",
     "interrupt": "irq_ns", "softirq": "softirq_ns", "steal": "steal_ns",
 }  # fmt: skip
+TCP_STATES = {"syn_recv": "syn_received", "fin_wait1": "fin_wait_1", "fin_wait2": "fin_wait_2"}
+"""Where the conventions, whose list of states is closed, spell them otherwise than the kernel."""
+AGENT_ALONE = ("service.", "os.", "container.", "k8s.")
+SHARED = ("k8s.node.", "k8s.cluster.")
 DIRECTIONS = (("receive", "received"), ("transmit", "sent"))
 _CONTAINER_ID = re.compile(r"(?:^|[^0-9a-f])([0-9a-f]{64})(?:[^0-9a-f]|$)")
 
@@ -82,7 +87,7 @@ NODE: tuple[tuple[str, str, str, str, Callable[[NodeSample], Points]], ...] = (
     ("system.network.packet.dropped", "{packet}", "counter", "Packets dropped.", lambda n: _network(n, "drop")),
     ("system.network.errors", "{error}", "counter", "Errors of network interfaces.", lambda n: _network(n, "errs")),
     ("system.network.connection.count", "{connection}", "updown", "Connections by state.", lambda n: (
-        ({"network.transport": "tcp", "network.connection.state": state}, count)
+        ({"network.transport": "tcp", "network.connection.state": TCP_STATES.get(state, state)}, count)
         for state, count in n.tcp_states.items())),
 )  # fmt: skip
 CONTAINER: tuple[tuple[str, str, str, str, Callable[[Owned], Points]], ...] = (
@@ -109,8 +114,8 @@ CONTAINER: tuple[tuple[str, str, str, str, Callable[[Owned], Points]], ...] = (
 )  # fmt: skip
 
 
-def instruments(snapshot: Snapshot, most: int) -> Iterator[Instrument]:
-    """Every metric of the conventions that this snapshot has a number for; of at most so many containers."""
+def node_instruments(snapshot: Snapshot) -> Iterator[Instrument]:
+    """Every metric of the conventions about the node that this snapshot has a number for."""
     yield Instrument(
         "system.cpu.logical.count", "{cpu}", "updown", "Online CPUs.", (({}, len(snapshot.topology.cpus)),)
     )
@@ -118,11 +123,30 @@ def instruments(snapshot: Snapshot, most: int) -> Iterator[Instrument]:
         shown = tuple((attributes, value) for attributes, value in fact(snapshot.node) if value is not None)
         if shown:
             yield Instrument(name, unit, kind, description, shown)
-    owned = tuple(islice(_owned(snapshot), most))
-    for name, unit, kind, description, of_container in CONTAINER:
-        shown = tuple((o.attributes | own, value) for o in owned for own, value in of_container(o) if value is not None)
+
+
+def containers(snapshot: Snapshot, most: int) -> Iterator[tuple[Owned, tuple[Instrument, ...]]]:
+    """At most so many containers of listed pods, each with every metric that it has a number for.
+
+    Its identity is that of a resource. The points carry it as well, since Prometheus keeps of resources what it is told to
+    only, and without it would take all containers for one.
+    """
+    for owned in islice(_owned(snapshot), most):
+        shown = []
+        for name, unit, kind, description, of_container in CONTAINER:
+            if points := tuple(
+                (owned.attributes | own, value) for own, value in of_container(owned) if value is not None
+            ):
+                shown.append(Instrument(name, unit, kind, description, points))
         if shown:
-            yield Instrument(name, unit, kind, description, shown)
+            yield owned, tuple(shown)
+
+
+def surroundings(resource: Mapping[str, str]) -> Attributes:
+    """What is true of a container too where the agent's resource says it: host, cluster, and what people added."""
+    return {
+        name: value for name, value in resource.items() if name.startswith(SHARED) or not name.startswith(AGENT_ALONE)
+    }
 
 
 def _owned(snapshot: Snapshot) -> Iterator[Owned]:

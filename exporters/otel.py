@@ -24,6 +24,12 @@ PREFIX = "OTEL_EXPORTER_OTLP_"
 TIMEOUT_MS, METRICS_EVERY_MS, SPANS_EVERY_MS = 5_000, 60_000, 5_000
 MIN_MS, MAX_MS = 100, 86_400_000
 COMPRESSIONS = ("none", "gzip")
+EXPORTERS = ("otlp", "none")
+FIXED = (
+    (f"{PREFIX}METRICS_TEMPORALITY_PREFERENCE", "cumulative"),
+    (f"{PREFIX}METRICS_DEFAULT_HISTOGRAM_AGGREGATION", "explicit_bucket_histogram"),
+)
+"""What has one way here: the counts are the kernel's and the probes', and are sent as these keep them."""
 FILES = ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
 
 
@@ -70,6 +76,8 @@ def read(environ: Mapping[str, str]) -> Settings | None:
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
     metrics = _signal(environ, "METRICS", ("OTEL_METRIC_EXPORT_INTERVAL", METRICS_EVERY_MS))
+    for variable, only in FIXED if metrics is not None else ():
+        _one_of(environ, (variable,), (only,))
     traces = _signal(environ, "TRACES", ("OTEL_BSP_SCHEDULE_DELAY", SPANS_EVERY_MS))
     if metrics is None and traces is None:
         return None
@@ -79,9 +87,10 @@ def read(environ: Mapping[str, str]) -> Settings | None:
 def _signal(environ: Mapping[str, str], name: str, every: tuple[str, int]) -> Signal | None:
     own, common = environ.get(f"{PREFIX}{name}_ENDPOINT"), environ.get(f"{PREFIX}ENDPOINT")
     endpoint = own or common
-    if not endpoint or environ.get(f"OTEL_{name}_EXPORTER", "otlp").strip().lower() == "none":
+    exporter = _one_of(environ, (f"OTEL_{name}_EXPORTER",), EXPORTERS)
+    if not endpoint or exporter == "none":
         return None
-    protocol = _one_of(environ, name, "PROTOCOL", (GRPC, HTTP))
+    protocol = _one_of(environ, (f"{PREFIX}{name}_PROTOCOL", f"{PREFIX}PROTOCOL"), (GRPC, HTTP))
     if protocol == HTTP:
         if not endpoint.startswith(("http://", "https://")):
             variable = f"{PREFIX}{name}_ENDPOINT" if own else f"{PREFIX}ENDPOINT"
@@ -97,16 +106,16 @@ def _signal(environ: Mapping[str, str], name: str, every: tuple[str, int]) -> Si
     return Signal(
         endpoint=endpoint,
         protocol=protocol,
-        compression=_one_of(environ, name, "COMPRESSION", COMPRESSIONS),
+        compression=_one_of(environ, (f"{PREFIX}{name}_COMPRESSION", f"{PREFIX}COMPRESSION"), COMPRESSIONS),
         every_s=_milliseconds(environ, *every) / 1000,
         timeout_s=_milliseconds(environ, f"{PREFIX}{name}_TIMEOUT", common_ms) / 1000,
         certificate=bool(environ.get(f"{PREFIX}{name}_CERTIFICATE") or environ.get(f"{PREFIX}CERTIFICATE")),
     )
 
 
-def _one_of(environ: Mapping[str, str], signal: str, what: str, known: tuple[str, ...]) -> str:
-    """The first of the known values is the default."""
-    for variable in (f"{PREFIX}{signal}_{what}", f"{PREFIX}{what}"):
+def _one_of(environ: Mapping[str, str], variables: tuple[str, ...], known: tuple[str, ...]) -> str:
+    """What the first variable that is set says. The first of the known values is the default."""
+    for variable in variables:
         value = environ.get(variable, "").strip().lower()
         if value and value not in known:
             raise Unavailable(f"{variable} is {value!r}", f"set it to {' or '.join(known)}")

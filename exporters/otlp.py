@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from opentelemetry.sdk.metrics.export import MetricExportResult
 from opentelemetry.sdk.trace import ReadableSpan
@@ -23,6 +23,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 
 from api.decisions import Round
 from api.ports import Unavailable
+from exporters.births import Births
 from exporters.families import About, Observed
 from exporters.otel_settings import GRPC, Settings, Signal
 from exporters.otlp_data import Sender
@@ -38,6 +39,13 @@ MOST_RECEIVED_BYTES = 64 << 10
 LOGGERS = ("opentelemetry.exporter.otlp", "opentelemetry.sdk", "urllib3")
 """Whose complaints, one or more for every attempt, are kept out of the log."""
 FILTERED = "opentelemetry.exporter.otlp.proto.grpc.exporter"
+
+
+class Sent(NamedTuple):
+    """How many requests a collector took, and how many it did not; neither where there was nothing to send."""
+
+    arrived: int = 0
+    refused: int = 0
 
 
 class Exporter(Protocol):
@@ -59,12 +67,13 @@ class OtelSink:
         release = version("dioptase")
         since = {"boot": time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME), "agent": time.time_ns()}
         self._sender = Sender(settings.resource, release, since)
-        self._observed, self._about = Observed(version=release), about
+        self._newest, self._about = (Observed(version=release), Births()), about
         self._sent: Observed | None = None
         # gRPC's core writes about connections to stderr by itself; what matters of that is in our own log line.
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         self._metrics = None if settings.metrics is None else _exporter("metrics", settings.metrics)
         self._spans = None if settings.traces is None else _exporter("traces", settings.traces)
+        self._patience_s = 0.0 if settings.metrics is None else settings.metrics.timeout_s
         self._queue: deque[ReadableSpan] = deque(maxlen=MAX_SPANS)
         self._stopping = threading.Event()
         self._words = _LastWords()
@@ -78,7 +87,8 @@ class OtelSink:
     def publish(self, finished: Round) -> None:
         """Remember the round; the span is made now, so that the queue holds no snapshots. Never raises."""
         try:
-            self._observed = self._observed.after(finished, self._about())
+            observed, births = self._newest
+            self._newest = observed.after(finished, self._about()), births.after(finished.snapshot)
             if self._spans is not None:
                 self.dropped_spans += len(self._queue) == MAX_SPANS
                 self._queue.append(self._sender.span(finished))
@@ -108,39 +118,51 @@ class OtelSink:
 
     def _attempt(self, job: _Job) -> None:
         try:
-            arrived = job.send()
+            sent = job.send()
         except Exception:
             # Whatever the encoder or the transport trips over, the next attempt starts afresh.
-            arrived = False
+            sent = Sent(refused=1)
             if not job.failed:
                 log.exception("OpenTelemetry export broke")
-        if arrived is False:
+        if sent.refused:
             if not job.failed and not self._stopping.is_set():
                 log.warning("OpenTelemetry export fails, and goes on trying silently: %s", self._words.text)
-            self.failures += 1
+            self.failures += sent.refused
             job.failed += 1
-        elif arrived and job.failed:
+        elif sent.arrived and job.failed:
             log.info("OpenTelemetry export works again after %d failures", job.failed)
             job.failed = 0
-        pause_s = min(job.every_s * 2 ** min(job.failed, 10), MAX_PAUSE_S)
+        # A collector that takes a part of it is there, and gets the next one in time.
+        pause_s = 0.0 if sent.arrived else min(job.every_s * 2 ** min(job.failed, 10), MAX_PAUSE_S)
         job.due = time.monotonic() + max(job.every_s, pause_s)
 
-    def _send_metrics(self) -> bool | None:
-        observed = self._observed
+    def _send_metrics(self) -> Sent:
+        """Every portion, also after one that is refused, until failures have taken as long as one export may."""
+        observed, births = self._newest
         if self._metrics is None or observed.latest is None or observed is self._sent:
-            return None
+            return Sent()
         self._sent = observed
-        export = self._metrics.export
-        return all(export(request) is MetricExportResult.SUCCESS for request in self._sender.requests(observed))
+        arrived = refused = 0
+        lost_s = 0.0
+        for request in self._sender.requests(observed, births):
+            began = time.monotonic()
+            if self._metrics.export(request) is MetricExportResult.SUCCESS:
+                arrived += 1
+                continue
+            refused += 1
+            lost_s += time.monotonic() - began
+            if lost_s >= self._patience_s or self._stopping.is_set():
+                break
+        return Sent(arrived, refused)
 
-    def _send_spans(self) -> bool | None:
+    def _send_spans(self) -> Sent:
         batch = [self._queue.popleft() for _ in range(len(self._queue))]
         if self._spans is None or not batch:
-            return None
+            return Sent()
         if self._spans.export(batch) is SpanExportResult.SUCCESS:
-            return True
+            return Sent(arrived=1)
         self.dropped_spans += len(batch)
-        return False
+        return Sent(refused=1)
 
 
 def _exporter(kind: str, signal: Signal) -> Exporter:
@@ -180,9 +202,9 @@ def _http(kind: str, signal: Signal) -> Exporter:
 
 
 class _Job:
-    """One kind of data: how it is sent, and when next. `send` says whether it arrived, or None if there was nothing."""
+    """One kind of data: how it is sent, and when next."""
 
-    def __init__(self, send: Callable[[], bool | None], every_s: float) -> None:
+    def __init__(self, send: Callable[[], Sent], every_s: float) -> None:
         self.send, self.every_s = send, every_s
         self.due = time.monotonic() + every_s
         self.failed = 0

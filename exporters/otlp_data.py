@@ -28,9 +28,10 @@ from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 from api.decisions import Outcome, Round
 from api.decisions import Status as OutcomeStatus
 from api.text import printable
-from exporters.conventions import Instrument, instruments
+from exporters.births import Births
+from exporters.conventions import SCHEMA, Instrument, containers, node_instruments, surroundings
 from exporters.families import Observed, families
-from exporters.points import Distribution, Family
+from exporters.points import Distribution, Family, Labels
 from exporters.traces import round_ids
 
 UNITS = {"seconds": "s", "bytes": "By", "cores": "{core}", "hertz": "Hz", "joules": "J"}
@@ -48,42 +49,59 @@ class Sender:
 
     def __init__(self, resource: Mapping[str, str], release: str, since: Mapping[str, int]) -> None:
         """`since` has the instants of boot and of the agent's start, in nanoseconds of CLOCK_REALTIME."""
-        self.resource = Resource(dict(resource))
-        self.scope = InstrumentationScope("dioptase", release)
+        self.resource = Resource(dict(resource), SCHEMA)
+        self._surroundings = surroundings(resource)
+        self.scope = InstrumentationScope("dioptase", release, SCHEMA)
         self.since = since
 
-    def requests(self, observed: Observed) -> Iterator[MetricsData]:
+    def requests(self, observed: Observed, births: Births) -> Iterator[MetricsData]:
         """The newest round in portions that a collector takes, made one at a time: all at once is tens of MiB."""
-        portion: list[Metric] = []
+        portion: list[tuple[Resource, list[Metric]]] = []
         room = POINTS_PER_REQUEST
-        for metric in self._metrics(observed):
-            points = len(metric.data.data_points)
+        for resource, metrics in self._metrics(observed, births):
+            points = sum(len(metric.data.data_points) for metric in metrics)
             if portion and points > room:
                 yield self._wrapped(portion)
                 portion, room = [], POINTS_PER_REQUEST
-            portion.append(metric)
+            if portion and portion[-1][0] is resource:
+                portion[-1][1].extend(metrics)
+            else:
+                portion.append((resource, metrics))
             room -= points
         if portion:
             yield self._wrapped(portion)
 
-    def _metrics(self, observed: Observed) -> Iterator[Metric]:
+    def _metrics(self, observed: Observed, births: Births) -> Iterator[tuple[Resource, list[Metric]]]:
+        """What the agent says of itself and the node, and then each container by a resource of its own."""
         assert observed.latest is not None
         snapshot = observed.latest.snapshot
-        now = snapshot.wall_time_ns
+        now, boot = snapshot.wall_time_ns, self.since["boot"]
+        born = {
+            printable(path): min(at_ns, now)
+            for path, sample in snapshot.cgroups.items()
+            if (at_ns := births.known.get(sample.id)) is not None
+        }
         for family in families(observed):
-            row = family.metric
+            row, since = family.metric, self.since[family.metric.since]
             for portion in _parts(family):
-                data = _data(portion, self.since[row.since], now)
-                yield Metric(name=row.otel_name, description=row.help, unit=UNITS.get(row.unit, ""), data=data)
-        for instrument in instruments(snapshot, observed.about.max_cgroups):
+                data = _data(portion, since, born, now)
+                yield self.resource, [Metric(row.otel_name, row.help, UNITS.get(row.unit, ""), data)]
+        for instrument in node_instruments(snapshot):
             for start in range(0, len(instrument.points), POINTS_PER_REQUEST):
                 part = instrument._replace(points=instrument.points[start : start + POINTS_PER_REQUEST])
-                data = _conventional(part, self.since["boot"], now)
-                yield Metric(name=part.name, description=part.description, unit=part.unit, data=data)
+                yield self.resource, [_conventional(part, boot, now)]
+        for owned, shown in containers(snapshot, observed.about.max_cgroups):
+            since = born.get(printable(owned.sample.path), boot)
+            resource = Resource(self._surroundings | owned.attributes, SCHEMA)
+            yield resource, [_conventional(instrument, since, now) for instrument in shown]
 
-    def _wrapped(self, metrics: list[Metric]) -> MetricsData:
-        scoped = ScopeMetrics(scope=self.scope, metrics=metrics, schema_url="")
-        return MetricsData([ResourceMetrics(resource=self.resource, scope_metrics=[scoped], schema_url="")])
+    def _wrapped(self, portion: list[tuple[Resource, list[Metric]]]) -> MetricsData:
+        return MetricsData(
+            [
+                ResourceMetrics(resource, [ScopeMetrics(self.scope, metrics, SCHEMA)], SCHEMA)
+                for resource, metrics in portion
+            ]
+        )
 
     def span(self, finished: Round) -> ReadableSpan:
         """One round: it began when its snapshot was taken and ended when its decisions had been carried out."""
@@ -113,21 +131,29 @@ def _parts(family: Family) -> Iterator[Family]:
         yield Family(family.metric, family.points[start:end], family.distributions[start:end])
 
 
-def _data(family: Family, since: int, now: int) -> Sum | Gauge | Histogram:
+def _data(family: Family, since: int, born: Mapping[str, int], now: int) -> Sum | Gauge | Histogram:
+    """`born` has the cgroups, as their label shows them, that count from later on."""
     names = family.metric.labels
     if family.metric.kind == "histogram":
-        distributions = [_distribution(names, d, since, now) for d in family.distributions]
+        distributions = [_distribution(names, d, _start(d.owner, since, born), now) for d in family.distributions]
         return Histogram(distributions, AggregationTemporality.CUMULATIVE)
     counts = family.metric.kind == "counter"
-    points = [NumberDataPoint(dict(zip(names, p.labels, strict=True)), since, now, p.value) for p in family.points]
+    points = [
+        NumberDataPoint(dict(zip(names, p.labels, strict=True)), _start(p.owner, since, born), now, p.value)
+        for p in family.points
+    ]
     return Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=True) if counts else Gauge(points)
 
 
-def _conventional(instrument: Instrument, since: int, now: int) -> Sum | Gauge:
+def _start(owner: Labels, since: int, born: Mapping[str, int]) -> int:
+    return born.get(owner[0], since) if owner else since
+
+
+def _conventional(instrument: Instrument, since: int, now: int) -> Metric:
     points = [NumberDataPoint(attributes, since, now, value) for attributes, value in instrument.points]
-    if instrument.kind == "gauge":
-        return Gauge(points)
-    return Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=instrument.kind == "counter")
+    counts = instrument.kind == "counter"
+    data = Gauge(points) if instrument.kind == "gauge" else Sum(points, AggregationTemporality.CUMULATIVE, counts)
+    return Metric(instrument.name, instrument.description, instrument.unit, data)
 
 
 def _distribution(names: tuple[str, ...], shown: Distribution, since: int, now: int) -> HistogramDataPoint:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import unquote
+from uuid import UUID, uuid5
 
 from api.ports import Unavailable
 from api.text import printable
@@ -24,6 +25,8 @@ POD_VARIABLES = (
     ("k8s.container.name", ("K8S_CONTAINER_NAME", "CONTAINER_NAME")),
     ("k8s.cluster.name", ("K8S_CLUSTER_NAME",)),
 )
+INSTANCES = UUID("4d63009a-8d0f-11ee-aad7-4c796ed8e320")
+"""The namespace that the conventions give for a `service.instance.id` made from an inherent identity."""
 _CONTAINER_ID = re.compile(r"(?:^|[^0-9a-f])([0-9a-f]{64})(?:[^0-9a-f]|$)")
 _LARGEST = 1 << 18
 
@@ -34,7 +37,17 @@ def detect(environ: Mapping[str, str], version: str, root: Path = Path("/")) -> 
     named = _named(environ.get("OTEL_RESOURCE_ATTRIBUTES", ""))
     service = {"service.name": "dioptase", "service.version": version}
     asked = {"service.name": environ["OTEL_SERVICE_NAME"]} if environ.get("OTEL_SERVICE_NAME") else {}
-    return {name: printable(value) for name, value in {**found, **service, **named, **asked}.items()}
+    told = {name: printable(value) for name, value in {**found, **service, **named, **asked}.items()}
+    return {"service.instance.id": _instance(told), **told}
+
+
+def _instance(told: Mapping[str, str]) -> str:
+    """The same after a restart, and another on every node: Prometheus' label `instance` is made of it.
+
+    A machine id alone may be that of an image, or of a template that many machines were made from.
+    """
+    machine = f"{told.get('host.id', '')}/{told['host.name']}"
+    return told.get("k8s.pod.uid") or str(uuid5(INSTANCES, machine))
 
 
 def _host(root: Path) -> Iterator[tuple[str, str]]:

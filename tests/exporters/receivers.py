@@ -38,9 +38,16 @@ class Collected:
         self.refusals = 0
         """So many requests are turned away first, as not possible just now."""
 
+        self.rejections = 0
+        """So many requests are turned away first, for good."""
+
     def turned_away(self) -> bool:
         self.refusals -= 1
         return self.refusals >= 0
+
+    def rejected(self) -> bool:
+        self.rejections -= 1
+        return self.rejections >= 0
 
 
 class GrpcCollector(Collected):
@@ -85,6 +92,8 @@ class GrpcCollector(Collected):
         self.headers.put(dict(context.invocation_metadata()))
         if self.turned_away():
             context.abort(grpc.StatusCode.UNAVAILABLE, "come again")
+        if self.rejected():
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not this one")
 
     def stop(self) -> None:
         self.server.stop(None).wait()
@@ -128,6 +137,8 @@ class HttpCollector(Collected):
         message = metrics_service_pb2.ExportMetricsServiceRequest()
         if not await self._took(request, message):
             return web.Response(status=503, headers={"Retry-After": "0"})
+        if self.rejected():
+            return web.Response(status=400)
         for resource in message.resource_metrics:
             self.metrics.put(resource)
         return _answer(metrics_service_pb2.ExportMetricsServiceResponse())
@@ -136,6 +147,8 @@ class HttpCollector(Collected):
         message = trace_service_pb2.ExportTraceServiceRequest()
         if not await self._took(request, message):
             return web.Response(status=503, headers={"Retry-After": "0"})
+        if self.rejected():
+            return web.Response(status=400)
         for resource in message.resource_spans:
             self.traces.put(resource)
         return _answer(trace_service_pb2.ExportTraceServiceResponse())

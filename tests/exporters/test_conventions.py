@@ -9,13 +9,25 @@ import msgspec
 import opentelemetry.semconv
 import pytest
 
-from api.samples import NodeSample
-from exporters.conventions import Instrument, instruments
+from agent.sense.sock_diag import STATES
+from api.samples import NodeSample, Snapshot
+from exporters.conventions import Instrument, containers, node_instruments, surroundings
 from exporters.families import MAX_CGROUPS
 from tests.fakes import MIB, bare_round
 from tests.rich import rich_round
 
 PACKAGE = Path(opentelemetry.semconv.__path__[0]) / "_incubating"
+
+
+def instruments(snapshot: Snapshot, most: int) -> list[Instrument]:
+    """Those of the node, and those of all containers together."""
+    merged = {instrument.name: instrument for instrument in node_instruments(snapshot)}
+    for _, of_container in containers(snapshot, most):
+        for instrument in of_container:
+            before = merged.get(instrument.name)
+            points = (*(before.points if before else ()), *instrument.points)
+            merged[instrument.name] = instrument._replace(points=points)
+    return list(merged.values())
 
 
 def shown(seq: int = 2) -> dict[str, Instrument]:
@@ -65,6 +77,43 @@ def test_attributes_are_those_of_the_conventions() -> None:
     used = {key for instrument in shown().values() for attributes, _ in instrument.points for key in attributes}
     assert used - known == set()
     assert "cpu.mode" in used
+
+
+def enumerated() -> dict[str, set[str]]:
+    """The values of every attribute that the conventions list values of: `A_B_C`, and its class `ABCValues`."""
+    known = {}
+    for stem in ("system", "cpu", "disk", "network"):
+        body = ast.parse((PACKAGE / "attributes" / f"{stem}_attributes.py").read_text()).body
+        lists = {
+            node.name.removesuffix("Values").lower(): {
+                str(ast.literal_eval(value.value)) for value in node.body if isinstance(value, ast.Assign)
+            }
+            for node in body
+            if isinstance(node, ast.ClassDef)
+        }
+        for node in body:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                values = lists.get(node.target.id.replace("_", "").lower())
+                if values is not None:
+                    known[str(ast.literal_eval(node.value))] = values  # type: ignore[arg-type]
+    return known
+
+
+def test_listed_values_are_those_of_the_conventions() -> None:
+    finished = rich_round(2)
+    states = dict.fromkeys((*STATES.values(), "established", "time_wait"), 1)
+    node = msgspec.structs.replace(finished.snapshot.node, tcp_states=states)
+    snapshot = msgspec.structs.replace(finished.snapshot, node=node)
+    used: dict[str, set[str]] = {}
+    for instrument in instruments(snapshot, MAX_CGROUPS):
+        for attributes, _ in instrument.points:
+            for key, given in attributes.items():
+                used.setdefault(key, set()).add(str(given))
+    known = enumerated()
+    unknown = {key: used[key] - known[key] for key in used.keys() & known.keys()}
+    assert {key: values for key, values in unknown.items() if values} == {"cpu.mode": {"softirq"}}
+    assert used["network.connection.state"] == known["network.connection.state"] - {"closed"}
+    assert used.keys() & known.keys() > {"disk.io.direction", "network.io.direction", "system.memory.state"}
 
 
 def test_the_numbers_are_those_of_the_snapshot() -> None:
@@ -120,6 +169,15 @@ def test_the_container_and_pod_are_named_as_kubernetes_does() -> None:
         "k8s.namespace.name": "default", "k8s.pod.name": "web", "k8s.pod.uid": "9b2f-uid", "k8s.container.name": "web",
         "container.id": identity,
     }  # fmt: skip
+
+
+def test_of_the_agents_own_resource_a_container_shares_what_is_true_of_both() -> None:
+    both = {"host.name": "n1", "host.id": "4f", "k8s.node.name": "n1", "k8s.cluster.name": "c", "team": "edge"}
+    own = {
+        "service.name": "dioptase", "service.instance.id": "9b2f", "os.name": "the image's", "container.id": "c0ffee",
+        "k8s.pod.uid": "9b2f", "k8s.pod.name": "dioptase-x", "k8s.namespace.name": "dioptase", "k8s.daemonset.name": "d",
+    }  # fmt: skip
+    assert surroundings(both | own) == both
 
 
 def test_what_is_not_known_is_not_sent() -> None:

@@ -16,17 +16,18 @@ import pytest
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_CUMULATIVE, Metric, ResourceMetrics
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.semconv.schemas import Schemas
 
 from api.catalogue import WAIT_BOUNDS_S
 from api.decisions import Status
 from api.ports import Unavailable
-from exporters.conventions import instruments
-from exporters.families import MAX_CGROUPS, Observed, families
+from exporters.conventions import node_instruments
+from exporters.families import Observed, families
 from exporters.otel import start
 from exporters.otlp import MAX_SPANS, OtelSink
 from exporters.otlp_data import POINTS_PER_REQUEST, Sender
 from tests.exporters.receivers import GrpcCollector
-from tests.fakes import ABOUT, BATCH_ID, MS, bare_round, busy_round, outcome
+from tests.fakes import ABOUT, BATCH_ID, MS, S, bare_round, busy_round, outcome
 
 PATIENCE_S = 20
 
@@ -85,7 +86,7 @@ def test_metrics_arrive_with_their_numbers_kinds_units_and_start_times(receiver:
     sink.close()
     metrics = by_name(received)
     shown = families(Observed(version="1").after(busy_round(2), ABOUT))
-    conventional = instruments(busy_round(2).snapshot, MAX_CGROUPS)
+    conventional = node_instruments(busy_round(2).snapshot)
     assert set(metrics) == {family.metric.otel_name for family in shown} | {also.name for also in conventional}
 
     usage = metrics["dioptase.cgroup.cpu.usage"]
@@ -108,6 +109,61 @@ def test_metrics_arrive_with_their_numbers_kinds_units_and_start_times(receiver:
     assert point(metrics["dioptase.reclaim.lent"].gauge.data_points).as_double == 2.5
     assert metrics["dioptase.reclaim.lent"].unit == "{core}"
     assert point(metrics["dioptase.act.mode"].gauge.data_points, mode="on").as_int == 1
+
+
+def test_a_cgroup_that_is_made_again_counts_from_then_on(receiver: GrpcCollector) -> None:
+    first, second = busy_round(2).snapshot, busy_round(3).snapshot
+    again = msgspec.structs.replace(first.cgroups["/web"], id=555)
+    made_again = msgspec.structs.replace(second, cgroups={**second.cgroups, "/web": again})
+    sink = sink_to(receiver.port, OTEL_METRIC_EXPORT_INTERVAL="600000", OTEL_TRACES_EXPORTER="none")
+    for snapshot in (first, made_again, msgspec.structs.replace(made_again, wall_time_ns=made_again.wall_time_ns + S)):
+        sink.publish(msgspec.structs.replace(busy_round(3), snapshot=snapshot))
+    sink.close()
+    metrics = by_name(receiver.metrics.get(timeout=PATIENCE_S))
+    for name in ("dioptase.cgroup.cpu.usage", "dioptase.cgroup.runq.wait"):
+        data = metrics[name].sum if metrics[name].HasField("sum") else metrics[name].histogram
+        assert point(data.data_points, pod="web").start_time_unix_nano == first.wall_time_ns, name
+        assert point(data.data_points, pod="web").time_unix_nano == first.wall_time_ns + 2 * S
+    usage = metrics["dioptase.cgroup.cpu.usage"].sum.data_points
+    assert abs(point(usage, pod="batch").start_time_unix_nano / 1e9 - boot_time_s()) < 5
+    node = metrics["dioptase.node.cpu"].sum.data_points[0]
+    assert abs(node.start_time_unix_nano / 1e9 - boot_time_s()) < 5
+
+
+def test_each_container_has_a_resource_of_its_own(receiver: GrpcCollector) -> None:
+    first, second = busy_round(2).snapshot, busy_round(3).snapshot
+    again = msgspec.structs.replace(second.cgroups["/batch"], id=555)
+    snapshot = msgspec.structs.replace(second, cgroups={**second.cgroups, "/batch": again})
+    named = "team=edge,k8s.pod.name=dioptase-x,k8s.node.name=n1,container.id=c0ffee"
+    sink = sink_to(receiver.port, OTEL_METRIC_EXPORT_INTERVAL="600000", OTEL_RESOURCE_ATTRIBUTES=named, POD_UID="9b2f")
+    sink.publish(busy_round(2))
+    sink.publish(msgspec.structs.replace(busy_round(3), snapshot=snapshot))
+    sink.close()
+    agent, web, batch = (receiver.metrics.get(timeout=PATIENCE_S) for _ in range(3))
+    assert receiver.headers.qsize() == 2, "one request for all metrics and one for the spans"
+    told = plain(agent.resource.attributes)
+    assert (told["service.instance.id"], told["k8s.pod.name"]) == ("9b2f", "dioptase-x")
+    assert not any(name.startswith(("container.", "k8s.")) for name in by_name(agent))
+    for received, pod in ((web, "web"), (batch, "batch")):
+        identity = {"k8s.namespace.name": "default", "k8s.pod.name": pod, "k8s.container.name": pod}
+        of_host = {name: told[name] for name in ("host.name", "host.arch", "host.id") if name in told}
+        assert plain(received.resource.attributes) == of_host | {"team": "edge", "k8s.node.name": "n1"} | identity
+        metrics = by_name(received)
+        assert all(name.startswith(("container.", "k8s.container.")) for name in metrics)
+        assert plain(point(metrics["container.cpu.time"].sum.data_points).attributes) == identity
+    began = point(by_name(batch)["container.cpu.time"].sum.data_points).start_time_unix_nano
+    assert began == first.wall_time_ns, "it was made again"
+    assert abs(point(by_name(web)["container.cpu.time"].sum.data_points).start_time_unix_nano / 1e9 - boot_time_s()) < 5
+
+
+def test_the_conventions_release_is_named(receiver: GrpcCollector) -> None:
+    sink = sink_to(receiver.port)
+    sink.publish(busy_round(2))
+    for received in (receiver.metrics.get(timeout=PATIENCE_S), receiver.traces.get(timeout=PATIENCE_S)):
+        scopes = received.scope_metrics if isinstance(received, ResourceMetrics) else received.scope_spans
+        assert received.schema_url == Schemas.V1_44_0.value
+        assert {scope.schema_url for scope in scopes} == {Schemas.V1_44_0.value}
+    sink.close()
 
 
 def test_waits_are_real_histograms_with_explicit_bounds(receiver: GrpcCollector) -> None:

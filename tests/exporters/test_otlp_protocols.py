@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from api.catalogue import CATALOGUE
 from api.ports import Unavailable
+from exporters import otel, otlp_data
 from exporters.otel import read, start
 from exporters.otel_settings import Signal
 from exporters.otlp import OtelSink
@@ -156,6 +157,34 @@ def test_what_a_collector_cannot_take_just_now_is_sent_again(collect: Collect, e
     assert sink.failures == 0, "the retry belongs to the same export"
 
 
+def test_a_portion_that_is_refused_for_good_costs_itself_alone(collect: Collect, environment: Any) -> None:
+    collected = collect()
+    collected.rejections = 1
+    sink = started(environment(collected.port, OTEL_TRACES_EXPORTER="none"))
+    sink.publish(busy_round(2, cgroups=400))
+    names: set[str] = set()
+    while "dioptase.build.info" not in names:
+        received = collected.metrics.get(timeout=PATIENCE_S)
+        names |= {metric.name for scope in received.scope_metrics for metric in scope.metrics}
+    wait_for(lambda: sink.failures)
+    sink.close()
+    assert "dioptase.cgroup.cpu.usage" not in names, "it was in the first"
+    assert sink.failures == 1
+
+
+def test_portions_do_not_wait_one_after_the_other_for_a_collector_that_hangs(
+    environment: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(otlp_data, "POINTS_PER_REQUEST", 500)
+    with socket.create_server(("127.0.0.1", 0)) as accepts_and_says_nothing:
+        port = accepts_and_says_nothing.getsockname()[1]
+        sink = started(environment(port, OTEL_EXPORTER_OTLP_TIMEOUT="200", OTEL_TRACES_EXPORTER="none"))
+        sink.publish(busy_round(2, cgroups=400))
+        wait_for(lambda: sink.failures)
+        sink.close()
+    assert sink.failures <= 2, "of more than ten"
+
+
 def test_a_collector_that_hangs_costs_its_counter_alone(environment: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as accepts_and_says_nothing:
         sink = started(environment(accepts_and_says_nothing.getsockname()[1], OTEL_EXPORTER_OTLP_TIMEOUT="200"))
@@ -185,6 +214,7 @@ VARIABLES = (
     ENDPOINT, "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TIMEOUT",
     "OTEL_EXPORTER_OTLP_COMPRESSION", "OTEL_EXPORTER_OTLP_CERTIFICATE", "OTEL_RESOURCE_ATTRIBUTES", "OTEL_SERVICE_NAME",
     "OTEL_SDK_DISABLED", "OTEL_METRIC_EXPORT_INTERVAL", "OTEL_TRACES_EXPORTER", "POD_NAME",
+    "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE",
 )  # fmt: skip
 
 
@@ -227,12 +257,34 @@ def test_a_signal_may_have_its_own_protocol_timeout_and_compression() -> None:
         ("OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY", "/nowhere.key"),
         ("OTEL_RESOURCE_ATTRIBUTES", "a=b,rubbish"),
         ("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "-1"),
+        ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "delta"),
+        ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "LowMemory"),
+        ("OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION", "base2_exponential_bucket_histogram"),
+        ("OTEL_METRICS_EXPORTER", "prometheus"),
+        ("OTEL_METRICS_EXPORTER", "otlp,console"),
+        ("OTEL_TRACES_EXPORTER", "zipkin"),
     ],
 )
 def test_a_setting_that_cannot_hold_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(Unavailable, match=name) as refused:
         read({ENDPOINT: "http://localhost:1", name: value})
     assert refused.value.remedy
+
+
+def test_what_is_done_anyway_may_be_asked_for_and_an_exporter_we_have_not_is_refused_without_an_endpoint_too() -> None:
+    asked = {
+        ENDPOINT: "http://localhost:1", "OTEL_METRICS_EXPORTER": "OTLP", "OTEL_TRACES_EXPORTER": "none",
+        "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE": "Cumulative",
+        "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION": "explicit_bucket_histogram",
+    }  # fmt: skip
+    settings = read(asked)
+    assert settings is not None
+    assert (settings.metrics is None, settings.traces) == (False, None)
+    delta = {"OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE": "delta"}
+    assert read(asked | delta | {"OTEL_METRICS_EXPORTER": "none", "OTEL_TRACES_EXPORTER": "otlp"}), "of no metrics"
+    with pytest.raises(Unavailable, match="OTEL_METRICS_EXPORTER is 'console'") as refused:
+        read({"OTEL_METRICS_EXPORTER": "console"})
+    assert refused.value.remedy == "set it to otlp or none"
 
 
 HOLDABLE = st.characters(exclude_characters="\0", exclude_categories=["Cs"]) | st.characters(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,9 @@ def test_the_host_is_known_by_its_files(tmp_path: Path) -> None:
 
 def test_nothing_is_made_up_where_nothing_can_be_read(tmp_path: Path) -> None:
     found = detect({}, "1", tmp_path)
-    assert set(found) == {"host.name", "host.arch", "os.type", "os.description", "service.name", "service.version"}
+    assert set(found) == {
+        "host.name", "host.arch", "os.type", "os.description", "service.name", "service.version", "service.instance.id",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -60,6 +63,32 @@ def test_an_id_of_another_length_or_of_a_mount_that_is_not_ours_is_no_container(
         proc__self__mountinfo=f"1 2 8:1 /l/{CONTAINER} /mnt rw\n",
     )
     assert "container.id" not in detect({}, "1", tmp_path)
+
+
+def test_an_instance_keeps_its_id_and_shares_it_with_no_other_node(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    one, two = (tree(tmp_path / name, etc__machine_id=f"{name}\n") for name in ("one", "two"))
+    found = detect({}, "1", one)["service.instance.id"]
+    namespace = uuid.UUID("4d63009a-8d0f-11ee-aad7-4c796ed8e320")
+    assert found == str(uuid.uuid5(namespace, f"one/{os.uname().nodename}"))
+    assert detect({}, "2", one)["service.instance.id"] == found
+    clone = detect({"OTEL_RESOURCE_ATTRIBUTES": "host.name=clone"}, "1", one)["service.instance.id"]
+    assert len({found, clone, detect({}, "1", two)["service.instance.id"]}) == 3
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"POD_UID": "9b2f"}, "9b2f"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "k8s.pod.uid=77aa"}, "77aa"),
+        ({"POD_UID": "9b2f", "OTEL_RESOURCE_ATTRIBUTES": "service.instance.id=mine"}, "mine"),
+    ],
+)
+def test_an_instance_is_known_by_its_pod_unless_it_is_named(
+    tmp_path: Path, environ: dict[str, str], expected: str
+) -> None:
+    assert detect(environ, "1", tmp_path)["service.instance.id"] == expected
 
 
 def test_the_pod_comes_by_the_downward_api(tmp_path: Path) -> None:
