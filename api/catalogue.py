@@ -195,7 +195,8 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("dioptase_cgroup_reclaim_stolen_pages_total", "counter", "",
            "Pages of the cgroup that reclaim took, by who did: kswapd or direct.", (*CGROUP_LABELS, "by"), since="boot"),
     Metric("dioptase_cgroup_memory_events_total", "counter", "",
-           "Times that memory hit a boundary, the cgroups below included: low, high, max, oom, oom_kill, oom_group_kill.",
+           "Times that memory hit a boundary, the cgroups below included: low, high, max, oom, oom_kill, oom_group_kill. "
+           "Version 1 counts oom_kill alone, of the cgroup itself.",
            (*CGROUP_LABELS, "event"), since="boot"),
     Metric("dioptase_cgroup_oom_kills_total", "counter", "", "Processes of the cgroup itself killed for memory.",
            CGROUP_LABELS),

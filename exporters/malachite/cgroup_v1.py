@@ -240,9 +240,9 @@ def _memory(of: CgroupView) -> Memory | None:
         return None
     if sample.swap_bytes is not None:
         stat.setdefault("total_swap", sample.swap_bytes)
-    if sample.reclaim is not None:
+    if of.reclaims is not None:
         # A kernel that counts them itself is rare; our probe sees the same calls since it was loaded.
-        stat.setdefault("total_allocstall", sample.reclaim.direct.count)
+        stat.setdefault("total_allocstall", of.reclaims.direct)
     return Memory(
         full_path=of.layout.full_path("memory", sample.path),
         memory_limit_in_bytes=_limit(limits.memory_max_bytes),
