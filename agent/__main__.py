@@ -116,7 +116,9 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         stack.callback(journal.close)
         recorder = _open_recorder(options, stack)
         indicators = Indicators()
-        cgroups = CgroupReader(hierarchy, limit=config.max_cgroups)
+        # Who asks for Malachite's documents reads back what it has just set, under a time that is to be true.
+        fresh = options.malachite is not None
+        cgroups = CgroupReader(hierarchy, limit=config.max_cgroups, fresh_limits=fresh)
         stack.callback(cgroups.close)
         node = NodeReader(PROC, SYS)
         stack.callback(node.close)
