@@ -274,8 +274,8 @@ def _numa(stat: Mapping[str, Mapping[int, int]]) -> tuple[NumaStat, ...]:
 
 def _blkio(of: CgroupView) -> Blkio | None:
     io = of.sample.io
-    if not io and of.io_before is None and of.layout.full_path("blkio", of.sample.path) is None:
-        return None
+    if not io and of.blocks is None:
+        return None  # nobody counts, or files that have nothing leave open whether they would have
     new, old = file_io(of)
     return Blkio(
         full_path=of.layout.full_path("blkio", of.sample.path),

@@ -110,6 +110,17 @@ def test_requests_that_a_probe_saw_stand_in_where_files_count_none() -> None:
         assert blocks["update_time"] == 1_700_000_010, "probes count in every round"
 
 
+def test_files_without_a_line_are_no_zeros_of_now() -> None:
+    """Current kernels count for version 1 only where a limit is set: empty files say nothing, today and five seconds ago."""
+    seen = history(*range(1, 6))
+    for second in range(6, 11):
+        base = snapshot(second)
+        silent = msgspec.structs.replace(busy(V1, second), io={})
+        seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: silent}))
+    assert "Blkio" not in cgroup(BUSY, seen)
+    assert "Blkio" not in cgroup(POD, seen)
+
+
 def test_a_cgroup_made_again_shares_nothing_with_the_one_before() -> None:
     seen = history(*TEN_SECONDS)
     base = snapshot(11)
@@ -152,7 +163,7 @@ def test_what_nobody_counts_is_left_out_and_so_never_zero() -> None:
         msgspec.structs.replace(base, cgroups={path: sample for path, sample in base.cgroups.items() if path != BUSY})
     )
     shown = cgroup(IDLE, seen)
-    assert set(shown) == {"Cpuacct", "Blkio"}
+    assert set(shown) == {"Cpuacct"}
     cpu = shown["Cpuacct"]["Cpu"]["V1"]
     assert "cpu_nr_throttled" not in cpu
     assert cpu["new_cpu_basic_info"]["cpu_usage"] == 5 * MS
