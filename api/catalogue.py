@@ -88,12 +88,14 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("dioptase_node_oom_kill_timestamp_seconds", "gauge", "seconds",
            "When the kernel last killed a process for memory, as far as the agent saw."),
     Metric("dioptase_node_l3_occupancy_bytes", "gauge", "bytes",
-           "L3 cache held by a resctrl group; the empty group is the rest of the node.", ("cache", "group")),
+           "L3 cache held by a resctrl control group, the monitoring groups in it included. The empty group is the default "
+           "one, which has what is in no other: the sum over groups is all that the cache holds.", ("cache", "group")),
     Metric("dioptase_node_l3_memory_bytes_total", "counter", "bytes",
-           "Memory traffic of a resctrl group through an L3 cache, to any NUMA node.", ("cache", "group"), since="boot"),
+           "Memory traffic of a resctrl control group through an L3 cache, to any NUMA node; the sum over groups is all of "
+           "the cache's.", ("cache", "group"), since="boot"),
     Metric("dioptase_node_l3_local_memory_bytes_total", "counter", "bytes",
-           "Memory traffic of a resctrl group through an L3 cache, to its own NUMA node.", ("cache", "group"),
-           since="boot"),
+           "Memory traffic of a resctrl control group through an L3 cache, to its own NUMA node; the sum over groups is all "
+           "of the cache's.", ("cache", "group"), since="boot"),
     # The node's disks and network
     Metric("dioptase_node_disk_bytes_total", "counter", "bytes", "Bytes read and written.", ("device", "operation"),
            since="boot"),
