@@ -263,6 +263,16 @@ def test_version_1_counts_pages_and_descendants() -> None:
     assert points(shrunk, "dioptase_cgroup_memory_working_set_bytes") == {WEB_LABELS: 0}
 
 
+def test_before_linux_5_9_what_is_needed_again_is_of_files() -> None:
+    name = "dioptase_cgroup_workingset_pages_total"
+    old = with_web(memory_stat={"workingset_refault": 7, "workingset_activate": 5, "workingset_restore": 3})
+    assert points(old, name) == {
+        (*WEB_LABELS, event, "file"): count for event, count in (("refault", 7), ("activate", 5), ("restore", 3))
+    }
+    split = with_web(memory_stat={"workingset_refault_anon": 1, "workingset_refault_file": 2, "workingset_refault": 3})
+    assert points(split, name) == {(*WEB_LABELS, "refault", "anon"): 1, (*WEB_LABELS, "refault", "file"): 2}
+
+
 def with_web(**changes: object) -> Observed:
     """A node where /web alone is, with these facts changed."""
     finished = busy_round(2)
