@@ -55,6 +55,7 @@ _LARGE_BYTES = 128 << 10
 READERS = 2
 """Threads that answer scrapes: more would only keep more memory, for they compute and share one interpreter."""
 PROC, SYS = Path("/proc"), Path("/sys")
+VERSION = version("dioptase")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +117,9 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         stack.callback(journal.close)
         recorder = _open_recorder(options, stack)
         indicators = Indicators()
-        cgroups = CgroupReader(hierarchy, limit=config.max_cgroups)
+        # Who asks for Malachite's documents reads back what it has just set, under a time that is to be true.
+        fresh = options.malachite is not None
+        cgroups = CgroupReader(hierarchy, limit=config.max_cgroups, fresh_limits=fresh)
         stack.callback(cgroups.close)
         node = NodeReader(PROC, SYS)
         stack.callback(node.close)
@@ -194,7 +197,7 @@ def _open_waits(hierarchy: Hierarchy, *, blame: bool, watching: bool) -> tuple[W
 def _open_recorder(options: Options, stack: AsyncExitStack) -> Recorder | None:
     if options.record is None:
         return None
-    recorder = Recorder(options.record, options.record_max_mib, version("dioptase"))
+    recorder = Recorder(options.record, options.record_max_mib, VERSION)
     stack.callback(recorder.close)
     return recorder
 
@@ -233,7 +236,7 @@ async def _open_exporters(
     secured = None if options.web_config is None else WebConfig(options.web_config, check)
     server = Server(
         journal=journal,
-        version=version("dioptase"),
+        version=VERSION,
         stale_s=stale_s,
         about=about,
         web_config=secured,

@@ -269,13 +269,20 @@ class OomVictim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class L3Monitor(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters of resctrl for one L3 cache and one group (empty: all of the node)."""
+    """Counters of resctrl for one L3 cache and one group."""
 
     id: int
     group: str
+    """A control group, empty for the default one, which has what is in no other: their sum is the cache's whole traffic. Or
+    a monitoring group, `NAME/mon_groups/NAME`, whose counts are part of its control group's too."""
     total_bytes: int
     local_bytes: int
     occupancy_bytes: int | None = None
+
+    @property
+    def nested(self) -> bool:
+        """Whether it is of a monitoring group."""
+        return "mon_groups/" in self.group
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,10 +51,11 @@ MEMORY_KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """Kinds by their names in memory.stat: version 2's, then version 1's with descendants (total_) and without."""
 WORKINGSET = tuple(
-    ((event, kind), (f"total_workingset_{event}_{kind}", f"workingset_{event}_{kind}"))
+    ((event, kind), tuple(f"{total}workingset_{event}{part}" for part in parts for total in ("total_", "")))
     for event in ("refault", "activate", "restore")
-    for kind in ("anon", "file")
+    for kind, parts in (("anon", ("_anon",)), ("file", ("_file", "")))
 )
+"""Kernels before 5.9 know of files alone and do not say so in the name (commit 170b04b7ae49)."""
 EVENTS = ("low", "high", "max", "oom", "oom_kill", "oom_group_kill")
 
 

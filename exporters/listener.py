@@ -11,7 +11,9 @@ connection: to unpack a body, or to wait for its end, is work that whoever has n
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import socket
 import ssl
 from collections import OrderedDict
@@ -75,6 +77,11 @@ class Listener:
         self._runner.server.request_handler = partial(self._asked, self._runner.server.request_handler)
         try:
             bound = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
+            if (
+                not bound.sockets
+            ):  # asyncio leaves out kinds of addresses for which no socket can be made, whatever the reason
+                socket.socket().close()
+                raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
             self._sockets = [sock.dup() for sock in bound.sockets]
             bound.close()
             for listening in self._sockets:
@@ -82,6 +89,8 @@ class Listener:
                 loop.add_reader(listening, self._accept, listening)
         except (OSError, OverflowError, UnicodeError) as error:  # UnicodeError: a name that IDNA cannot spell
             await self.close()
+            if isinstance(error, OSError) and error.errno == errno.EMFILE:
+                raise  # another address would not help
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise Unavailable(
                 f"cannot listen on {host}:{port}: {reason}",

@@ -82,7 +82,8 @@ def _kswapd(node: NodeSample, value: Callable[[Kswapd], Number]) -> Samples:
 
 
 def _l3(node: NodeSample, value: Callable[[L3Monitor], Number | None]) -> Samples:
-    return (((str(monitor.id), monitor.group), value(monitor)) for monitor in node.l3)
+    # Control groups alone: sums over them then count nothing twice.
+    return (((str(monitor.id), monitor.group), value(monitor)) for monitor in node.l3 if not monitor.nested)
 
 
 def _disks(node: NodeSample, values: Callable[[Disk], tuple[Number, Number]]) -> Samples:

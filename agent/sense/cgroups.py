@@ -30,7 +30,8 @@ _TURN = 0.618033988749895
 class CgroupReader:
     """Samples of every cgroup of the primary hierarchy. Keeps files open; `close` gives them back."""
 
-    def __init__(self, hierarchy: Hierarchy, *, limit: int = 4096) -> None:
+    def __init__(self, hierarchy: Hierarchy, *, limit: int = 4096, fresh_limits: bool = False) -> None:
+        """`fresh_limits`: limits are as old as `files_read_at_ns` says, at three times the usual cost of reading them."""
         self._limit = limit
         self._budget = Budget()
         self._mounts: dict[Path, int] = {}
@@ -40,7 +41,8 @@ class CgroupReader:
         self._closed_mounts: list[str] = []
         self._managed: frozenset[str] = frozenset()
         plan = sources(hierarchy)
-        self._plan = Plan(plan, [self._open_mount(source.mount) for source in plan], self._budget)
+        fds = [self._open_mount(source.mount) for source in plan]
+        self._plan = Plan(plan, fds, self._budget, fresh_limits=fresh_limits)
         primary = self._open_mount(hierarchy.primary)
         if primary < 0:
             remedy = "mount the cgroup file system there, and let the agent read it"

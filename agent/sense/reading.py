@@ -22,9 +22,14 @@ _LATER = (Cadence.SLOW, Cadence.RARE)
 class Plan:
     """The files to read in every cgroup, and the open mount points that they are named from."""
 
-    def __init__(self, sources: Sequence[Source], mount_fds: Sequence[int], budget: Budget) -> None:
-        """A mount point that could not be opened is -1: its files are not read."""
+    def __init__(
+        self, sources: Sequence[Source], mount_fds: Sequence[int], budget: Budget, *, fresh_limits: bool = False
+    ) -> None:
+        """A mount point that could not be opened is -1: its files are not read. `fresh_limits`: what is read rarely is read
+        along with the slow files instead, each time."""
         self.sources, self.mount_fds, self.budget = sources, mount_fds, budget
+        self.periods_ns = tuple(PERIOD_NS[Cadence.SLOW if fresh_limits else cadence] for cadence in _LATER)
+        """Of the slow files and the rare ones."""
         self.indices = {
             cadence: [i for i, source in enumerate(sources) if source.cadence is cadence and mount_fds[i] >= 0]
             for cadence in Cadence
@@ -114,7 +119,7 @@ class Reading:
         self._set: tuple[bytes | None, ...] = ()
         self._refused: list[str] = []
         self._read_at_ns: int | None = None
-        self._first_ns = tuple(now_ns + int(phase * PERIOD_NS[cadence]) for cadence in _LATER)
+        self._first_ns = tuple(now_ns + int(phase * period) for period in plan.periods_ns)
         # The first time, rare files are read along with the slow ones: a new cgroup's limits are known within seconds.
         self._due_ns = [now_ns if at_once else self._first_ns[0]] * len(_LATER)
 
@@ -128,7 +133,7 @@ class Reading:
         for place, cadence in enumerate(_LATER):
             if self._due_ns[place] > now_ns:
                 continue
-            self._due_ns[place] = self._next(place, now_ns)
+            self._due_ns[place] = self._next(plan, place, now_ns)
             if cadence is Cadence.SLOW:
                 later |= bool(self._visit(plan, group, reads, cadence))
                 self._read_at_ns, changed = wall_time_ns, True
@@ -203,9 +208,9 @@ class Reading:
                 self._refused.append(f"{name.decode(errors='backslashreplace')}: {error.strerror}")
             return None
 
-    def _next(self, place: int, now_ns: int) -> int:
+    def _next(self, plan: Plan, place: int, now_ns: int) -> int:
         # Turns missed are not made up for, and the phase stays: no two cgroups come to share a turn for good.
-        period, first = PERIOD_NS[_LATER[place]], self._first_ns[place]
+        period, first = plan.periods_ns[place], self._first_ns[place]
         return first if first > now_ns else first + period * (1 + (now_ns - first) // period)
 
     def _values(self, plan: Plan, cadence: Cadence) -> dict[str, Any]:

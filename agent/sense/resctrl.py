@@ -40,8 +40,8 @@ def monitors(files: NodeFiles) -> dict[str, Any]:
 def _groups(files: NodeFiles, root: Path) -> list[str]:
     def parts() -> Iterator[str]:
         controls = ["", *(name for name in files.names(root) if name not in _NO_GROUPS and (root / name).is_dir())]
+        yield from controls  # first: together they have all of the node's traffic
         for control in controls:
-            yield control
             below = f"{control}/mon_groups".lstrip("/")
             yield from (f"{below}/{name}" for name in files.names(root / below))
 

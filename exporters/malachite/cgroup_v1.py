@@ -240,9 +240,9 @@ def _memory(of: CgroupView) -> Memory | None:
         return None
     if sample.swap_bytes is not None:
         stat.setdefault("total_swap", sample.swap_bytes)
-    if sample.reclaim is not None:
+    if of.reclaims is not None:
         # A kernel that counts them itself is rare; our probe sees the same calls since it was loaded.
-        stat.setdefault("total_allocstall", sample.reclaim.direct.count)
+        stat.setdefault("total_allocstall", of.reclaims.direct)
     return Memory(
         full_path=of.layout.full_path("memory", sample.path),
         memory_limit_in_bytes=_limit(limits.memory_max_bytes),
@@ -274,8 +274,8 @@ def _numa(stat: Mapping[str, Mapping[int, int]]) -> tuple[NumaStat, ...]:
 
 def _blkio(of: CgroupView) -> Blkio | None:
     io = of.sample.io
-    if not io and of.io_before is None and of.layout.full_path("blkio", of.sample.path) is None:
-        return None
+    if not io and of.blocks is None:
+        return None  # nobody counts, or files that have nothing leave open whether they would have
     new, old = file_io(of)
     return Blkio(
         full_path=of.layout.full_path("blkio", of.sample.path),

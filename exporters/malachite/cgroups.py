@@ -11,7 +11,7 @@ from api.facts import CpuCounters, IoStat, Load, Net, ThreadStates
 from api.rates import delta
 from api.samples import CgroupSample, Snapshot
 from exporters.malachite.past import CgroupPast, History, IoRead, Past, io_read_at_ns
-from exporters.malachite.subtree import Subtree
+from exporters.malachite.subtree import Kills, Reclaims, Subtree
 from exporters.malachite.wire import Numbers, Wire, loads, numbers, real, seconds, u64
 
 
@@ -46,6 +46,8 @@ class CgroupView(msgspec.Struct, frozen=True, kw_only=True):
     net_before: Net | None = None
     blocks: IoStat | None = None
     blocks_before: IoStat | None = None
+    reclaims: Reclaims | None = None
+    kills: Kills | None = None
 
     @property
     def at(self) -> int | None:
@@ -120,7 +122,7 @@ class FsData(Wire, frozen=True):
 
 
 class MemData(Wire, frozen=True):
-    """Events of the cgroup's memory: reclaim that its tasks had to do themselves, in calls and nanoseconds."""
+    """Events of memory: kills, and reclaim that tasks had to do themselves, in calls and nanoseconds."""
 
     mem_oom_cnt: int | None = None
     mem_reclaim_cnt: int | None = None
@@ -143,6 +145,8 @@ def view(sample: CgroupSample, now: Snapshot, history: History, below: Subtree, 
         net_before=below.old_net.get(sample.path),
         blocks=below.blocks.get(sample.path),
         blocks_before=below.old_blocks.get(sample.path),
+        reclaims=below.reclaims.get(sample.path),
+        kills=below.kills.get(sample.path),
     )
 
 
@@ -215,14 +219,12 @@ def total(devices: Mapping[str, IoStat]) -> FsData:
 
 
 def memory_events(of: CgroupView) -> MemData:
-    """Kills and reclaim; from the kernel's file where it has them, else from our probes."""
-    sample = of.sample
-    oom = sample.memory_events.get("oom_kill", sample.oom_kills)
-    reclaim = sample.reclaim
+    """Kills and reclaim, those of the cgroups below included."""
+    kills, reclaims = of.kills, of.reclaims
     return MemData(
-        mem_oom_cnt=u64(oom),
-        mem_reclaim_cnt=None if reclaim is None else u64(reclaim.direct.count + reclaim.limit.count),
-        mem_reclaim_time=None if reclaim is None else u64(reclaim.direct.sum_ns + reclaim.limit.sum_ns),
+        mem_oom_cnt=None if kills is None else u64(kills.count),
+        mem_reclaim_cnt=None if reclaims is None else u64(reclaims.direct + reclaims.limit),
+        mem_reclaim_time=None if reclaims is None else u64(reclaims.direct_ns + reclaims.limit_ns),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from api.facts import CpuCounters, CpuTimes
+from api.facts import CpuCounters, CpuTimes, L3Monitor
 from api.rates import delta
 from api.samples import Snapshot
 from exporters.malachite.past import History, Past
@@ -50,7 +50,8 @@ class Processes(Wire, frozen=True):
 
 
 class L3(Wire, frozen=True):
-    """Counters of one L3 cache, in bytes. What a victim cache passes on per second no kernel interface gives."""
+    """Counters of one L3 cache, in bytes, all control groups together. What a victim cache passes on per second no kernel
+    interface gives."""
 
     id: int
     mbm_total_bytes: int | None = None
@@ -145,16 +146,21 @@ def _shares(name: str, before: CpuTimes | None, after: CpuTimes | None, wait_ms:
 
 
 def _l3(now: Snapshot) -> L3Monitors | None:
-    monitors = tuple(
-        L3(
-            id=monitor.id,
-            mbm_total_bytes=u64(monitor.total_bytes),
-            mbm_local_bytes=u64(monitor.local_bytes),
-            llc_occupancy=u64(monitor.occupancy_bytes),
-        )
-        for monitor in now.node.l3
-        if not monitor.group and counts(monitor.id)
+    controls: dict[int, list[L3Monitor]] = {}
+    for monitor in now.node.l3:
+        if counts(monitor.id) and not monitor.nested:
+            controls.setdefault(monitor.id, []).append(monitor)
+    groups = {monitor.group for monitors in controls.values() for monitor in monitors}
+    # A counter that the hardware did not give this time must not look like traffic that was never there.
+    whole = tuple(_sum(cache, of) for cache, of in controls.items() if {monitor.group for monitor in of} == groups)
+    return L3Monitors(l3mon=whole, path=RESCTRL, update_time=seconds(now.wall_time_ns)) if whole else None
+
+
+def _sum(cache: int, of: list[L3Monitor]) -> L3:
+    held = [monitor.occupancy_bytes for monitor in of if monitor.occupancy_bytes is not None]
+    return L3(
+        id=cache,
+        mbm_total_bytes=u64(sum(monitor.total_bytes for monitor in of)),
+        mbm_local_bytes=u64(sum(monitor.local_bytes for monitor in of)),
+        llc_occupancy=u64(sum(held)) if len(held) == len(of) else None,
     )
-    if not monitors:
-        return None
-    return L3Monitors(l3mon=monitors, path=RESCTRL, update_time=seconds(now.wall_time_ns))

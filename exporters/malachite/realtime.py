@@ -12,7 +12,6 @@ from exporters.malachite.past import History
 from exporters.malachite.wire import NS_PER_US, Wire, i64, real, seconds
 
 PLATFORM, DRAM = "psys", "dram"
-NESTED = "mon_groups/"
 
 
 class Sensors(Wire, frozen=True):
@@ -120,7 +119,7 @@ def resctrl(now: Snapshot, _history: History) -> Resctrl:
     """Memory bandwidth by group. Raises Unavailable without resctrl."""
     groups: dict[str, list[Bandwidth]] = {}
     for monitor in now.node.l3:
-        if NESTED in monitor.group:
+        if monitor.nested:
             continue  # its group's counters have it in them
         counters = (i64(monitor.id), i64(monitor.local_bytes), i64(monitor.total_bytes))
         if None not in counters:

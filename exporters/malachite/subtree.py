@@ -1,7 +1,7 @@
 """Sums over a cgroup and all below it, for what our probes count for each cgroup's own tasks alone.
 
 CPU time, memory and block I/O of a cgroup include its descendants, and a pod or a QoS class has no tasks of its own: so
-the documents show threads, load averages, hardware counters and network traffic in the same way.
+the documents show threads, load averages, hardware counters, network traffic, reclaim and kills in the same way.
 """
 
 from __future__ import annotations
@@ -9,12 +9,32 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+import msgspec
+
 from api.facts import CpuCounters, IoStat, Load, Net, ThreadStates
-from api.samples import Snapshot
+from api.samples import CgroupSample, Snapshot
 from exporters.malachite.past import CgroupPast, History, requests
 
-Summed = TypeVar("Summed", ThreadStates, Load, CpuCounters, Net, IoStat)
 Counted = TypeVar("Counted", Net, IoStat)
+OOM_KILL = "oom_kill"
+
+
+class Reclaims(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory that tasks had to free themselves: how often, and how long in nanoseconds."""
+
+    direct: int
+    direct_ns: int
+    limit: int
+    limit_ns: int
+
+
+class Kills(msgspec.Struct, frozen=True):
+    """Processes killed for memory."""
+
+    count: int
+
+
+Summed = TypeVar("Summed", ThreadStates, Load, CpuCounters, Net, IoStat, Reclaims, Kills)
 
 
 class Subtree:
@@ -37,6 +57,8 @@ class Subtree:
         self.net, self.blocks = sums(Net, net, samples), sums(IoStat, blocks, samples)
         self.old_net = sums(Net, _before(now, history, net, lambda past: past.net), samples)
         self.old_blocks = sums(IoStat, _before(now, history, blocks, lambda past: past.blocks), samples)
+        reclaims = {path: held for path, sample in samples.items() if (held := _reclaims(sample))}
+        self.reclaims, self.kills = sums(Reclaims, reclaims, samples), _kills(samples)
 
 
 def sums(kind: Callable[..., Summed], values: Mapping[str, Summed], paths: Iterable[str]) -> dict[str, Summed]:
@@ -49,6 +71,27 @@ def sums(kind: Callable[..., Summed], values: Mapping[str, Summed], paths: Itera
             known = totals.get(ancestor)
             totals[ancestor] = amounts if known is None else [_plus(a, b) for a, b in zip(known, amounts, strict=True)]
     return {path: kind(**dict(zip(fields, total, strict=True))) for path, total in totals.items()}
+
+
+def _reclaims(sample: CgroupSample) -> Reclaims | None:
+    if sample.reclaim is None:
+        return None
+    direct, limit = sample.reclaim.direct, sample.reclaim.limit
+    return Reclaims(direct=direct.count, direct_ns=direct.sum_ns, limit=limit.count, limit_ns=limit.sum_ns)
+
+
+def _kills(samples: Mapping[str, CgroupSample]) -> dict[str, Kills]:
+    """From the kernel's files where it has them, else from our probe.
+
+    memory.events has those of the groups below in it already; version 1's memory.oom_control, which has nothing but oom_kill,
+    does not (mm/memcontrol.c, memcg_memory_event).
+    """
+    filed = {path: sample.memory_events for path, sample in samples.items() if OOM_KILL in sample.memory_events}
+    known = {path: Kills(events[OOM_KILL]) for path, events in filed.items()}
+    if known and all(len(events) == 1 for events in filed.values()):
+        return sums(Kills, known, samples)
+    probed = {path: Kills(sample.oom_kills) for path, sample in samples.items() if sample.oom_kills is not None}
+    return sums(Kills, probed, samples) | known
 
 
 def _plus(one: Any, other: Any) -> Any:

@@ -10,7 +10,7 @@ import pytest
 
 from api.catalogue import BY_NAME, CATALOGUE, COARSE_BOUNDS_S, WAIT_BOUNDS_S
 from api.decisions import Status
-from api.facts import Blame, Interface, IoStat, Limits, Wait
+from api.facts import Blame, Interface, IoStat, L3Monitor, Limits, Wait
 from exporters.cgroups import MOST_CULPRITS, culprits
 from exporters.families import About, Observed, families
 from exporters.points import Distribution, Family
@@ -263,12 +263,36 @@ def test_version_1_counts_pages_and_descendants() -> None:
     assert points(shrunk, "dioptase_cgroup_memory_working_set_bytes") == {WEB_LABELS: 0}
 
 
+def test_before_linux_5_9_what_is_needed_again_is_of_files() -> None:
+    name = "dioptase_cgroup_workingset_pages_total"
+    old = with_web(memory_stat={"workingset_refault": 7, "workingset_activate": 5, "workingset_restore": 3})
+    assert points(old, name) == {
+        (*WEB_LABELS, event, "file"): count for event, count in (("refault", 7), ("activate", 5), ("restore", 3))
+    }
+    split = with_web(memory_stat={"workingset_refault_anon": 1, "workingset_refault_file": 2, "workingset_refault": 3})
+    assert points(split, name) == {(*WEB_LABELS, "refault", "anon"): 1, (*WEB_LABELS, "refault", "file"): 2}
+
+
 def with_web(**changes: object) -> Observed:
     """A node where /web alone is, with these facts changed."""
     finished = busy_round(2)
     web = msgspec.structs.replace(finished.snapshot.cgroups["/web"], **changes)
     snapshot = msgspec.structs.replace(finished.snapshot, cgroups={"/web": web})
     return Observed(version="1").after(msgspec.structs.replace(finished, snapshot=snapshot))
+
+
+def test_the_sum_over_groups_of_resctrl_is_the_caches_whole_traffic() -> None:
+    """Of 1200 bytes, 400 are those of the group `batch`, and 40 of these those of a pod that is monitored in it."""
+    counted = (("", 800), ("mon_groups/web", 80), ("batch", 400), ("batch/mon_groups/pod", 40))
+    monitors = tuple(
+        L3Monitor(id=0, group=group, total_bytes=total, local_bytes=total, occupancy_bytes=total)
+        for group, total in counted
+    )
+    base = bare_round()
+    snapshot = msgspec.structs.replace(base.snapshot, node=msgspec.structs.replace(base.snapshot.node, l3=monitors))
+    seen = Observed(version="1").after(msgspec.structs.replace(base, snapshot=snapshot), RICH_ABOUT)
+    for name in ("occupancy_bytes", "memory_bytes_total", "local_memory_bytes_total"):
+        assert points(seen, f"dioptase_node_l3_{name}") == {("0", ""): 800, ("0", "batch"): 400}
 
 
 def test_the_cgroups_of_pods_keep_their_series_and_the_rest_is_counted() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from api.catalogue import CATALOGUE
 from api.ports import Unavailable
-from exporters import otel, otlp_data
+from exporters import otlp_data
 from exporters.otel import read, start
 from exporters.otel_settings import Signal
 from exporters.otlp import OtelSink

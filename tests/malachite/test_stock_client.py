@@ -304,6 +304,22 @@ def _check_cpus(stored: stock.Stored, checks: Checks, cpus: int) -> None:
         checks.between("cpu.schedwait, microseconds", stored.cpu(cpu, "cpu.schedwait.cpu"), 0.1, 1_000_000)
 
 
+def test_what_an_agent_has_set_it_reads_back(node: Node, program: Path) -> None:
+    """With a turn of its own for each cgroup, and settings read every 15 s, some would still be what they were."""
+    files = [group.file("cpu", "cpu.shares") for group in node.groups[1:4]]
+    before = [file.read_text() for file in files]
+    try:
+        for file in files:
+            file.write_text("3333")
+        time.sleep(READS_BACK_S)
+        stored = ask(program, rounds=1)
+    finally:
+        for file, text in zip(files, before, strict=True):
+            file.write_text(text)
+    paths = [group.path for group in node.groups[1:4]]
+    assert {path: stored.cgroup(path, "cpu.share.cgroup") for path in paths} == dict.fromkeys(paths, 3333)
+
+
 def test_the_client_complains_of_nothing(at_work: tuple[stock.Stored, Sample, Sample], at_rest: Rest) -> None:
     """It logs what it cannot decode, what is missing, and what is out of date."""
     for stored in (at_work[0], at_rest.stored):

@@ -46,6 +46,21 @@ def test_slow_files_are_as_old_as_the_sample_says_and_limits_older(tmp_path: Pat
     reader.close()
 
 
+def test_fresh_limits_are_never_older_than_the_sample_says(tmp_path: Path) -> None:
+    """20 cgroups with turns of their own, and a quota that is another every second."""
+    names = tuple(f"g{number}" for number in range(20))
+    reader = CgroupReader(trees.v1(tmp_path, names), fresh_limits=True)
+    for second in range(40):
+        for name in names:
+            (tmp_path / f"cpu/{name}/cpu.cfs_quota_us").write_text(f"{100_000 + second}\n")
+        samples = reader.read(second * S, second)
+        for name in names:
+            sample = samples[f"/{name}"]
+            assert sample.limits.quota_us is not None
+            assert sample.files_read_at_ns == sample.limits.quota_us - 100_000 > second - 5
+    reader.close()
+
+
 def test_slow_files_of_a_new_cgroup_are_read_at_once_where_it_is_managed(tmp_path: Path) -> None:
     reader = CgroupReader(trees.v1(tmp_path, (".",)))
     reader.manage(["/pod/web"])

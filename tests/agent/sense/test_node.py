@@ -52,6 +52,20 @@ def test_what_is_read_every_tick(tmp_path: Path) -> None:
     reader.close()
 
 
+def test_however_many_groups_are_monitored_those_that_have_all_traffic_are_read(tmp_path: Path) -> None:
+    reader = machine(tmp_path)
+    pods = [f"fs/resctrl/mon_groups/pod{number}" for number in range(100)]
+    for group in (*pods, "fs/resctrl/batch"):
+        data = tmp_path / "sys" / group / "mon_data/mon_L3_00"
+        data.mkdir(parents=True, exist_ok=True)
+        for name in ("mbm_total_bytes", "mbm_local_bytes"):
+            (data / name).write_text("5\n")
+    found = [monitor.group for monitor in reader.read().l3]
+    reader.close()
+    assert found[:2] == ["", "batch"]
+    assert len(found) == 64
+
+
 def test_memory_by_node_and_zone(tmp_path: Path) -> None:
     sample = machine(tmp_path).read()
     assert sample.vmstat == {"nr_free_pages": 5, "pgsteal_kswapd": 7}

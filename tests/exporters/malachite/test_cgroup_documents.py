@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from api.facts import BlockIo, CpuCounters, Durations, Limits
+from api.facts import BlockIo, CpuCounters, Durations, Limits, Reclaim
 from exporters.malachite.cgroups import Layout
 from exporters.malachite.memory import memory
 from exporters.malachite.past import History
@@ -110,6 +110,17 @@ def test_requests_that_a_probe_saw_stand_in_where_files_count_none() -> None:
         assert blocks["update_time"] == 1_700_000_010, "probes count in every round"
 
 
+def test_files_without_a_line_are_no_zeros_of_now() -> None:
+    """Current kernels count for version 1 only where a limit is set: empty files say nothing, today and five seconds ago."""
+    seen = history(*range(1, 6))
+    for second in range(6, 11):
+        base = snapshot(second)
+        silent = msgspec.structs.replace(busy(V1, second), io={})
+        seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: silent}))
+    assert "Blkio" not in cgroup(BUSY, seen)
+    assert "Blkio" not in cgroup(POD, seen)
+
+
 def test_a_cgroup_made_again_shares_nothing_with_the_one_before() -> None:
     seen = history(*TEN_SECONDS)
     base = snapshot(11)
@@ -152,7 +163,7 @@ def test_what_nobody_counts_is_left_out_and_so_never_zero() -> None:
         msgspec.structs.replace(base, cgroups={path: sample for path, sample in base.cgroups.items() if path != BUSY})
     )
     shown = cgroup(IDLE, seen)
-    assert set(shown) == {"Cpuacct", "Blkio"}
+    assert set(shown) == {"Cpuacct"}
     cpu = shown["Cpuacct"]["Cpu"]["V1"]
     assert "cpu_nr_throttled" not in cpu
     assert cpu["new_cpu_basic_info"]["cpu_usage"] == 5 * MS
@@ -199,3 +210,55 @@ def test_a_pods_counters_are_those_of_its_containers(layout: Layout) -> None:
     cpu = shown["Cpu"][layout.version]
     assert (cpu["cycles"], cpu["instructions"]) == (350, 300)
     assert "l3_misses" not in cpu
+
+
+NONE = Durations(sum_ns=0, count=0)
+NO_RECLAIM = Reclaim(direct=NONE, limit=NONE, reclaimed_pages=0, kswapd_wakeups=0)
+
+
+@pytest.mark.parametrize("layout", [V1, V2], ids=lambda layout: layout.version)
+def test_reclaim_of_a_pod_is_that_of_its_containers(layout: Layout) -> None:
+    """The probe says nothing happened of the pod itself, which has no tasks: one container reclaimed 1 + 2 times, one 4."""
+    base = snapshot(1, layout)
+    four = msgspec.structs.replace(NO_RECLAIM, direct=Durations(sum_ns=500, count=4))
+    cgroups = {
+        path: msgspec.structs.replace(sample, memory_bytes=MIB, reclaim=sample.reclaim or NO_RECLAIM)
+        for path, sample in base.cgroups.items()
+    }
+    cgroups[IDLE] = msgspec.structs.replace(cgroups[IDLE], reclaim=four)
+    seen = History()
+    seen.add(msgspec.structs.replace(base, cgroups=cgroups))
+    for path, stalls, count, took in ((BUSY, 1, 3, 4000), (POD, 5, 7, 4500), ("/kubepods/besteffort", 5, 7, 4500)):
+        memory = cgroup(path, seen, layout)["Memory"]["Memory"][layout.version]
+        of = memory["bpf_mem_data"]
+        assert (of["mem_reclaim_cnt"], of["mem_reclaim_time"]) == (count, took), path
+        assert memory.get("total_allocstall") == (stalls if layout.version == "V1" else None), path
+
+
+def kills(path: str, events: dict[str, dict[str, int]], probed: dict[str, int]) -> int | None:
+    """What the documents say of a cgroup whose files and whose probe say that."""
+    base = snapshot(1)
+    cgroups = {
+        at: msgspec.structs.replace(
+            sample, memory_bytes=MIB, memory_events=events.get(at, {}), oom_kills=probed.get(at)
+        )
+        for at, sample in base.cgroups.items()
+    }
+    seen = History()
+    seen.add(msgspec.structs.replace(base, cgroups=cgroups))
+    shown = cgroup(path, seen)["Memory"]["Memory"]["V1"]["bpf_mem_data"].get("mem_oom_cnt")
+    return None if shown is None else int(shown)
+
+
+def test_kills_of_a_pod_are_those_of_its_containers_whoever_adds_them_up() -> None:
+    """Version 1's file has the cgroup's own kills, version 2's all below too, and the probe's are the cgroup's own."""
+    own = {POD: {"oom_kill": 0}, BUSY: {"oom_kill": 2}, IDLE: {"oom_kill": 1}}
+    assert [kills(path, own, {}) for path in (BUSY, POD, "/")] == [2, 3, 3]
+    below = {path: {"max": 9, "oom_kill": count} for path, count in ((POD, 3), (BUSY, 2), (IDLE, 1))}
+    assert [kills(path, below, {}) for path in (BUSY, POD, "/")] == [2, 3, None], (
+        "version 2 has no such file at the top"
+    )
+    probed = {"/": 0, POD: 0, BUSY: 4, IDLE: 5}
+    assert [kills(path, {}, probed) for path in (BUSY, POD, "/")] == [4, 9, 9]
+    assert [kills(path, below, probed) for path in (BUSY, POD, "/")] == [2, 3, 9]
+    assert kills(BUSY, {}, {}) is None

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.facts import CpuCounters, CpuTimes, Disk, Durations, Limits, NumaNode
+from api.facts import CpuCounters, CpuTimes, Disk, Durations, L3Monitor, Limits, NumaNode
 from api.ports import Unavailable
 from api.samples import CgroupSample, NodeSample, Snapshot
 from exporters.malachite.io import io
@@ -300,3 +300,16 @@ def test_groups_of_resctrl_and_the_one_of_all_others() -> None:
         "root": [{"id": 0, "mbm_local_bytes": 2000, "mbm_total_bytes": 3000}],
         "shared-50": [{"id": 0, "mbm_local_bytes": 200, "mbm_total_bytes": 300}],
     }
+
+
+def test_traffic_of_a_cache_is_that_of_all_control_groups() -> None:
+    """A monitoring group is counted in its control group already. Of cache 1 one group's counter could not be read."""
+
+    def monitor(cache: int, group: str, total: int) -> L3Monitor:
+        return L3Monitor(id=cache, group=group, total_bytes=total, local_bytes=total // 2, occupancy_bytes=total // 4)
+
+    groups = (("", 800), ("mon_groups/web", 80), ("batch", 400), ("batch/mon_groups/pod", 40))
+    seen = changed(l3=(*(monitor(0, group, total) for group, total in groups), monitor(1, "", 800)))
+    shown = document("system/compute", seen)["l3_mon"]["l3mon"]
+    assert shown == [{"id": 0, "mbm_total_bytes": 1200, "mbm_local_bytes": 600, "llc_occupancy": 300}]
+    assert "l3_mon" not in document("system/compute", changed(l3=(monitor(0, "", 800), monitor(1, "batch", 400))))
