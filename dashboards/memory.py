@@ -83,8 +83,9 @@ def _glance() -> list[Panel]:
         number(
             "OOM kills, last hour",
             units.Short,
-            f"sum(increase(dioptase_cgroup_oom_kills_total{{{NODE}}}[1h]))",
-            "Processes that the kernel killed for memory; top, the page and the agent's log name them.",
+            f'sum(increase({EVENTS}{{{NODE},event="oom_kill"}}[1h]))',
+            "Processes that the kernel killed for memory, by its own count, which no removed cgroup takes away; top, the page "
+            "and the agent's log name them.",
             (1,),
         ),
     ]
