@@ -6,6 +6,7 @@ from grafana_foundation_sdk.models import units
 
 from dashboards.health import limitations, overdue, snapshot_age, sources
 from dashboards.panels import (
+    BY_POD,
     NODE,
     ONLINE,
     POD,
@@ -125,6 +126,7 @@ def _waits() -> list[Panel]:
 def _use() -> list[Panel]:
     throttled = rate_by("dioptase_cgroup_cpu_throttled_periods_total", POD)
     periods = rate_by("dioptase_cgroup_cpu_periods_total", POD)
+    stalled = f'dioptase_cgroup_pressure_seconds_total{{{POD},resource="cpu",kind="some"}}'
     return [
         lines(
             "CPU use by pod",
@@ -152,8 +154,8 @@ def _use() -> list[Panel]:
         lines(
             "Stalled on CPU (PSI)",
             units.PercentUnit,
-            "Share of time in which some task of the pod waited for a CPU.",
-            Query(rate_by("dioptase_cgroup_pressure_seconds_total", f'{POD},resource="cpu",kind="some"'), POD_NAME),
+            "Share of time in which some task waited for a CPU, in the container of the pod that stalled most.",
+            Query(f"max by ({BY_POD}) (rate({stalled}{RATE}))", POD_NAME),
         ),
     ]
 
