@@ -7,7 +7,7 @@ from grafana_foundation_sdk.models import units
 from dashboards.panels import NODE, RATE, Board, Panel, Query, lines, number, rate_by, states
 
 ON = "on {{instance}}"
-OURS = "and on (instance) dioptase_build_info"
+OURS = "and on (job, instance) dioptase_build_info"
 """Of the metrics that every program has, only those of the agent."""
 
 
@@ -30,7 +30,7 @@ def overdue() -> Panel:
     return number(
         "Most overdue round",
         units.Seconds,
-        f"max(time() - dioptase_snapshot_timestamp_seconds{{{NODE}}} - on (instance) dioptase_round_interval_seconds)",
+        f"max(time() - dioptase_snapshot_timestamp_seconds{{{NODE}}} - on (job, instance) dioptase_round_interval_seconds)",
         "Seconds since an agent last looked at its node, less the interval at which it is set to look.",
         (5, 15),
     )
@@ -40,7 +40,7 @@ def sources() -> Panel:
     return states(
         "Sources",
         "What an agent reads, green while it answers; `dioptase doctor` on the node has the remedy.",
-        Query(f"min by (instance, source) (dioptase_source_up{{{NODE}}})", f"{{{{source}}}} {ON}"),
+        Query(f"min by (job, instance, source) (dioptase_source_up{{{NODE}}})", f"{{{{source}}}} {ON}"),
     )
 
 
@@ -112,7 +112,7 @@ def _sees() -> list[Panel]:
             "Rounds by trigger",
             "rounds/s",
             "`tick` is the clock; `wait` and `psi` mean that online pods suffered in between.",
-            Query(rate_by("dioptase_rounds_total", NODE, "instance, trigger"), f"{{{{trigger}}}} {ON}"),
+            Query(rate_by("dioptase_rounds_total", NODE, "job, instance, trigger"), f"{{{{trigger}}}} {ON}"),
             stacked=True,
         ),
         limitations(),
@@ -120,7 +120,7 @@ def _sees() -> list[Panel]:
             "Cgroups that have series",
             units.Short,
             "Beyond the setting exporters.maxCgroups they are left out, and counted on the right.",
-            Query(f"count by (instance) (dioptase_cgroup_cpu_usage_seconds_total{{{NODE}}})", "{{instance}}"),
+            Query(f"count by (job, instance) (dioptase_cgroup_cpu_usage_seconds_total{{{NODE}}})", "{{instance}}"),
         ),
     ]
 
@@ -131,7 +131,7 @@ def _loses() -> list[Panel]:
             "Left out of the metrics",
             "1/s",
             "Cgroups, culprits, devices and interfaces beyond their limits, counted every round.",
-            Query(rate_by("dioptase_exporter_dropped_total", NODE, "instance, what"), f"{{{{what}}}} {ON}"),
+            Query(rate_by("dioptase_exporter_dropped_total", NODE, "job, instance, what"), f"{{{{what}}}} {ON}"),
         ),
         lines(
             "Reports lost",
@@ -151,8 +151,8 @@ def _loses() -> list[Panel]:
             "Rounds recorded and lost",
             "rounds/s",
             "Lost ones are missing from any replay.",
-            Query(rate_by("dioptase_recording_rounds_total", NODE, "instance"), f"recorded {ON}"),
-            Query(rate_by("dioptase_recording_lost_rounds_total", NODE, "instance"), f"lost {ON}"),
+            Query(rate_by("dioptase_recording_rounds_total", NODE, "job, instance"), f"recorded {ON}"),
+            Query(rate_by("dioptase_recording_lost_rounds_total", NODE, "job, instance"), f"lost {ON}"),
         ),
     ]
 

@@ -43,7 +43,7 @@ def board() -> Board:
 
 
 def _events(pattern: str) -> str:
-    return rate_by(EVENTS, f'{NODE},event=~"{pattern}"', "instance")
+    return rate_by(EVENTS, f'{NODE},event=~"{pattern}"', "job, instance")
 
 
 def _glance() -> list[Panel]:
@@ -93,7 +93,7 @@ def _glance() -> list[Panel]:
 
 def _node() -> list[Panel]:
     def mark(name: str) -> str:
-        return f'sum by (instance, numa_node, zone) ({ZONE}{{{NODE},mark="{name}"}})'
+        return f'sum by (job, instance, numa_node, zone) ({ZONE}{{{NODE},mark="{name}"}})'
 
     return [
         lines(
@@ -117,7 +117,7 @@ def _node() -> list[Panel]:
             units.PercentUnit,
             "Background reclaim of each NUMA node.",
             Query(
-                rate_by("dioptase_node_kswapd_active_seconds_total", NODE, "instance, numa_node"),
+                rate_by("dioptase_node_kswapd_active_seconds_total", NODE, "job, instance, numa_node"),
                 f"node {{{{numa_node}}}} {ON}",
             ),
         ),
@@ -126,7 +126,7 @@ def _node() -> list[Panel]:
             "1/s",
             "How often memory ran below a low watermark.",
             Query(
-                rate_by("dioptase_node_kswapd_wakeups_total", NODE, "instance, numa_node"),
+                rate_by("dioptase_node_kswapd_wakeups_total", NODE, "job, instance, numa_node"),
                 f"node {{{{numa_node}}}} {ON}",
             ),
         ),

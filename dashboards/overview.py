@@ -50,7 +50,7 @@ def _glance() -> list[Panel]:
         number(
             "Worst online wait, p99",
             units.PercentUnit,
-            f"max({quantile(0.99, WAIT, ONLINE)} / on (instance) group_left () {TARGET})",
+            f"max({quantile(0.99, WAIT, ONLINE)} / on (job, instance) group_left () {TARGET})",
             "Run-queue wait of the slowest online pod, as a share of its node's target. From half of the target on nothing "
             "more is lent; above it CPU is taken back.",
             (0.5, 1),
@@ -140,7 +140,7 @@ def _use() -> list[Panel]:
             "cores",
             "Steal is time that the hypervisor gave to somebody else.",
             Query(
-                rate_by("dioptase_node_cpu_seconds_total", f'{NODE},mode!="idle"', "instance, mode"),
+                rate_by("dioptase_node_cpu_seconds_total", f'{NODE},mode!="idle"', "job, instance, mode"),
                 "{{mode}} on {{instance}}",
             ),
             stacked=True,
@@ -161,7 +161,7 @@ def _use() -> list[Panel]:
 
 
 def _lent() -> list[Panel]:
-    used = rate_by("dioptase_cgroup_cpu_usage_seconds_total", RECLAIMED, "instance")
+    used = rate_by("dioptase_cgroup_cpu_usage_seconds_total", RECLAIMED, "job, instance")
     return [
         lines(
             "Lent, used, headroom, need",
@@ -189,7 +189,7 @@ def _decided() -> list[Panel]:
             "Decisions that did something, or failed to",
             units.Short,
             "By the rule that fired and what came of it; `dioptase explain` tells each with its numbers.",
-            Query(f"sum by (instance, rule, outcome) ({changes})", "{{rule}}: {{outcome}} on {{instance}}"),
+            Query(f"sum by (job, instance, rule, outcome) ({changes})", "{{rule}}: {{outcome}} on {{instance}}"),
             bars=True,
         ),
         lines(
@@ -197,7 +197,7 @@ def _decided() -> list[Panel]:
             "rounds/s",
             "`tick` is the clock; `wait` and `psi` mean that online pods suffered in between.",
             Query(
-                rate_by("dioptase_rounds_total", NODE, "instance, trigger, action"),
+                rate_by("dioptase_rounds_total", NODE, "job, instance, trigger, action"),
                 "{{trigger}}: {{action}} on {{instance}}",
             ),
             stacked=True,
@@ -221,14 +221,17 @@ def _health() -> list[Panel]:
             "cores",
             "CPU of the agent's own process.",
             Query(
-                f"rate(process_cpu_seconds_total{{{NODE}}}{RATE}) and on (instance) dioptase_build_info", "{{instance}}"
+                f"rate(process_cpu_seconds_total{{{NODE}}}{RATE}) and on (job, instance) dioptase_build_info",
+                "{{instance}}",
             ),
         ),
         lines(
             "Memory of the agent",
             units.BytesIEC,
             "Resident memory of the agent's own process.",
-            Query(f"process_resident_memory_bytes{{{NODE}}} and on (instance) dioptase_build_info", "{{instance}}"),
+            Query(
+                f"process_resident_memory_bytes{{{NODE}}} and on (job, instance) dioptase_build_info", "{{instance}}"
+            ),
         ),
         limitations(),
         lines(

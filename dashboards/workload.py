@@ -122,7 +122,7 @@ def _waits() -> list[Panel]:
 
 
 def _blame() -> list[Panel]:
-    pairs = rate_by(BLAME, NEIGHBOURS, "instance, cgroup, culprit")
+    pairs = rate_by(BLAME, NEIGHBOURS, "job, instance, cgroup, culprit")
     return [
         ranking(
             "Worst pairs",
@@ -134,14 +134,14 @@ def _blame() -> list[Panel]:
             "Worst culprits",
             MS,
             "What a cgroup costs all others. It need not be in the wrong: it may be the one that works.",
-            Query(most(_per_ms(rate_by(BLAME, NEIGHBOURS, "instance, culprit"))), "{{culprit}} on {{instance}}"),
+            Query(most(_per_ms(rate_by(BLAME, NEIGHBOURS, "job, instance, culprit"))), "{{culprit}} on {{instance}}"),
         ),
         lines(
             "Waits by cause",
             MS,
             "neighbour: another cgroup ran. self: its own tasks queue for one another. own_quota: its limit. higher_class: "
             "real-time tasks. other: a CPU on its way out of idleness, or a cgroup that is gone.",
-            Query(_per_ms(rate_by(BLAME, ANY, "instance, cause")), "{{cause}} on {{instance}}"),
+            Query(_per_ms(rate_by(BLAME, ANY, "job, instance, cause")), "{{cause}} on {{instance}}"),
             stacked=True,
         ),
         lines(
@@ -197,7 +197,7 @@ def _threads() -> list[Panel]:
             "Threads by state",
             units.Short,
             "Of all chosen cgroups. Sleeping threads are left out: most do all day.",
-            Query(f'sum by (instance, state) ({states}{{{ANY},state!="sleeping"}})', "{{state}} on {{instance}}"),
+            Query(f'sum by (job, instance, state) ({states}{{{ANY},state!="sleeping"}})', "{{state}} on {{instance}}"),
             stacked=True,
         ),
         lines(
@@ -229,7 +229,8 @@ def _traffic() -> list[Panel]:
             units.Seconds,
             "From issue to completion, by device: the disk's share of a slow request.",
             Query(
-                most(quantile(0.99, block, ANY, "instance, cgroup, device")), "{{cgroup}}: {{device}} on {{instance}}"
+                most(quantile(0.99, block, ANY, "job, instance, cgroup, device")),
+                "{{cgroup}}: {{device}} on {{instance}}",
             ),
             log=True,
         ),
@@ -238,7 +239,7 @@ def _traffic() -> list[Panel]:
             units.BytesPerSecondSI,
             "Read and written; a neighbour of the same disk is slowed by what this one moves.",
             Query(
-                most(rate_by("dioptase_cgroup_block_io_request_bytes_total", ANY, "instance, cgroup, operation")),
+                most(rate_by("dioptase_cgroup_block_io_request_bytes_total", ANY, "job, instance, cgroup, operation")),
                 "{{cgroup}}: {{operation}} on {{instance}}",
             ),
         ),
@@ -247,7 +248,7 @@ def _traffic() -> list[Panel]:
             units.BytesPerSecondSI,
             "Payload of TCP and UDP sockets.",
             Query(
-                most(rate_by("dioptase_cgroup_network_bytes_total", ANY, "instance, cgroup, direction")),
+                most(rate_by("dioptase_cgroup_network_bytes_total", ANY, "job, instance, cgroup, direction")),
                 "{{cgroup}}: {{direction}} on {{instance}}",
             ),
         ),
