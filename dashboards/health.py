@@ -9,6 +9,9 @@ from dashboards.panels import NODE, RATE, Board, Panel, Query, lines, number, ra
 ON = "on {{instance}}"
 OURS = "and on (job, instance) dioptase_build_info"
 """Of the metrics that every program has, only those of the agent."""
+TAKEN = f"dioptase_snapshot_timestamp_seconds{{{NODE}}}"
+AGE = f"timestamp({TAKEN}) - {TAKEN}"
+"""Of a snapshot when it was scraped, so that Prometheus' own interval is no part of it."""
 
 
 def board() -> Board:
@@ -30,8 +33,8 @@ def overdue() -> Panel:
     return number(
         "Most overdue round",
         units.Seconds,
-        f"max(time() - dioptase_snapshot_timestamp_seconds{{{NODE}}} - on (job, instance) dioptase_round_interval_seconds)",
-        "Seconds since an agent last looked at its node, less the interval at which it is set to look.",
+        f"max({AGE} - on (job, instance) dioptase_round_interval_seconds)",
+        "Age of an agent's latest look at its node when Prometheus asked, less the interval at which it is set to look.",
         (5, 15),
     )
 
@@ -48,8 +51,9 @@ def snapshot_age() -> Panel:
     return lines(
         "Snapshot age",
         units.Seconds,
-        "Grows when an agent hangs; above the limit the alert DioptaseAgentSilent fires.",
-        Query(f"time() - dioptase_snapshot_timestamp_seconds{{{NODE}}}", "{{instance}}"),
+        "How old an agent's latest look at its node was when Prometheus asked. Grows when it hangs; above the limit the alert "
+        "DioptaseAgentSilent fires.",
+        Query(AGE, "{{instance}}"),
         Query(f"15 + 3 * dioptase_round_interval_seconds{{{NODE}}}", f"limit {ON}"),
     )
 
