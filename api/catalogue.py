@@ -147,7 +147,8 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("dioptase_cgroup_blame_seconds_total", "counter", "seconds",
            "Time that tasks waited for a CPU, by who had it meanwhile. Cause: neighbour (the cgroup culprit ran), self "
            "(its own tasks ran), own_quota, higher_class (real-time tasks ran) or other. Culprits that made it wait "
-           "least have no sample where they are many.", (*CGROUP_LABELS, "cause", "culprit", "culprit_pod")),
+           "least have no sample where they are many; all parts, these too, add up to the sum of "
+           "dioptase_cgroup_runq_wait_seconds.", (*CGROUP_LABELS, "cause", "culprit", "culprit_pod")),
     Metric("dioptase_cgroup_threads", "gauge", "", "Threads.", CGROUP_LABELS),
     Metric("dioptase_cgroup_threads_by_state", "gauge", "",
            "Threads of the cgroup itself by what they do: runnable, uninterruptible (not for a disk), iowait or sleeping.",
