@@ -45,14 +45,17 @@ def board() -> Board:
 
 
 def _glance() -> list[Panel]:
+    own_quota = rate_by("dioptase_cgroup_blame_seconds_total", f'{ONLINE},cause="own_quota"')
+    cut = f"{own_quota} / {rate_by(f'{WAIT}_sum', ONLINE)} > 0.5"
     busy = f'sum(rate(dioptase_node_cpu_seconds_total{{{NODE},mode!~"idle|iowait|steal"}}{RATE}))'
     return [
         number(
             "Worst online wait, p99",
             units.PercentUnit,
-            f"max({quantile(0.99, WAIT, ONLINE)} / on (job, instance) group_left () {TARGET})",
+            f"max(({quantile(0.99, WAIT, ONLINE)} unless {cut}) / on (job, instance) group_left () {TARGET})",
             "Run-queue wait of the slowest online pod, as a share of its node's target. From half of the target on nothing "
-            "more is lent; above it CPU is taken back.",
+            "more is lent; above it CPU is taken back. Without pods whose own quota makes more than half of their waits: "
+            "the policy takes that out of them.",
             (0.5, 1),
         ),
         number(
@@ -96,7 +99,8 @@ def _waits() -> list[Panel]:
         lines(
             "Run-queue wait, p99",
             units.Seconds,
-            "99 of 100 waits were no longer. An online pod above its node's target is what the alert is about.",
+            "99 of 100 waits were no longer. An online pod above its node's target is what the alert is about, unless its own "
+            "quota makes most of its waits.",
             Query(quantile(0.99, WAIT, POD), POD_NAME),
             Query(TARGET, "target on {{instance}}"),
             log=True,
