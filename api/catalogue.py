@@ -236,7 +236,9 @@ CATALOGUE: tuple[Metric, ...] = (
            "Run-queue wait that online pods may see, as set: advisor.latency.targetWaitMs."),
     Metric("dioptase_snapshot_timestamp_seconds", "gauge", "seconds", "When the snapshot behind these numbers was taken."),
     Metric("dioptase_act_mode", "gauge", "", "1 for the mode in force: off, dry-run or on.", ("mode",)),
-    Metric("dioptase_source_up", "gauge", "", "Whether a source answered in the latest round.", ("source", "detail")),
+    Metric("dioptase_source_up", "gauge", "",
+           "Whether a source answered in the latest round. Detail is what it runs on: of a probe its form, loading before "
+           "there is one, absent where the running kernel takes none.", ("source", "detail")),
     Metric("dioptase_source_duration_seconds", "gauge", "seconds", "How long a source took in the latest round.", ("source",)),
     Metric("dioptase_limitations", "gauge", "", "Things that this node lacks, each with its remedy in the banner."),
     Metric("dioptase_journal_writable", "gauge", "", "Whether decisions reach the disk; they are kept in memory else."),

@@ -42,8 +42,9 @@ def overdue() -> Panel:
 def sources() -> Panel:
     return states(
         "Sources",
-        "What an agent reads, green while it answers; `dioptase doctor` on the node has the remedy.",
-        Query(f"min by (job, instance, source) (dioptase_source_up{{{NODE}}})", f"{{{{source}}}} {ON}"),
+        "What an agent reads, green while it answers; `dioptase doctor` on the node has the remedy. Absent is what the running "
+        "kernel does not have: nothing is wrong with it, and only another kernel has it.",
+        Query(f"{_lowest('!=')} or {_lowest('=')} + 2", f"{{{{source}}}} {ON}"),
     )
 
 
@@ -67,6 +68,10 @@ def limitations() -> Panel:
     )
 
 
+def _lowest(absent: str) -> str:
+    return f'min by (job, instance, source) (dioptase_source_up{{{NODE},detail{absent}"absent"}})'
+
+
 def _glance() -> list[Panel]:
     return [
         number(
@@ -76,8 +81,8 @@ def _glance() -> list[Panel]:
         number(
             "Sources down",
             units.Short,
-            f"count(dioptase_source_up{{{NODE}}} == 0) or vector(0)",
-            "Over all nodes; the panel below says which.",
+            f'count(dioptase_source_up{{{NODE},detail!="absent"}} == 0) or vector(0)',
+            "Over all nodes, but for what their kernels do not have; the panel below says which.",
             (1,),
         ),
         number(

@@ -225,11 +225,12 @@ def heat(title: str, metric: str, selector: str, why: str) -> heatmap.Panel:
 
 
 def states(title: str, why: str, query: Query) -> statetimeline.Panel:
-    """Up or down over time."""
+    """Down, up or absent over time."""
     states = dashboard.ValueMap(
         options={
             "0": dashboard.ValueMappingResult(text="down", color="red"),
             "1": dashboard.ValueMappingResult(text="up", color="green"),
+            "2": dashboard.ValueMappingResult(text="absent", color="text"),
         }
     )
     return (

@@ -21,7 +21,7 @@ from typing import IO, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from api.ports import Unavailable
+from api.ports import Absent, Unavailable
 from probes import bpf
 from probes.btf import VMLINUX
 
@@ -44,6 +44,12 @@ REMEDIES = {
     " the package named bcc that pip installs is something else",
     "refused": "use Linux 5.5 or later for tp_btf, 4.17 for raw tracepoints; without a probe, /proc/PID/schedstat gives sums",
 }
+
+OTHER_KERNEL = ("no_bpf", "btf", "refused")
+"""What only another kernel remedies."""
+UNKNOWN = (errno.ENOENT, errno.EINVAL, errno.E2BIG, errno.EOPNOTSUPP, 524)
+"""What a kernel says of a field, tracepoint, kind of program or helper that it does not have (524 is its ENOTSUPP). Not of
+want of rights or room, nor of what its verifier holds for a mistake; the compiler says 0."""
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -377,4 +383,6 @@ def _explain(answer: _Answer, advice: str, lockdown: Path = Path("/sys/kernel/se
         remedy = (
             "the kernel is locked down for confidentiality, which forbids BPF to read it; boot with lockdown=integrity"
         )
+    if kind in OTHER_KERNEL and all(refusal.errno in UNKNOWN for refusal in answer.refused):
+        return Absent(reason, remedy)
     return Unavailable(reason, remedy)
