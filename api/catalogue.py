@@ -158,7 +158,8 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("dioptase_cgroup_blame_seconds_total", "counter", "seconds",
            "Time that tasks waited for a CPU, by who had it meanwhile. Cause: neighbour (the cgroup culprit ran), self "
            "(its own tasks ran), own_quota, higher_class (real-time tasks ran) or other. Culprits that made it wait "
-           "least have no sample where they are many." + OWN, (*CGROUP_LABELS, "cause", "culprit", "culprit_pod")),
+           "least have no sample where they are many; all parts, these too, add up to the sum of "
+           "dioptase_cgroup_runq_wait_seconds." + OWN, (*CGROUP_LABELS, "cause", "culprit", "culprit_pod")),
     Metric("dioptase_cgroup_threads", "gauge", "",
            "Threads, those of cgroups below included; without them where the pids controller is not there.", CGROUP_LABELS),
     Metric("dioptase_cgroup_threads_by_state", "gauge", "",
@@ -252,7 +253,9 @@ CATALOGUE: tuple[Metric, ...] = (
            "Run-queue wait that online pods may see, as set: advisor.latency.targetWaitMs."),
     Metric("dioptase_snapshot_timestamp_seconds", "gauge", "seconds", "When the snapshot behind these numbers was taken."),
     Metric("dioptase_act_mode", "gauge", "", "1 for the mode in force: off, dry-run or on.", ("mode",)),
-    Metric("dioptase_source_up", "gauge", "", "Whether a source answered in the latest round.", ("source", "detail")),
+    Metric("dioptase_source_up", "gauge", "",
+           "Whether a source answered in the latest round. Detail is what it runs on: of a probe its form, loading before "
+           "there is one, absent where the running kernel takes none.", ("source", "detail")),
     Metric("dioptase_source_duration_seconds", "gauge", "seconds", "How long a source took in the latest round.", ("source",)),
     Metric("dioptase_source_lost_events_total", "counter", "",
            "Events that a source could not count since it was opened, for want of a place to keep them.", ("source",)),

@@ -21,6 +21,10 @@ class Unavailable(Exception):
         self.remedy = remedy
 
 
+class Absent(Unavailable):
+    """The running kernel does not have it: nothing has failed, and only another kernel has it."""
+
+
 class Vanished(Exception):
     """A cgroup or process went away between two looks at it: normal, and never an error."""
 
@@ -68,7 +72,7 @@ class Probe(Protocol):
 
     @property
     def form(self) -> str:
-        """Which way of measuring runs; `loading` before any does."""
+        """Which way of measuring runs; `loading` before any does, `absent` where the running kernel takes none."""
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
         """Everything it has counted since it was opened; what it does not know is absent. `live` and `complete` as for

@@ -7,8 +7,11 @@ from grafana_foundation_sdk.models import units
 from dashboards.panels import NODE, RATE, Board, Panel, Query, lines, number, rate_by, states
 
 ON = "on {{instance}}"
-OURS = "and on (instance) dioptase_build_info"
+OURS = "and on (job, instance) dioptase_build_info"
 """Of the metrics that every program has, only those of the agent."""
+TAKEN = f"dioptase_snapshot_timestamp_seconds{{{NODE}}}"
+AGE = f"timestamp({TAKEN}) - {TAKEN}"
+"""Of a snapshot when it was scraped, so that Prometheus' own interval is no part of it."""
 
 
 def board() -> Board:
@@ -30,8 +33,8 @@ def overdue() -> Panel:
     return number(
         "Most overdue round",
         units.Seconds,
-        f"max(time() - dioptase_snapshot_timestamp_seconds{{{NODE}}} - on (instance) dioptase_round_interval_seconds)",
-        "Seconds since an agent last looked at its node, less the interval at which it is set to look.",
+        f"max({AGE} - on (job, instance) dioptase_round_interval_seconds)",
+        "Age of an agent's latest look at its node when Prometheus asked, less the interval at which it is set to look.",
         (5, 15),
     )
 
@@ -39,8 +42,9 @@ def overdue() -> Panel:
 def sources() -> Panel:
     return states(
         "Sources",
-        "What an agent reads, green while it answers; `dioptase doctor` on the node has the remedy.",
-        Query(f"min by (instance, source) (dioptase_source_up{{{NODE}}})", f"{{{{source}}}} {ON}"),
+        "What an agent reads, green while it answers; `dioptase doctor` on the node has the remedy. Absent is what the running "
+        "kernel does not have: nothing is wrong with it, and only another kernel has it.",
+        Query(f"{_lowest('!=')} or {_lowest('=')} + 2", f"{{{{source}}}} {ON}"),
     )
 
 
@@ -48,8 +52,9 @@ def snapshot_age() -> Panel:
     return lines(
         "Snapshot age",
         units.Seconds,
-        "Grows when an agent hangs; above the limit the alert DioptaseAgentSilent fires.",
-        Query(f"time() - dioptase_snapshot_timestamp_seconds{{{NODE}}}", "{{instance}}"),
+        "How old an agent's latest look at its node was when Prometheus asked. Grows when it hangs; above the limit the alert "
+        "DioptaseAgentSilent fires.",
+        Query(AGE, "{{instance}}"),
         Query(f"15 + 3 * dioptase_round_interval_seconds{{{NODE}}}", f"limit {ON}"),
     )
 
@@ -63,6 +68,10 @@ def limitations() -> Panel:
     )
 
 
+def _lowest(absent: str) -> str:
+    return f'min by (job, instance, source) (dioptase_source_up{{{NODE},detail{absent}"absent"}})'
+
+
 def _glance() -> list[Panel]:
     return [
         number(
@@ -72,8 +81,8 @@ def _glance() -> list[Panel]:
         number(
             "Sources down",
             units.Short,
-            f"count(dioptase_source_up{{{NODE}}} == 0) or vector(0)",
-            "Over all nodes; the panel below says which.",
+            f'count(dioptase_source_up{{{NODE},detail!="absent"}} == 0) or vector(0)',
+            "Over all nodes, but for what their kernels do not have; the panel below says which.",
             (1,),
         ),
         number(
@@ -112,7 +121,7 @@ def _sees() -> list[Panel]:
             "Rounds by trigger",
             "rounds/s",
             "`tick` is the clock; `wait` and `psi` mean that online pods suffered in between.",
-            Query(rate_by("dioptase_rounds_total", NODE, "instance, trigger"), f"{{{{trigger}}}} {ON}"),
+            Query(rate_by("dioptase_rounds_total", NODE, "job, instance, trigger"), f"{{{{trigger}}}} {ON}"),
             stacked=True,
         ),
         limitations(),
@@ -120,7 +129,7 @@ def _sees() -> list[Panel]:
             "Cgroups that have series",
             units.Short,
             "Beyond the setting exporters.maxCgroups they are left out, and counted on the right.",
-            Query(f"count by (instance) (dioptase_cgroup_cpu_usage_seconds_total{{{NODE}}})", "{{instance}}"),
+            Query(f"count by (job, instance) (dioptase_cgroup_cpu_usage_seconds_total{{{NODE}}})", "{{instance}}"),
         ),
     ]
 
@@ -131,7 +140,7 @@ def _loses() -> list[Panel]:
             "Left out of the metrics",
             "1/s",
             "Cgroups, culprits, devices and interfaces beyond their limits, counted every round.",
-            Query(rate_by("dioptase_exporter_dropped_total", NODE, "instance, what"), f"{{{{what}}}} {ON}"),
+            Query(rate_by("dioptase_exporter_dropped_total", NODE, "job, instance, what"), f"{{{{what}}}} {ON}"),
         ),
         lines(
             "Reports lost",
@@ -151,8 +160,8 @@ def _loses() -> list[Panel]:
             "Rounds recorded and lost",
             "rounds/s",
             "Lost ones are missing from any replay.",
-            Query(rate_by("dioptase_recording_rounds_total", NODE, "instance"), f"recorded {ON}"),
-            Query(rate_by("dioptase_recording_lost_rounds_total", NODE, "instance"), f"lost {ON}"),
+            Query(rate_by("dioptase_recording_rounds_total", NODE, "job, instance"), f"recorded {ON}"),
+            Query(rate_by("dioptase_recording_lost_rounds_total", NODE, "job, instance"), f"lost {ON}"),
         ),
     ]
 

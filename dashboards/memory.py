@@ -43,7 +43,7 @@ def board() -> Board:
 
 
 def _events(pattern: str) -> str:
-    return rate_by(EVENTS, f'{NODE},event=~"{pattern}"', "instance")
+    return rate_by(EVENTS, f'{NODE},event=~"{pattern}"', "job, instance")
 
 
 def _glance() -> list[Panel]:
@@ -83,8 +83,9 @@ def _glance() -> list[Panel]:
         number(
             "OOM kills, last hour",
             units.Short,
-            f"sum(increase(dioptase_cgroup_oom_kills_total{{{NODE}}}[1h]))",
-            "Processes that the kernel killed for memory; top, the page and the agent's log name them.",
+            f'sum(increase({EVENTS}{{{NODE},event="oom_kill"}}[1h]))',
+            "Processes that the kernel killed for memory, by its own count, which no removed cgroup takes away; top, the page "
+            "and the agent's log name them.",
             (1,),
         ),
     ]
@@ -92,7 +93,7 @@ def _glance() -> list[Panel]:
 
 def _node() -> list[Panel]:
     def mark(name: str) -> str:
-        return f'sum by (instance, numa_node, zone) ({ZONE}{{{NODE},mark="{name}"}})'
+        return f'sum by (job, instance, numa_node, zone) ({ZONE}{{{NODE},mark="{name}"}})'
 
     return [
         lines(
@@ -116,7 +117,7 @@ def _node() -> list[Panel]:
             units.PercentUnit,
             "Background reclaim of each NUMA node.",
             Query(
-                rate_by("dioptase_node_kswapd_active_seconds_total", NODE, "instance, numa_node"),
+                rate_by("dioptase_node_kswapd_active_seconds_total", NODE, "job, instance, numa_node"),
                 f"node {{{{numa_node}}}} {ON}",
             ),
         ),
@@ -125,7 +126,7 @@ def _node() -> list[Panel]:
             "1/s",
             "How often memory ran below a low watermark.",
             Query(
-                rate_by("dioptase_node_kswapd_wakeups_total", NODE, "instance, numa_node"),
+                rate_by("dioptase_node_kswapd_wakeups_total", NODE, "job, instance, numa_node"),
                 f"node {{{{numa_node}}}} {ON}",
             ),
         ),

@@ -79,15 +79,13 @@ def _glance() -> list[Panel]:
 
 
 def _cpu() -> list[Panel]:
-    busy = (
-        f'sum by (instance, cpu) (rate(dioptase_node_percpu_seconds_total{{{NODE},mode!~"idle|iowait|steal"}}{RATE}))'
-    )
+    busy = f'sum by (job, instance, cpu) (rate(dioptase_node_percpu_seconds_total{{{NODE},mode!~"idle|iowait|steal"}}{RATE}))'
     return [
         lines(
             "Use by mode",
             "cores",
             "Steal is time that the hypervisor gave to somebody else.",
-            Query(rate_by(CPU, f'{NODE},mode!="idle"', "instance, mode"), f"{{{{mode}}}} {ON}"),
+            Query(rate_by(CPU, f'{NODE},mode!="idle"', "job, instance, mode"), f"{{{{mode}}}} {ON}"),
             stacked=True,
         ),
         lines(
@@ -101,14 +99,17 @@ def _cpu() -> list[Panel]:
             "tasks",
             "Mean number of tasks in the run queue of a CPU that did not run (schedstat).",
             Query(
-                most(rate_by("dioptase_node_run_delay_seconds_total", NODE, "instance, cpu")), f"CPU {{{{cpu}}}} {ON}"
+                most(rate_by("dioptase_node_run_delay_seconds_total", NODE, "job, instance, cpu")),
+                f"CPU {{{{cpu}}}} {ON}",
             ),
         ),
         lines(
             "Deferred interrupt work",
             "cores",
             "CPU in soft interrupts by vector: network and block work that no cgroup is charged for.",
-            Query(rate_by("dioptase_node_softirq_seconds_total", NODE, "instance, vector"), f"{{{{vector}}}} {ON}"),
+            Query(
+                rate_by("dioptase_node_softirq_seconds_total", NODE, "job, instance, vector"), f"{{{{vector}}}} {ON}"
+            ),
             stacked=True,
         ),
         lines(
@@ -125,14 +126,14 @@ def _cpu() -> list[Panel]:
             "Interrupts",
             "1/s",
             "All kinds together, by CPU; on one CPU alone they slow whoever runs there.",
-            Query(most(rate_by("dioptase_node_interrupts_total", NODE, "instance, cpu")), f"CPU {{{{cpu}}}} {ON}"),
+            Query(most(rate_by("dioptase_node_interrupts_total", NODE, "job, instance, cpu")), f"CPU {{{{cpu}}}} {ON}"),
         ),
     ]
 
 
 def _pressure() -> list[Panel]:
     def of(kind: str) -> Query:
-        return Query(rate_by(PRESSURE, f'{NODE},kind="{kind}"', "instance, resource"), f"{{{{resource}}}} {ON}")
+        return Query(rate_by(PRESSURE, f'{NODE},kind="{kind}"', "job, instance, resource"), f"{{{{resource}}}} {ON}")
 
     return [
         lines(
@@ -151,15 +152,16 @@ def _pressure() -> list[Panel]:
 
 
 def _disks() -> list[Panel]:
-    took = rate_by("dioptase_node_disk_operation_seconds_total", NODE, "instance, device, operation")
-    done = rate_by("dioptase_node_disk_operations_total", NODE, "instance, device, operation")
+    took = rate_by("dioptase_node_disk_operation_seconds_total", NODE, "job, instance, device, operation")
+    done = rate_by("dioptase_node_disk_operations_total", NODE, "job, instance, device, operation")
     return [
         lines(
             "Busy",
             units.PercentUnit,
             "Share of time with a request in flight. A disk that works in parallel is not full at 100 %.",
             Query(
-                most(rate_by("dioptase_node_disk_busy_seconds_total", NODE, "instance, device")), f"{{{{device}}}} {ON}"
+                most(rate_by("dioptase_node_disk_busy_seconds_total", NODE, "job, instance, device")),
+                f"{{{{device}}}} {ON}",
             ),
         ),
         lines(
@@ -173,7 +175,7 @@ def _disks() -> list[Panel]:
             units.BytesPerSecondSI,
             "By device.",
             Query(
-                most(rate_by("dioptase_node_disk_bytes_total", NODE, "instance, device, operation")),
+                most(rate_by("dioptase_node_disk_bytes_total", NODE, "job, instance, device, operation")),
                 f"{{{{device}}}}: {{{{operation}}}} {ON}",
             ),
         ),
@@ -191,7 +193,7 @@ def _disks() -> list[Panel]:
 
 def _network() -> list[Panel]:
     def events(name: str) -> str:
-        return rate_by("dioptase_node_network_events_total", f'{NODE},event="{name}"', "instance")
+        return rate_by("dioptase_node_network_events_total", f'{NODE},event="{name}"', "job, instance")
 
     return [
         lines(
@@ -199,7 +201,7 @@ def _network() -> list[Panel]:
             units.BytesPerSecondSI,
             "Received and sent; a pod's own interface counts again what the node's carries.",
             Query(
-                most(rate_by("dioptase_node_network_bytes_total", NODE, "instance, interface, direction")),
+                most(rate_by("dioptase_node_network_bytes_total", NODE, "job, instance, interface, direction")),
                 f"{{{{interface}}}}: {{{{direction}}}} {ON}",
             ),
         ),
@@ -208,11 +210,11 @@ def _network() -> list[Panel]:
             "packets/s",
             "Packets dropped by the kernel and lost to errors.",
             Query(
-                most(rate_by("dioptase_node_network_drops_total", NODE, "instance, interface, direction")),
+                most(rate_by("dioptase_node_network_drops_total", NODE, "job, instance, interface, direction")),
                 f"{{{{interface}}}}: {{{{direction}}}} dropped {ON}",
             ),
             Query(
-                most(rate_by("dioptase_node_network_errors_total", NODE, "instance, interface, direction")),
+                most(rate_by("dioptase_node_network_errors_total", NODE, "job, instance, interface, direction")),
                 f"{{{{interface}}}}: {{{{direction}}}} errors {ON}",
             ),
         ),
@@ -226,6 +228,6 @@ def _network() -> list[Panel]:
             "TCP sockets",
             units.Short,
             "By state. Many in close_wait: a program that does not close.",
-            Query(f"sum by (instance, state) (dioptase_node_tcp_sockets{{{NODE}}})", f"{{{{state}}}} {ON}"),
+            Query(f"sum by (job, instance, state) (dioptase_node_tcp_sockets{{{NODE}}})", f"{{{{state}}}} {ON}"),
         ),
     ]

@@ -6,6 +6,7 @@ from grafana_foundation_sdk.models import units
 
 from dashboards.health import limitations, overdue, snapshot_age, sources
 from dashboards.panels import (
+    BY_POD,
     NODE,
     ONLINE,
     POD,
@@ -44,14 +45,17 @@ def board() -> Board:
 
 
 def _glance() -> list[Panel]:
+    own_quota = rate_by("dioptase_cgroup_blame_seconds_total", f'{ONLINE},cause="own_quota"')
+    cut = f"{own_quota} / {rate_by(f'{WAIT}_sum', ONLINE)} > 0.5"
     busy = f'sum(rate(dioptase_node_cpu_seconds_total{{{NODE},mode!~"idle|iowait|steal"}}{RATE}))'
     return [
         number(
             "Worst online wait, p99",
             units.PercentUnit,
-            f"max({quantile(0.99, WAIT, ONLINE)} / on (instance) group_left () {TARGET})",
+            f"max(({quantile(0.99, WAIT, ONLINE)} unless {cut}) / on (job, instance) group_left () {TARGET})",
             "Run-queue wait of the slowest online pod, as a share of its node's target. From half of the target on nothing "
-            "more is lent; above it CPU is taken back.",
+            "more is lent; above it CPU is taken back. Without pods whose own quota makes more than half of their waits: "
+            "the policy takes that out of them.",
             (0.5, 1),
         ),
         number(
@@ -95,7 +99,8 @@ def _waits() -> list[Panel]:
         lines(
             "Run-queue wait, p99",
             units.Seconds,
-            "99 of 100 waits were no longer. An online pod above its node's target is what the alert is about.",
+            "99 of 100 waits were no longer. An online pod above its node's target is what the alert is about, unless its own "
+            "quota makes most of its waits.",
             Query(quantile(0.99, WAIT, POD), POD_NAME),
             Query(TARGET, "target on {{instance}}"),
             log=True,
@@ -125,6 +130,7 @@ def _waits() -> list[Panel]:
 def _use() -> list[Panel]:
     throttled = rate_by("dioptase_cgroup_cpu_throttled_periods_total", POD)
     periods = rate_by("dioptase_cgroup_cpu_periods_total", POD)
+    stalled = f'dioptase_cgroup_pressure_seconds_total{{{POD},resource="cpu",kind="some"}}'
     return [
         lines(
             "CPU use by pod",
@@ -138,7 +144,7 @@ def _use() -> list[Panel]:
             "cores",
             "Steal is time that the hypervisor gave to somebody else.",
             Query(
-                rate_by("dioptase_node_cpu_seconds_total", f'{NODE},mode!="idle"', "instance, mode"),
+                rate_by("dioptase_node_cpu_seconds_total", f'{NODE},mode!="idle"', "job, instance, mode"),
                 "{{mode}} on {{instance}}",
             ),
             stacked=True,
@@ -152,14 +158,14 @@ def _use() -> list[Panel]:
         lines(
             "Stalled on CPU (PSI)",
             units.PercentUnit,
-            "Share of time in which some task of the pod waited for a CPU.",
-            Query(rate_by("dioptase_cgroup_pressure_seconds_total", f'{POD},resource="cpu",kind="some"'), POD_NAME),
+            "Share of time in which some task waited for a CPU, in the container of the pod that stalled most.",
+            Query(f"max by ({BY_POD}) (rate({stalled}{RATE}))", POD_NAME),
         ),
     ]
 
 
 def _lent() -> list[Panel]:
-    used = rate_by("dioptase_cgroup_cpu_usage_seconds_total", RECLAIMED, "instance")
+    used = rate_by("dioptase_cgroup_cpu_usage_seconds_total", RECLAIMED, "job, instance")
     return [
         lines(
             "Lent, used, headroom, need",
@@ -187,7 +193,7 @@ def _decided() -> list[Panel]:
             "Decisions that did something, or failed to",
             units.Short,
             "By the rule that fired and what came of it; `dioptase explain` tells each with its numbers.",
-            Query(f"sum by (instance, rule, outcome) ({changes})", "{{rule}}: {{outcome}} on {{instance}}"),
+            Query(f"sum by (job, instance, rule, outcome) ({changes})", "{{rule}}: {{outcome}} on {{instance}}"),
             bars=True,
         ),
         lines(
@@ -195,7 +201,7 @@ def _decided() -> list[Panel]:
             "rounds/s",
             "`tick` is the clock; `wait` and `psi` mean that online pods suffered in between.",
             Query(
-                rate_by("dioptase_rounds_total", NODE, "instance, trigger, action"),
+                rate_by("dioptase_rounds_total", NODE, "job, instance, trigger, action"),
                 "{{trigger}}: {{action}} on {{instance}}",
             ),
             stacked=True,
@@ -219,14 +225,17 @@ def _health() -> list[Panel]:
             "cores",
             "CPU of the agent's own process.",
             Query(
-                f"rate(process_cpu_seconds_total{{{NODE}}}{RATE}) and on (instance) dioptase_build_info", "{{instance}}"
+                f"rate(process_cpu_seconds_total{{{NODE}}}{RATE}) and on (job, instance) dioptase_build_info",
+                "{{instance}}",
             ),
         ),
         lines(
             "Memory of the agent",
             units.BytesIEC,
             "Resident memory of the agent's own process.",
-            Query(f"process_resident_memory_bytes{{{NODE}}} and on (instance) dioptase_build_info", "{{instance}}"),
+            Query(
+                f"process_resident_memory_bytes{{{NODE}}} and on (job, instance) dioptase_build_info", "{{instance}}"
+            ),
         ),
         limitations(),
         lines(

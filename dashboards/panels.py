@@ -28,8 +28,8 @@ ANY = f'{NODE},cgroup=~"$cgroup"'
 ONLINE = f'{POD},qos=~"shared_cores|dedicated_cores"'
 RECLAIMED = f'{NODE},qos="reclaimed_cores"'
 RATE = "[$__rate_interval]"
-BY_POD = "instance, namespace, pod"
-BY_CGROUP = "instance, cgroup"
+BY_POD = "job, instance, namespace, pod"
+BY_CGROUP = "job, instance, cgroup"
 POD_NAME = "{{namespace}}/{{pod}} on {{instance}}"
 CGROUP_NAME = "{{cgroup}} on {{instance}}"
 TARGET = f"dioptase_latency_target_seconds{{{NODE}}}"
@@ -225,11 +225,12 @@ def heat(title: str, metric: str, selector: str, why: str) -> heatmap.Panel:
 
 
 def states(title: str, why: str, query: Query) -> statetimeline.Panel:
-    """Up or down over time."""
+    """Down, up or absent over time."""
     states = dashboard.ValueMap(
         options={
             "0": dashboard.ValueMappingResult(text="down", color="red"),
             "1": dashboard.ValueMappingResult(text="up", color="green"),
+            "2": dashboard.ValueMappingResult(text="absent", color="text"),
         }
     )
     return (

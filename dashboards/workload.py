@@ -25,6 +25,13 @@ BLAME = "dioptase_cgroup_blame_seconds_total"
 THROTTLE = "dioptase_cgroup_throttle_seconds"
 NEIGHBOURS = f'{ANY},cause="neighbour"'
 OWN_QUOTA = f'{ANY},cause="own_quota"'
+NO_NEIGHBOURS = f'{ANY},cause!="neighbour"'
+WAITED = rate_by(f"{WAIT}_sum", ANY, "job, instance")
+OTHERWISE = rate_by(BLAME, NO_NEIGHBOURS, "job, instance")
+BLAMED = f"({WAITED} and {OTHERWISE})"
+"""All waits of a node that knows who had the CPU. Not the sum of the parts: of many culprits only the worst have one."""
+BY_NEIGHBOURS = f"clamp_min({WAITED} - {OTHERWISE}, 0)"
+"""Of all neighbours, named or not; waits and parts are read one after the other, which can leave a little less than nothing."""
 MS = "ms/s"
 """Milliseconds of wait per second: 1,000 is one task that waits all the time."""
 
@@ -52,7 +59,6 @@ def _per_ms(expr: str) -> str:
 
 def _glance() -> list[Panel]:
     waiting = f"sum({rate_by(f'{WAIT}_sum', ANY)})"
-    blamed = f"sum({rate_by(BLAME, ANY)})"
     return [
         number(
             "Tasks waiting", "tasks", waiting, "Mean number of tasks that could run and did not, of all chosen cgroups."
@@ -66,13 +72,13 @@ def _glance() -> list[Panel]:
         number(
             "Because of neighbours",
             units.PercentUnit,
-            f"sum({rate_by(BLAME, NEIGHBOURS)}) / {blamed}",
+            f"sum({BY_NEIGHBOURS}) / sum({BLAMED})",
             "Share of all waits in which another cgroup had the CPU: what moving or shrinking a neighbour can win.",
         ),
         number(
             "Because of own quotas",
             units.PercentUnit,
-            f"sum({rate_by(BLAME, OWN_QUOTA)}) / {blamed}",
+            f"sum({rate_by(BLAME, OWN_QUOTA)}) / sum({BLAMED})",
             "Share of all waits that own quotas cause: no neighbour can help, a higher limit can.",
         ),
         number(
@@ -122,7 +128,7 @@ def _waits() -> list[Panel]:
 
 
 def _blame() -> list[Panel]:
-    pairs = rate_by(BLAME, NEIGHBOURS, "instance, cgroup, culprit")
+    pairs = rate_by(BLAME, NEIGHBOURS, "job, instance, cgroup, culprit")
     return [
         ranking(
             "Worst pairs",
@@ -133,15 +139,17 @@ def _blame() -> list[Panel]:
         ranking(
             "Worst culprits",
             MS,
-            "What a cgroup costs all others. It need not be in the wrong: it may be the one that works.",
-            Query(most(_per_ms(rate_by(BLAME, NEIGHBOURS, "instance, culprit"))), "{{culprit}} on {{instance}}"),
+            "What a cgroup costs all others to whom it is among the worst 16. It need not be in the wrong: it may be the one "
+            "that works.",
+            Query(most(_per_ms(rate_by(BLAME, NEIGHBOURS, "job, instance, culprit"))), "{{culprit}} on {{instance}}"),
         ),
         lines(
             "Waits by cause",
             MS,
             "neighbour: another cgroup ran. self: its own tasks queue for one another. own_quota: its limit. higher_class: "
             "real-time tasks. other: a CPU on its way out of idleness, or a cgroup that is gone.",
-            Query(_per_ms(rate_by(BLAME, ANY, "instance, cause")), "{{cause}} on {{instance}}"),
+            Query(_per_ms(BY_NEIGHBOURS), "neighbour on {{instance}}"),
+            Query(_per_ms(rate_by(BLAME, NO_NEIGHBOURS, "job, instance, cause")), "{{cause}} on {{instance}}"),
             stacked=True,
         ),
         lines(
@@ -197,7 +205,7 @@ def _threads() -> list[Panel]:
             "Threads by state",
             units.Short,
             "Of all chosen cgroups. Sleeping threads are left out: most do all day.",
-            Query(f'sum by (instance, state) ({states}{{{ANY},state!="sleeping"}})', "{{state}} on {{instance}}"),
+            Query(f'sum by (job, instance, state) ({states}{{{ANY},state!="sleeping"}})', "{{state}} on {{instance}}"),
             stacked=True,
         ),
         lines(
@@ -229,7 +237,8 @@ def _traffic() -> list[Panel]:
             units.Seconds,
             "From issue to completion, by device: the disk's share of a slow request.",
             Query(
-                most(quantile(0.99, block, ANY, "instance, cgroup, device")), "{{cgroup}}: {{device}} on {{instance}}"
+                most(quantile(0.99, block, ANY, "job, instance, cgroup, device")),
+                "{{cgroup}}: {{device}} on {{instance}}",
             ),
             log=True,
         ),
@@ -238,7 +247,7 @@ def _traffic() -> list[Panel]:
             units.BytesPerSecondSI,
             "Read and written; a neighbour of the same disk is slowed by what this one moves.",
             Query(
-                most(rate_by("dioptase_cgroup_block_io_request_bytes_total", ANY, "instance, cgroup, operation")),
+                most(rate_by("dioptase_cgroup_block_io_request_bytes_total", ANY, "job, instance, cgroup, operation")),
                 "{{cgroup}}: {{operation}} on {{instance}}",
             ),
         ),
@@ -247,7 +256,7 @@ def _traffic() -> list[Panel]:
             units.BytesPerSecondSI,
             "Payload of TCP and UDP sockets.",
             Query(
-                most(rate_by("dioptase_cgroup_network_bytes_total", ANY, "instance, cgroup, direction")),
+                most(rate_by("dioptase_cgroup_network_bytes_total", ANY, "job, instance, cgroup, direction")),
                 "{{cgroup}}: {{direction}} on {{instance}}",
             ),
         ),

@@ -1,8 +1,9 @@
 """Probes that load after their owner is up: one after another, in a thread, by one compiling child of low priority.
 
 What is not loaded yet is there already, as a probe of the form `loading` that has seen nothing; what cannot be loaded says
-why each time that it is read. The child ends with the last probe, so nothing of its memory stays. Where it was lost before,
-the probe that it had in hand is tried once more, a while later: a node that starts has less memory to give than one that runs.
+why each time that it is read, and is of the form `absent` if the running kernel takes none. The child ends with the last
+probe, so nothing of its memory stays. Where it was lost before, the probe that it had in hand is tried once more, a while
+later: a node that starts has less memory to give than one that runs.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from api.ports import Probe, Seen, Unavailable
+from api.ports import Absent, Probe, Seen, Unavailable
 from probes.loader import CHILD_PYTHON, Compiler, sharing
 from probes.remedies import Lost
 
 log = logging.getLogger(__name__)
 LOADING = "loading"
+ABSENT = "absent"
 NICE = 10
 """Added to the nice value of the child: half a second of CPU per probe is not worth a millisecond of anybody's wait."""
 AGAIN_S = 60.0
@@ -41,7 +43,9 @@ class Late:
     def form(self) -> str:
         if self._probe is not None:
             return self._probe.form
-        return "" if self._refusal is not None else LOADING
+        if self._refusal is None:
+            return LOADING
+        return ABSENT if isinstance(self._refusal, Absent) else ""
 
     def open(self) -> None:
         """Open it, or remember why that cannot be. Never raises."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from api.ports import Probe, Seen, Unavailable, WaitSource
+from api.ports import Absent, Probe, Seen, Unavailable, WaitSource
 from probes.btf import VMLINUX
 from probes.loader import CHILD_PYTHON
 from probes.runqlat import RunqLat, open_waits
@@ -62,7 +62,7 @@ class Blames:
 
 
 def beside(waits: WaitSource) -> Probe:
-    """The probe that shares the program of running waits. Raises Unavailable where that does not know who ran."""
+    """The probe that shares the program of running waits. Raises Absent where that does not know who ran."""
     return _blames(waits, owned=False)
 
 
@@ -80,7 +80,8 @@ def _blames(waits: WaitSource, *, owned: bool) -> Probe:
     if isinstance(waits, RunqLat) and waits.blaming:
         return Blames(waits, owned=owned)
     said = f" ({waits.refused[0]})" if isinstance(waits, RunqLat) and waits.refused else ""
-    raise Unavailable(
+    # Why a better form does not run, the waits' own status or the banner says.
+    raise Absent(
         f"the form {waits.form} of run-queue waits does not tell who had the CPU{said}",
         "give the agent the capabilities BPF and PERFMON, on Linux 5.5 or later with BTF: tp_btf and raw_tp tell it",
     )

@@ -11,7 +11,7 @@ from typing import IO
 
 import msgspec
 
-from api.ports import Unavailable
+from api.ports import Absent, Unavailable
 
 NO_FILES = (errno.EMFILE, errno.ENFILE)
 _CAPABILITIES = "run as root, or with the capabilities BPF and PERFMON (in a pod: securityContext.capabilities.add)"
@@ -25,6 +25,12 @@ REMEDIES = {
     " the package named bcc that pip installs is something else",
     "refused": "use Linux 5.5 or later for tp_btf, 4.17 for raw tracepoints; without a probe, /proc/PID/schedstat gives sums",
 }
+
+OTHER_KERNEL = ("no_bpf", "btf", "refused")
+"""What only another kernel remedies."""
+UNKNOWN = (errno.ENOENT, errno.EINVAL, errno.E2BIG, errno.EOPNOTSUPP, 524)
+"""What a kernel says of a field, tracepoint, kind of program or helper that it does not have (524 is its ENOTSUPP). Not of
+want of rights or room, nor of what its verifier holds for a mistake; the compiler says 0."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -92,4 +98,6 @@ def explain(
         remedy = (
             "the kernel is locked down for confidentiality, which forbids BPF to read it; boot with lockdown=integrity"
         )
+    if kind in OTHER_KERNEL and all(refusal.errno in UNKNOWN for refusal in refused):
+        return Absent(reason, remedy)
     return Unavailable(reason, remedy)

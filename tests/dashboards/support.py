@@ -59,9 +59,12 @@ def panel_queries() -> Iterator[tuple[str, str]]:
 
 def every_query() -> list[tuple[str, str]]:
     """What must have an answer, ready to be asked: variables filled in as Grafana's "All" does, and of a rule's condition
-    both sides, whether it holds or not (`> bool`)."""
+    both sides, whether it holds or not (`> bool`); what it excepts (`unless`) is asked where it is recorded."""
     asked = [(name, filled(expr)) for name, expr in panel_queries()]
-    asked += [(rule.record or rule.alert, COMPARISON.sub(r" \1 bool ", rule.expr)) for rule in rules()]
+    for rule in rules():
+        condition, _, excepted = rule.expr.partition("unless on ")
+        assert not excepted or "dioptase:" in excepted, f"an exception that is not recorded: {rule.expr}"
+        asked.append((rule.record or rule.alert, COMPARISON.sub(r" \1 bool ", condition)))
     return asked
 
 

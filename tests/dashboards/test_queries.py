@@ -85,7 +85,7 @@ def test_every_query_is_answered_with_data(scraped: Prometheus) -> None:
 
 def test_a_quantile_is_the_one_that_went_in(scraped: Prometheus) -> None:
     # 80 of 100 waits are of slot 7 and 20 of slot 15 (16.384 to 32.768 ms): the 99th is 19/20 through that slot.
-    value = scraped.value('dioptase:online_runq_wait_seconds:p99_rate1m{pod="web"}')
+    value = scraped.value('dioptase:online_runq_wait_seconds:p99_rate5m{pod="web"}')
     assert value == pytest.approx(0.016384 + 0.95 * 0.016384, rel=1e-6)
 
 

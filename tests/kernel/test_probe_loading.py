@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from api.histograms import BOUNDS_NS, SLOTS, slot_of
-from api.ports import Unavailable
+from api.ports import Absent, Unavailable
 from probes import bpf, doctor
 from probes.loader import Form, Job, Program, load
 from probes.maps import possible_cpus
@@ -98,20 +98,27 @@ def _one_program(tmp_path: Path, text: str, tracepoint: str = "sched_process_exi
 
 
 @pytest.mark.parametrize(
-    ("text", "tracepoint", "typed", "words"),
+    ("text", "tracepoint", "typed", "words", "kind"),
     [
-        ("int on_event(u64 *ctx) { return nothing; }", "sched_process_exit", False, r"compile: .*one\.bpf\.c:1:\d+: error"),
-        ("int on_event(u64 *ctx) { return *(u64 *)(ctx[0]); }", "sched_process_exit", False, "load dtse_one: .*invalid mem"),
-        ("int on_event(u64 *ctx) { return 0; }", "no_such_tracepoint", False, "attach dtse_one to no_such_tracepoint: "),
-        ("int on_event(u64 *ctx) { return 0; }", "no_such_tracepoint", True, "no typedef btf_trace_no_such_tracepoint"),
+        ("int on_event(u64 *ctx) { return nothing; }", "sched_process_exit", False,
+         r"compile: .*one\.bpf\.c:1:\d+: error", Unavailable),
+        ("int on_event(u64 *ctx) { return *(u64 *)(ctx[0]); }", "sched_process_exit", False,
+         "load dtse_one: .*invalid mem", Unavailable),
+        ("int on_event(u64 *ctx) { return 0; }", "no_such_tracepoint", False,
+         "attach dtse_one to no_such_tracepoint: ", Absent),
+        ("int on_event(u64 *ctx) { return 0; }", "no_such_tracepoint", True,
+         "no typedef btf_trace_no_such_tracepoint", Absent),
     ],
     ids=["compiler", "verifier", "tracepoint", "typed"],
 )  # fmt: skip
-def test_refusals_quote_whoever_refused(tmp_path: Path, text: str, tracepoint: str, *, typed: bool, words: str) -> None:
+def test_refusals_quote_whoever_refused_and_tell_what_the_kernel_lacks(
+    tmp_path: Path, text: str, tracepoint: str, words: str, kind: type[Unavailable], *, typed: bool
+) -> None:
     with probe("tp_btf", "raw_tp", "classic"):
         pass
-    with pytest.raises(Unavailable, match=words):
+    with pytest.raises(Unavailable, match=words) as caught:
         load(_one_program(tmp_path, text, tracepoint, typed=typed))
+    assert type(caught.value) is kind
 
 
 class _TestRun(ctypes.Structure):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from api.ports import Probe, Seen, Unavailable
+from api.ports import Absent, Probe, Seen, Unavailable
 from probes import background as background_module
-from probes.background import LOADING, Background, Late
+from probes.background import ABSENT, LOADING, Background, Late
 from probes.loader import Compiler, Job, load, sharing
 
 JOB = Job(sources=[Path("/nowhere/x.bpf.c")], forms=[], maps=[], constants={})
@@ -38,6 +38,10 @@ class Counting:
 
 def refuse() -> Probe:
     raise Unavailable("no BPF here", "boot another kernel")
+
+
+def lack() -> Probe:
+    raise Absent("the kernel takes no form of this probe", "use Linux 6.8 or later")
 
 
 def bug() -> Probe:
@@ -84,6 +88,16 @@ def test_they_are_opened_in_their_order_and_one_that_fails_costs_the_others_noth
         background.probes[2].read({})
     assert "bug" in failed.value.remedy
     assert len(caplog.records) == 1
+    background.close()
+
+
+def test_what_the_kernel_lacks_is_absent_and_says_so_each_time() -> None:
+    background = loaded(("a", lack), ("b", refuse))
+    assert [probe.form for probe in background.probes] == [ABSENT, ""]
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="takes no form") as refused:
+            background.probes[0].read({})
+        assert refused.value.remedy == "use Linux 6.8 or later"
     background.close()
 
 

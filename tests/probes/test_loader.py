@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from api.ports import Unavailable
+from api.ports import Absent, Unavailable
 from probes.loader import Job, load
 from probes.remedies import Refusal
 
@@ -70,33 +70,45 @@ def test_silent_child_is_given_up_and_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("kind", "words", "absent"),
     [
-        ("permission", "capabilities BPF and PERFMON"),
-        ("btf", "CONFIG_DEBUG_INFO_BTF"),
-        ("bcc", "apt-get install python3-bpfcc"),
-        ("no_bpf", "CONFIG_BPF_SYSCALL"),
-        ("no_map", "RLIMIT_MEMLOCK"),
-        ("refused", "schedstat"),
+        ("permission", "capabilities BPF and PERFMON", False),
+        ("btf", "CONFIG_DEBUG_INFO_BTF", True),
+        ("bcc", "apt-get install python3-bpfcc", False),
+        ("no_bpf", "CONFIG_BPF_SYSCALL", True),
+        ("no_map", "RLIMIT_MEMLOCK", False),
+        ("refused", "schedstat", True),
     ],
 )
-def test_every_kind_of_failure_has_its_remedy(tmp_path: Path, kind: str, words: str) -> None:
+def test_every_kind_of_failure_has_its_remedy(tmp_path: Path, kind: str, words: str, absent: bool) -> None:
     error = refusal(answering(tmp_path, f'{{"error": "{kind}", "detail": "as it is"}}'))
     assert error.reason == "as it is"
     assert words in error.remedy
+    assert isinstance(error, Absent) is absent
 
 
-@pytest.mark.parametrize(("codes", "words"), [((1, 1), "capabilities"), ((1, 22), "Linux 5.5")])
-def test_forms_that_are_all_forbidden_are_a_matter_of_capabilities(
-    tmp_path: Path, codes: tuple[int, ...], words: str
+@pytest.mark.parametrize(
+    ("codes", "words", "absent"),
+    [
+        ((1, 1), "capabilities", False),
+        ((1, 22), "Linux 5.5", False),
+        ((2, 22), "Linux 5.5", True),  # no such tracepoint, and no such kind of program
+        ((22, 0), "Linux 5.5", False),  # the second one did not compile
+        ((22, 12), "Linux 5.5", False),  # no memory for it
+        ((22, 13), "Linux 5.5", False),  # its verifier sees a mistake
+    ],
+)
+def test_forms_that_are_all_forbidden_are_a_matter_of_capabilities_and_none_that_could_run_is_absent(
+    tmp_path: Path, codes: tuple[int, ...], words: str, absent: bool
 ) -> None:
     forms = ",".join(
         f'{{"form": "f{code}", "stage": "load p", "reason": "no", "errno": {code}, "log": "unknown opcode\\n"}}'
         for code in codes
     )
     error = refusal(answering(tmp_path, f'{{"error": "refused", "detail": "none", "refused": [{forms}]}}'))
-    assert error.reason.startswith("none: f1: load p: no (unknown opcode); f")
+    assert error.reason.startswith(f"none: f{codes[0]}: load p: no (unknown opcode); f")
     assert words in error.remedy
+    assert isinstance(error, Absent) is absent
 
 
 def test_descriptors_that_did_not_arrive_are_missed(tmp_path: Path) -> None:
