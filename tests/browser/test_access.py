@@ -26,6 +26,19 @@ def kinds(kind: str) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_the_last_numbers_of_an_agent_that_is_away_can_be_read(browser: Browser, agent: Agent, scheme: str) -> None:
+    agent.show(kinds("pods"))
+    page = opened(browser, agent, scheme=scheme)
+    frame = "getComputedStyle(document.querySelector('main')).outlineStyle"
+    assert page.eval(frame) == "none"
+    agent.go_away()
+    page.until("document.body.dataset.live === 'away'")
+    assert page.eval(AUDIT) == []
+    assert page.eval(frame) == "dashed"
+    page.close()
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
 @pytest.mark.parametrize("kind", ["pods", "nobody", "empty"])
 @pytest.mark.parametrize("width", [390, 1440])
 def test_the_page_can_be_used_by_everybody(browser: Browser, agent: Agent, scheme: str, kind: str, width: int) -> None:
@@ -44,12 +57,15 @@ def test_the_audit_finds_what_it_is_there_to_find(browser: Browser, agent: Agent
     page.eval(
         """document.querySelector('footer').insertAdjacentHTML('beforeend',
         '<button></button><table id=t><tr><th>x</th></tr></table>' +
-        '<h5>deep</h5><p class=pale id=act>pale</p><svg></svg><a href=/ tabindex=3>first</a>')"""
+        '<h5>deep</h5><p class=pale id=act>pale</p><div id=veil><p class=faint>faint</p></div>' +
+        '<svg></svg><a href=/ tabindex=3>first</a>')"""
     )
     page.eval("document.querySelector('.pale').style.color = getComputedStyle(document.body).backgroundColor")
+    page.eval("document.querySelector('#veil').style.opacity = 0.5")
     found = page.eval(AUDIT)
     for what in ("id act twice", "h2 is followed by h5", "table#t has no caption", "has no scope: x", "button has no name",
-                 "svg is neither hidden nor named", "has a place of its own", "p#act.pale in footer: 1.00"):  # fmt: skip
+                 "svg is neither hidden nor named", "has a place of its own", "p#act.pale in footer: 1.00",
+                 "p.faint in div#veil: "):  # fmt: skip
         assert any(what in line for line in found), (what, found)
 
 
