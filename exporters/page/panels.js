@@ -86,7 +86,7 @@ function showKernel(view, row) {
   say(byId("free-note"), total ? `of ${bytes(total)} could be had` : "");
   const worst = [...row.cgroups.values()].reduce((best, c) => ((c.throttled_ratio ?? 0) > (best?.throttled_ratio ?? 0) ? c : best), null);
   say(byId("throttled"), percent(worst?.throttled_ratio ?? (row.cgroups.size ? 0 : null)));
-  say(byId("throttled-note"), worst ? `${duration(worst.throttled_ms * 1000)} since the previous round` : "no quota ran out");
+  say(byId("throttled-note"), worst ? `${duration(worst.throttled_ms * 1000)} in the latest round` : "no quota ran out");
   say(byId("throttled-who"), worst ? shorten(worst.cgroup) : "");
 }
 
@@ -95,13 +95,13 @@ function showTimes(view, row, targetUs) {
   say(byId("latency"), latency);
   say(byId("latency-unit"), latencyUnit);
   const told = row.slowest?.container;
-  say(byId("latency-note"), told ? `p50 ${duration(row.latencyP50)} · ${integer(told.latency.per_second)} requests/s` : "no online pod reports its latency");
+  say(byId("latency-note"), told ? `p50 ${duration(row.latencyP50)} · ${integer(told.latency.per_second)} requests/s` : "no online pod reports latency");
   say(byId("latency-who"), told ? told.pod : "");
   const [wait, waitUnit] = durationParts(row.waitP99);
   const waiter = row.waiting?.container;
   const mean = waiter && waiter.wait.p99_us === null;
-  const who = watching(view) ? "Longest" : "Online";
-  say(byId("wait-name"), mean ? `${who} run-queue wait, mean` : `${who} run-queue wait p99`);
+  const who = watching(view) ? "Longest" : "Online run-queue";
+  say(byId("wait-name"), mean ? `${who} wait, mean` : `${who} wait p99`);
   say(byId("wait"), wait);
   say(byId("wait-unit"), waitUnit);
   const goal = targetUs === null ? "" : `target ${chosen(targetUs)}`;

@@ -55,6 +55,22 @@ def test_no_panel_lies_over_another(browser: Browser, agent: Agent, width: int, 
     page.close()
 
 
+@pytest.mark.parametrize("width", [400, 1000, 1181, 1280])
+def test_no_text_of_a_tile_is_cut(browser: Browser, agent: Agent, told: story.Story, width: int) -> None:
+    """Names of pods and cgroups may be of any length, and are cut."""
+    for rounds in (neighbours.rounds(40, pods=()), neighbours.rounds(40), told.rounds):
+        agent.go_away()
+        agent.start()
+        agent.show(rounds)
+        page = opened(browser, agent, width, 900)
+        cut = page.eval(
+            """[...document.querySelectorAll('.tile dt, .tile .note:not([id$=-who])')]
+            .filter(e => e.offsetParent && e.scrollWidth > e.clientWidth).map(e => e.textContent)"""
+        )
+        assert cut == []
+        page.close()
+
+
 def test_the_core_fits_a_laptop_screen(browser: Browser, agent: Agent, told: story.Story) -> None:
     agent.show(told.rounds)
     page = opened(browser, agent, 1366, 650)

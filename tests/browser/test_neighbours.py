@@ -149,7 +149,7 @@ def test_a_node_without_listed_pods_is_worth_looking_at(browser: Browser, agent:
         "[...document.querySelectorAll('.tile')].filter(t => t.offsetParent).map(t => t.querySelector('dt').textContent)"
     )
     assert shown == [
-        "Node busy", "Longest run-queue wait p99", "Tasks waiting for a CPU", "CPU pressure", "Memory free", "Throttled most",
+        "Node busy", "Longest wait p99", "Tasks waiting for a CPU", "CPU pressure", "Memory free", "Throttled most",
     ]  # fmt: skip
     assert page.text("#waiting") == words.cores(1.42)
     assert page.text("#stalled") == "30 %"
