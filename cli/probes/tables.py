@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NODE = "node"
 HEADS = {
     "threads_by_state.runnable": "run",
-    "threads_by_state.uninterruptible": "stuck",
+    "threads_by_state.uninterruptible": "blocked",
     "threads_by_state.iowait": "i/o",
     "threads_by_state.sleeping": "asleep",
     "load.one": "load1",
@@ -31,7 +31,8 @@ HEADS = {
     "load.runnable_five": "run5",
     "load.runnable_fifteen": "run15",
 }
-"""What `dioptase top` calls them too: ten columns have to fit beside a path."""
+"""What `dioptase top` calls them too: ten columns have to fit beside a path. `blocked` is what top shows as
+stuck and as i/o."""
 NANOSECONDS = ("_ns", ".by_cgroup")
 """Ends of names that mean them; `Blame.by_cgroup` says so in its words alone."""
 
