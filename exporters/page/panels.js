@@ -142,6 +142,15 @@ export function showSources(view) {
 
 const sourceItem = () => el("li", {}, el("b", {}, el("span", { "aria-hidden": "true" }), el("span")), el("span"), el("span", { class: "time" }), el("em"));
 
+/** Say that the page stands still, or that it goes on. */
+export function showPaused(paused) {
+  const text = byId("live-text");
+  byId("live").dataset.live = "wait";
+  say(text, paused ? `paused: ${text.textContent}` : "connecting");
+  say(byId("pause"), paused ? "Go on" : "Pause");
+  say(byId("pause-said"), paused ? "Paused: the page stands still." : "The page goes on.");
+}
+
 /** Say that the agent is away or stuck; say nothing while it is neither. */
 export function showAway({ failure, view, silentMs, stalledMs }) {
   const alert = byId("alert"), live = byId("live");
