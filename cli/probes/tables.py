@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Group
 from rich.table import Table
@@ -12,11 +12,9 @@ from api.facts import Durations
 from api.histograms import quantile_ns
 from api.text import to_json
 from cli.probes.changes import Cell
+from cli.probes.intervals import Shown
 from cli.probes.screen import bars
 from cli.words import NONE, clean, duration, figures, size
-
-if TYPE_CHECKING:
-    from cli.probes.generic import Shown
 
 NODE = "node"
 HEADS = {

@@ -15,7 +15,8 @@ from api.histograms import SLOTS
 from api.ports import Seen
 from api.text import to_json
 from cli.probes.changes import Cell, cells, change
-from cli.probes.generic import Interval, Shown, summarize
+from cli.probes.generic import summarize
+from cli.probes.intervals import Interval, Shown
 from cli.probes.tables import render
 from cli.words import NONE
 
