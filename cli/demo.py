@@ -22,6 +22,7 @@ from click.core import ParameterSource
 
 from agent.hierarchy import detect
 from agent.qrm.originals import default_state_dir, demo_state_dir
+from api.catalogue import NS_PER_S
 from api.decisions import Act, JournalEntry, Status
 from api.ports import Unavailable
 from cli.child import COMMAND, AgentChild, AgentEnded, free_port, is_free
@@ -37,7 +38,6 @@ from exporters.view import View
 ALONE_S = 10.0
 """The service first runs without the batch job, to have something to compare with; shorter in short runs."""
 TICK_S, POLL_S, STATUS_S = 0.25, 1.0, 10.0
-NS_PER_S = 1_000_000_000
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

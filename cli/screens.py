@@ -63,6 +63,12 @@ def _share(c: ContainerView) -> float | None:
     return c.memory_bytes / c.memory_limit_bytes if c.memory_limit_bytes and c.memory_bytes is not None else None
 
 
+def _stuck(c: ContainerView) -> float | None:
+    """Threads that no signal wakes and that do not wait for a disk: those stand under i/o."""
+    states = c.threads_by_state
+    return states.uninterruptible - (states.iowait or 0) if states else None
+
+
 OVERVIEW = Screen("1", "overview", "overview", ())
 WAITS = Screen("2", "waits", "who waits on whom", (
     Column("waiting", 8, 9, lambda c: c.wait_cores, words.cores),
@@ -86,7 +92,7 @@ MEMORY = Screen("3", "memory", "memory and reclaim", (
 ))  # fmt: skip
 THREADS = Screen("4", "threads", "threads and pressure", (
     Column("run", 5, 9, lambda c: c.threads_by_state.runnable if c.threads_by_state else None, words.integer),
-    Column("stuck", 5, 8, lambda c: c.threads_by_state.uninterruptible if c.threads_by_state else None, words.integer),
+    Column("stuck", 5, 8, _stuck, words.integer),
     Column("i/o", 5, 6, lambda c: c.threads_by_state.iowait if c.threads_by_state else None, words.integer),
     Column("asleep", 7, 5, lambda c: c.threads_by_state.sleeping if c.threads_by_state else None, words.integer),
     Column("load1", 6, 4, lambda c: c.load[0] if c.load else None, words.cores),

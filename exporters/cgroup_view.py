@@ -9,17 +9,15 @@ from collections.abc import Mapping
 
 import msgspec
 
+from api.catalogue import NS_PER_S
 from api.facts import UNLIMITED, Blame, BlockIo, Durations, IoStat, Net, Reclaim, ThreadStates
 from api.histograms import quantile_ns
 from api.pods import Container, Pod
 from api.rates import CgroupRates, delta, wait_delta
-from api.samples import CgroupSample, Indicator, Snapshot
+from api.samples import CgroupSample, Indicator, NodeSample, Snapshot
 
 NS_PER_US = 1000
 NS_PER_MS = 1_000_000
-NS_PER_S = 1_000_000_000
-NO_LIMIT_BYTES = UNLIMITED >> 2
-"""Version 1 writes no limit as the largest multiple of a page below 2^63."""
 MOST_CULPRITS = 6
 """So many of those who make a cgroup wait are named, the worst ones; the rest is one number."""
 
@@ -174,10 +172,10 @@ def _cgroup(
         blame=_blame(earlier.blame, now.blame, rate.interval_ns) if earlier and rate else None,
         threads_by_state=now.threads_by_state,
         load=(now.load.one, now.load.five, now.load.fifteen) if now.load else None,
-        memory_limit_bytes=None if limit is None or limit >= NO_LIMIT_BYTES else limit,
+        memory_limit_bytes=None if limit == UNLIMITED else limit,
         memory_pressure_ratio=rate.memory_pressure_ratio if rate else None,
         io_pressure_ratio=rate.io_pressure_ratio if rate else None,
-        refaults=_refaults(earlier, now) if earlier else None,
+        refaults=refaults(earlier, now) if earlier else None,
         reclaim=reclaim_view(earlier.reclaim, now.reclaim, rate.interval_ns) if earlier and rate else None,
         oom_kills=now.oom_kills if now.oom_kills is not None else now.memory_events.get("oom_kill"),
         traffic=_traffic(earlier, now, rate.interval_ns) if earlier and rate else None,
@@ -248,30 +246,35 @@ def reclaim_view(before: Reclaim | None, now: Reclaim | None, interval_ns: int) 
     )
 
 
-def refaulted(counters: Mapping[str, int]) -> int | None:
-    """Refaults of memory.stat or vmstat: anonymous and file pages together, one name on old kernels."""
+def refaults(before: CgroupSample | NodeSample, now: CgroupSample | NodeSample) -> float | None:
+    """Pages a second that were read again soon after they had been reclaimed."""
+    seconds = _apart_s(before, now)
+    return None if seconds is None else _rate(_refaulted(before), _refaulted(now), seconds)
+
+
+def _refaulted(sample: CgroupSample | NodeSample) -> int | None:
+    """Anonymous and file pages together, one name on old kernels."""
+    counters = sample.memory_stat if isinstance(sample, CgroupSample) else sample.vmstat
     found = [count for name, count in counters.items() if name.startswith("workingset_refault")]
     return sum(found) if found else None
 
 
-def _refaults(before: CgroupSample, now: CgroupSample) -> float | None:
+def _apart_s(before: CgroupSample | NodeSample, now: CgroupSample | NodeSample) -> float | None:
+    """Between two reads of the files that are read every few rounds only; None where there was no second one."""
     if before.files_read_at_ns is None or now.files_read_at_ns is None:
         return None
     elapsed_ns = now.files_read_at_ns - before.files_read_at_ns
-    grown = delta(refaulted(before.memory_stat), refaulted(now.memory_stat))
-    return None if grown is None or elapsed_ns <= 0 else grown * NS_PER_S / elapsed_ns
+    return elapsed_ns / NS_PER_S if elapsed_ns > 0 else None
 
 
 def _traffic(before: CgroupSample, now: CgroupSample, interval_ns: int) -> TrafficView | None:
     seconds = interval_ns / NS_PER_S
     read, write, p99_us = _disk(before, now)
-    if read is None and before.files_read_at_ns is not None and now.files_read_at_ns is not None:
-        elapsed_ns = now.files_read_at_ns - before.files_read_at_ns
-        if elapsed_ns > 0:
-            read, write = (
-                _rate(_summed(before.io, field), _summed(now.io, field), elapsed_ns / NS_PER_S)
-                for field in ("read_bytes", "write_bytes")
-            )
+    apart_s = _apart_s(before, now)
+    if read is None and apart_s is not None:
+        read, write = (
+            _rate(_summed(before.io, field), _summed(now.io, field), apart_s) for field in ("read_bytes", "write_bytes")
+        )
     else:
         read, write = _per(read, seconds), _per(write, seconds)
     sent = _rate(_net(before.net, "sent"), _net(now.net, "sent"), seconds)
@@ -340,7 +343,7 @@ def _latency(key: str, snapshot: Snapshot, previous: Snapshot | None) -> Latency
     if elapsed_ns <= 0 or min(counts) < 0:
         return None
     return LatencyView(
-        per_second=counts[-1] * 1e9 / elapsed_ns,
+        per_second=counts[-1] * NS_PER_S / elapsed_ns,
         p50_ms=_bucket_quantile_ms(after, counts, 0.5),
         p99_ms=_bucket_quantile_ms(after, counts, 0.99),
     )

@@ -28,8 +28,6 @@ MOST_CULPRITS = 16
 """Of one cgroup; those that made it wait longest."""
 MOST_DEVICES = 16
 PERIODS = ("1m", "5m", "15m")
-NO_LIMIT_BYTES = UNLIMITED >> 2
-"""Version 1 writes no limit as the largest multiple of a page below 2^63."""
 MEMORY_KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("anon", ("anon", "total_rss", "rss")),
     ("file", ("file", "total_cache", "cache")),
@@ -244,7 +242,7 @@ def _cpus(text: str | None) -> int | None:
 
 
 def _limit(value: int | None) -> int | None:
-    return None if value is None or value >= NO_LIMIT_BYTES else value
+    return None if value == UNLIMITED else value
 
 
 def _memory_limits(limits: Limits) -> Own:

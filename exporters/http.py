@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
+from api.catalogue import NS_PER_S
 from api.decisions import Round
 from api.ports import Journal, Unavailable
 from api.text import to_json
@@ -38,7 +39,6 @@ STALE_S = 5.0
 STAGES = ("advisor", "actuator")
 """What makes the agent an agent: where one of them failed in the latest round, nothing was changed (agent/loop.py)."""
 MAX_ENTRIES = 2000
-NS_PER_S = 1_000_000_000
 FOLLOW_S = 1.0
 """How often the web configuration and its certificates are looked at."""
 TYPES = {

@@ -9,12 +9,11 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
+from api.catalogue import NS_PER_S, US_PER_S
 from api.facts import Kswapd, OomVictim, Pressure, Wait, Zone
 from api.rates import delta
 from api.samples import NodeSample, Snapshot
-from exporters.cgroup_view import NS_PER_S, ReclaimView, WaitView, refaulted, wait_view
-
-US_PER_S = 1_000_000
+from exporters.cgroup_view import ReclaimView, WaitView, refaults, wait_view
 
 
 class PressureView(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +75,7 @@ def node_view(
         kswapd=_kswapd(earlier.kswapd, node.kswapd, interval_ns) if earlier and interval_ns else (),
         zones=tuple(zone for zone in node.zones if zone.managed),
         reclaim=_reclaim(reclaims),
-        refaults=_refaults(earlier, node) if earlier else None,
+        refaults=refaults(earlier, node) if earlier else None,
         oom_victims=node.oom_victims,
     )
 
@@ -147,11 +146,3 @@ def _reclaim(reclaims: Collection[ReclaimView]) -> ReclaimView | None:
         pages=sum(one.pages for one in reclaims),
         kswapd_wakeups=sum(one.kswapd_wakeups for one in reclaims),
     )
-
-
-def _refaults(before: NodeSample, now: NodeSample) -> float | None:
-    if before.files_read_at_ns is None or now.files_read_at_ns is None:
-        return None
-    elapsed_ns = now.files_read_at_ns - before.files_read_at_ns
-    grown = delta(refaulted(before.vmstat), refaulted(now.vmstat))
-    return None if grown is None or elapsed_ns <= 0 else grown * NS_PER_S / elapsed_ns

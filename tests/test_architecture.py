@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 
 from agent.config import AdvisorConfig, Config, ExportersConfig, LatencyConfig
 from api.catalogue import BY_NAME
+from cli.agent import agent
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("api", "probes", "agent", "exporters", "cli", "demo", "bench", "dashboards")
@@ -36,6 +38,23 @@ def test_modules_and_functions_are_small(path: Path) -> None:
 def test_every_module_says_what_it_is_for(path: Path) -> None:
     docstring = ast.get_docstring(ast.parse(path.read_text()))
     assert docstring
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Modules, and names in modules, that are imported anywhere in it."""
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    return {name for node in found for name in (node.module or "", *(f"{node.module}.{a.name}" for a in node.names))}
+
+
+def test_modules_do_not_import_one_another_in_a_circle() -> None:
+    """Not even for types alone: what both need has a place of its own. What a function loads late may know its loader."""
+    imports = {}
+    for path in MODULES:
+        tree = ast.parse(path.read_text())
+        late = {name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) for name in imported(node)}
+        imports[relative(path).removesuffix(".py").replace("/", ".")] = imported(tree) - late
+    assert "cli.probes.intervals" in imports["cli.probes.generic"]
+    list(TopologicalSorter(imports).static_order())  # a circle is an error that names it
 
 
 @pytest.mark.parametrize("source", PROBES, ids=relative)
@@ -84,6 +103,16 @@ def test_documented_defaults_are_those_of_the_code() -> None:
                 assert documented[name].strip("`") == shown, f"docs/operations.md: {name}"
                 checked += 1
     assert checked == 21
+
+
+def test_every_option_of_the_agent_is_documented() -> None:
+    text = (ROOT / "docs/operations.md").read_text()
+    synopsis = text[: text.index("| option |")]
+    options = [option for parameter in agent.params for option in parameter.opts if option.startswith("--")]
+    assert len(options) >= 10
+    for option in options:
+        assert re.search(rf"{option}[ |\]]", synopsis), f"the synopsis lacks {option}"
+        assert f"| `{option}` |" in text, f"docs/operations.md does not explain {option}"
 
 
 def test_every_setting_is_documented() -> None:

@@ -11,7 +11,8 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console, Group
 from rich.text import Text
 
-from cli.probes.generic import Interval, Shown, command
+from cli.probes.generic import command
+from cli.probes.intervals import Interval, Shown
 from cli.words import clean, figures
 from probes.registry import BY_NAME
 

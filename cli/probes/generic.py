@@ -4,52 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import click
-import msgspec
 from rich.console import Group as RenderableGroup
 
 from api.ports import Probe, Seen, Unavailable
 from api.text import to_json
 from cli.options import Seconds
 from cli.probes.changes import Cell, cells, change
+from cli.probes.intervals import Group, Interval, Shown
 from cli.probes.screen import Screen, cgroup_paths, checked_prefix, device_name, name_of, whole
 from cli.probes.tables import render
 from probes.registry import Row
-
-
-class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen of one cgroup within an interval."""
-
-    cgroup: str
-    """Path, or `id N` for a cgroup that was gone before it could be looked up or is outside this mount."""
-    id: int
-    values: Mapping[str, Any]
-    """By field of a cgroup's sample: how much counters have grown by, and what is no counter as it is."""
-
-
-class Interval(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` prints, one line each."""
-
-    probe: str
-    form: str
-    wall_time_ns: int
-    interval_s: float
-    cgroups: tuple[Group, ...]
-    """Only those where something happened; the busiest comes first."""
-    node: Mapping[str, Any]
-    problem: str
-    """What the probe could not count, since the start."""
-
-
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """An interval, and its numbers with the cgroup that each belongs to; empty for the node."""
-
-    interval: Interval
-    cells: tuple[tuple[str, Cell], ...]
 
 
 def command(row: Row, show_as: Callable[[Shown, int | None], RenderableGroup] = render) -> click.Command:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Group
 from rich.table import Table
@@ -12,16 +12,14 @@ from api.facts import Durations
 from api.histograms import quantile_ns
 from api.text import to_json
 from cli.probes.changes import Cell
+from cli.probes.intervals import Shown
 from cli.probes.screen import bars
 from cli.words import NONE, clean, duration, figures, size
-
-if TYPE_CHECKING:
-    from cli.probes.generic import Shown
 
 NODE = "node"
 HEADS = {
     "threads_by_state.runnable": "run",
-    "threads_by_state.uninterruptible": "stuck",
+    "threads_by_state.uninterruptible": "blocked",
     "threads_by_state.iowait": "i/o",
     "threads_by_state.sleeping": "asleep",
     "load.one": "load1",
@@ -31,7 +29,8 @@ HEADS = {
     "load.runnable_five": "run5",
     "load.runnable_fifteen": "run15",
 }
-"""What `dioptase top` calls them too: ten columns have to fit beside a path."""
+"""What `dioptase top` calls them too: ten columns have to fit beside a path. `blocked` is what top shows as
+stuck and as i/o."""
 NANOSECONDS = ("_ns", ".by_cgroup")
 """Ends of names that mean them; `Blame.by_cgroup` says so in its words alone."""
 

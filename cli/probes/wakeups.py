@@ -11,7 +11,8 @@ from rich.text import Text
 
 from api.facts import Durations
 from api.histograms import quantile_ns
-from cli.probes.generic import Interval, Shown, command
+from cli.probes.generic import command
+from cli.probes.intervals import Interval, Shown
 from cli.words import clean, duration, figures
 from probes.registry import BY_NAME
 

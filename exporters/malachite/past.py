@@ -11,10 +11,10 @@ from typing import TypeVar
 
 import msgspec
 
+from api.catalogue import NS_PER_S
 from api.facts import CpuCounters, CpuTimes, IoStat, Net, Wait
 from api.samples import CgroupSample, NodeSample, Snapshot
 
-NS_PER_S = 1_000_000_000
 CLIENT_INTERVAL_NS = 5 * NS_PER_S
 TOLERANCE_NS = NS_PER_S // 2
 """Ticks are not exact: one that comes up to half a second early still counts as five seconds ago."""

@@ -13,12 +13,13 @@ from typing import Any
 
 import msgspec
 
+from api.catalogue import NS_PER_S
 from api.cpus import parse_cpu_list
 from api.facts import Load, Pressure
 from api.text import printable, to_json
 
 KIB = 1024
-NS_PER_US, NS_PER_MS, NS_PER_S = 1000, 1_000_000, 1_000_000_000
+NS_PER_US, NS_PER_MS = 1000, 1_000_000
 MAX_U64, MAX_I64 = (1 << 64) - 1, (1 << 63) - 1
 
 

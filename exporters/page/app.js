@@ -8,7 +8,7 @@ import { derive, label, latest, shorten } from "/static/model.js";
 import { HeatMap } from "/static/heat.js";
 import { showMemory, showThreads } from "/static/kernel.js";
 import { Matrix } from "/static/matrix.js";
-import { showAway, showHeader, showLimits, showSources, showTiles, showWaits, watching } from "/static/panels.js";
+import { showAway, showHeader, showLimits, showPaused, showSources, showTiles, showWaits, watching } from "/static/panels.js";
 import { WaitsChart } from "/static/waits.js";
 import { Workloads } from "/static/workloads.js";
 
@@ -80,7 +80,7 @@ const heat = new HeatMap(byId("heat"), cursor);
 const matrix = new Matrix(byId("matrix"));
 const workloads = new Workloads();
 const waitsChart = new WaitsChart(byId("waits-chart"));
-const model = { rows: [], view: null, labels: new Map(), targetUs: null, heardMs: 0, roundMs: 0 };
+const model = { rows: [], view: null, labels: new Map(), targetUs: null, heardMs: 0, roundMs: 0, pausedMs: null };
 
 async function get(path) {
   // Against the origin: the page's own address may hold a user and a password, which fetch refuses.
@@ -209,7 +209,7 @@ function recent() {
   return span === 1 ? model.rows.slice(-1) : model.rows.filter((row) => end - row.time < span * 1000);
 }
 
-async function round() {
+async function follow() {
   let failure = null;
   try {
     await look();
@@ -217,15 +217,34 @@ async function round() {
   } catch (error) {
     failure = error;
   }
+  if (model.pausedMs !== null) return;
   if (failure === null) draw();
   const stalledMs = performance.now() - model.roundMs;
   showAway({ failure, view: model.view, silentMs: performance.now() - model.heardMs, stalledMs: stalledMs > STALL_MS ? stalledMs : 0 });
+}
+
+async function round() {
+  if (model.pausedMs === null) await follow();
   setTimeout(round, document.hidden ? 4 * EVERY_MS : EVERY_MS);
 }
 
+/** Stand still, or go on: what happened meanwhile is asked for then, and the agent was not silent in that time. */
+function pause() {
+  const now = performance.now();
+  if (model.pausedMs === null) {
+    model.pausedMs = now;
+  } else {
+    model.heardMs += now - model.pausedMs;
+    model.roundMs += now - model.pausedMs;
+    model.pausedMs = null;
+  }
+  showPaused(model.pausedMs !== null);
+}
+
+byId("pause").addEventListener("click", pause);
 byId("span").addEventListener("change", () => { drawWaits(); drawCgroups(); });
 byId("order").addEventListener("input", drawCgroups);
 for (const id of ["filter", "whose"]) byId(id).addEventListener("input", () => { drawCgroups(); sayFound(); });
 byId("metric").addEventListener("input", (event) => { heat.metric = event.target.value; drawCgroups(); });
-document.addEventListener("visibilitychange", () => { if (!document.hidden) draw(); });
+document.addEventListener("visibilitychange", () => { if (!document.hidden && model.pausedMs === null) draw(); });
 round();

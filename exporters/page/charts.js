@@ -4,7 +4,7 @@
 // a table below it. Colours come from CSS classes only.
 
 import { clock, NONE } from "/static/format.js";
-import { el, say, svg, table } from "/static/dom.js";
+import { el, svg, tabulate } from "/static/dom.js";
 
 export const SPAN_MS = 300_000;
 const SPANS = [[60_000, 15], [120_000, 30], [SPAN_MS, 60]]; // how much time is shown, and seconds between two labels
@@ -195,12 +195,7 @@ export class TimeChart {
     if (!this.details.open) return;
     const heads = ["time", ...this.spec.series.map(named)];
     const rows = [...this.#rows].reverse().map((row) => [clock(row.wall), ...this.spec.series.map((s) => this.spec.format(row[s.key]))]);
-    const made = el("div", { class: "wide", tabindex: 0, role: "group", "aria-label": `${this.spec.name}, newest first` }, table(`${this.spec.name}, newest first`, heads, rows));
-    const old = this.details.querySelector(".wide");
-    const place = old?.scrollTop ?? 0;
-    old?.remove();
-    this.details.append(made);
-    made.scrollTop = place;
+    tabulate(this.details, `${this.spec.name}, newest first`, heads, rows);
   }
 }
 

@@ -21,11 +21,30 @@ export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** A table of strings; built anew, for details that are opened rarely. */
-export function table(caption, heads, rows) {
-  return el(
-    "table", {}, el("caption", {}, caption),
-    el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))),
-    el("tbody", {}, ...rows.map((cells) => el("tr", {}, ...cells.map((cell, i) => (i ? el("td", {}, cell) : el("th", { scope: "row" }, cell)))))),
-  );
+/** One child of `parent` for each of `data`. Those that are there stay, so that nobody who reads or points there loses the place. */
+export function each(parent, data, make, show) {
+  while (parent.children.length > data.length) parent.lastElementChild.remove();
+  for (const [i, item] of data.entries()) show(parent.children[i] ?? parent.appendChild(make(item, i)), item, i);
+}
+
+/** A row of a table: its head and so many cells. */
+export const line = (cells) => el("tr", {}, el("th", { scope: "row" }), ...Array.from({ length: cells }, () => el("td")));
+
+/** Texts of a row's cells, its head first. */
+export function write(row, texts) {
+  for (const [k, text] of texts.entries()) say(row.cells[k], text);
+}
+
+/** A table of strings below the summary of `details`. */
+export function tabulate(details, caption, heads, rows) {
+  let frame = details.querySelector(".wide");
+  if (frame === null) {
+    const empty = el("table", {}, el("caption"), el("thead", {}, el("tr")), el("tbody"));
+    details.append((frame = el("div", { class: "wide", tabindex: 0, role: "group" }, empty)));
+  }
+  frame.setAttribute("aria-label", caption);
+  const table = frame.firstElementChild;
+  say(table.caption, caption);
+  each(table.tHead.rows[0], heads, () => el("th", { scope: "col" }), say);
+  each(table.tBodies[0], rows, (cells) => line(cells.length - 1), write);
 }

@@ -14,6 +14,9 @@ export const cores = (x) => (known(x) ? x.toFixed(Math.abs(x) >= 99.95 ? 1 : 2) 
 
 export const integer = (x) => (known(x) ? Math.round(x).toLocaleString("en") : NONE);
 
+/** How often, or how many, in a second. */
+export const perSecond = (x) => (known(x) && x > 0 && x < 9.95 ? x.toFixed(1) : integer(x));
+
 /** [number, unit] of a time in microseconds, so that a tile can set them in different sizes. */
 export function durationParts(us) {
   if (!known(us)) return [NONE, ""];

@@ -5,7 +5,7 @@
 
 import { SPAN_MS } from "/static/charts.js";
 import { clock, cores, duration, NONE, pathClass, percent } from "/static/format.js";
-import { el, say, table } from "/static/dom.js";
+import { each, el, say, tabulate } from "/static/dom.js";
 
 const ROW_PX = 18;
 const MOST_ROWS = 40;
@@ -128,13 +128,11 @@ export class HeatMap {
     this.details.hidden = lines.length === 0;
     say(this.note, this.#more > 0 ? `and ${this.#more} more that wait less; the filter finds them` : "");
     if (lines.length === 0 || this.#width < 60) return;
-    while (this.names.children.length > lines.length) this.names.lastChild.remove();
-    for (const [i, line] of lines.entries()) {
-      const node = this.names.children[i] ?? this.names.appendChild(el("li"));
+    each(this.names, lines, () => el("li"), (node, line) => {
       say(node, line.name);
       node.title = line.cgroup;
       node.className = `${kind(line.qos)} ${pathClass(line.name)}`;
-    }
+    });
     const ratio = devicePixelRatio || 1, height = lines.length * ROW_PX;
     if (this.canvas.width !== Math.round(this.#width * ratio) || this.canvas.height !== Math.round(height * ratio)) {
       this.canvas.width = Math.round(this.#width * ratio);
@@ -173,10 +171,7 @@ export class HeatMap {
     const { span, every } = this.#frame();
     const names = [];
     for (let ago = span / 1000; ago >= 0; ago -= every) names.push(ago === 0 ? "now" : ago % 60 ? `−${ago} s` : `−${ago / 60} min`);
-    const key = names.join();
-    if (this.axis.dataset.shown === key) return;
-    this.axis.dataset.shown = key;
-    this.axis.replaceChildren(...names.map((name) => el("span", {}, name)));
+    each(this.axis, names, () => el("span"), say);
   }
 
   #show(at) {
@@ -235,10 +230,7 @@ export class HeatMap {
     if (!this.details.open) return;
     const { format, name } = SCALES[this.#metric];
     const rows = this.#lines.map((line) => [line.name, format(line.now), format(line.worst), clock(line.worstWall)]);
-    const caption = `${name} by cgroup in the time that the picture shows`;
-    const made = el("div", { class: "wide", tabindex: 0, role: "group", "aria-label": caption }, table(caption, ["cgroup", "now", "worst", "at"], rows));
-    this.details.querySelector(".wide")?.remove();
-    this.details.append(made);
+    tabulate(this.details, `${name} by cgroup in the time that the picture shows`, ["cgroup", "now", "worst", "at"], rows);
   }
 }
 

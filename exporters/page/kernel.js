@@ -1,23 +1,14 @@
 // What the kernel says of memory and threads: zones and their watermarks, background reclaim, OOM kills, threads by state.
 
-import { byId, el, say, svg } from "/static/dom.js";
-import { bytes, clock, cores, duration, integer, pathClass, percent } from "/static/format.js";
+import { byId, each, el, line, say, svg, write } from "/static/dom.js";
+import { bytes, clock, cores, duration, integer, NONE, pathClass, percent, perSecond } from "/static/format.js";
 
 const MOST_LINES = 12;
-const STATES = [["runnable", "t-runnable"], ["iowait", "t-iowait"], ["uninterruptible", "t-blocked"], ["sleeping", "t-sleeping"]];
-
-/** Rebuild children only when what they show has changed. */
-function same(parent, data, build) {
-  const key = JSON.stringify(data);
-  if (parent.dataset.shown === key) return;
-  parent.dataset.shown = key;
-  parent.replaceChildren(...data.map(build));
-}
-
-const perSecond = (x) => (x === null || x === undefined ? "–" : x > 0 && x < 9.95 ? x.toFixed(1) : integer(x));
+const STATES = ["t-runnable", "t-iowait", "t-blocked", "t-sleeping"]; // in the order of the table's heads
+const MARKS = ["min", "low", "high"];
 
 /** Time that tasks stood still. */
-const stalled = (ms) => (typeof ms !== "number" ? "–" : ms > 0 ? `${duration(ms * 1000)} a second` : "none");
+const stalled = (ms) => (typeof ms !== "number" ? NONE : ms > 0 ? `${duration(ms * 1000)} a second` : "none");
 
 export function showMemory(node, refaults) {
   const share = node.memory_total_bytes ? node.memory_available_bytes / node.memory_total_bytes : null;
@@ -27,57 +18,72 @@ export function showMemory(node, refaults) {
     ["reclaim at limits", stalled(node.reclaim?.limit_ms)],
     ["refaults", `${perSecond(refaults)} pages/s`],
   ];
-  same(byId("memory-facts"), facts, ([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)));
+  each(byId("memory-facts"), facts, () => el("div", {}, el("dt"), el("dd")), (fact, texts) => texts.forEach((text, k) => say(fact.children[k], text)));
   const kswapd = byId("kswapd");
   kswapd.hidden = node.kswapd.length === 0;
-  same(kswapd.tBodies[0], node.kswapd.map((k) => [`NUMA node ${k.node}`, percent(k.active_ratio), perSecond(k.wakeups), perSecond(k.scanned_pages), perSecond(k.reclaimed_pages)]),
-    ([name, ...cells]) => el("tr", {}, el("th", { scope: "row" }, name), ...cells.map((cell) => el("td", {}, cell))));
+  each(kswapd.tBodies[0], node.kswapd, () => line(4), (row, k) =>
+    write(row, [`NUMA node ${k.node}`, percent(k.active_ratio), perSecond(k.wakeups), perSecond(k.scanned_pages), perSecond(k.reclaimed_pages)]));
   const zones = byId("zones");
   zones.hidden = node.zones.length === 0;
-  same(zones.tBodies[0], node.zones.map((zone) => [zone, Math.round((400 * zone.free) / zone.managed)]), ([zone]) => zoneRow(zone));
+  each(zones.tBodies[0], node.zones, zoneRow, showZone);
   const victims = [...node.oom_victims].reverse().slice(0, 5);
   byId("oom").hidden = victims.length === 0;
-  same(byId("oom").querySelector("ul"), victims, (v) => el("li", {}, el("time", {}, clock(v.wall_time_ns / 1e6)), ` ${v.command} (process ${v.pid}) of `, el("code", {}, v.cgroup)));
+  each(byId("oom").querySelector("ul"), victims, () => el("li", {}, el("time"), el("span"), el("code")), (item, v) =>
+    [clock(v.wall_time_ns / 1e6), ` ${v.command} (process ${v.pid}) of `, v.cgroup].forEach((text, k) => say(item.children[k], text)));
+}
+
+function zoneRow() {
+  const row = line(3);
+  row.lastChild.className = "gauge";
+  row.lastChild.append(drawn([svg("rect", { class: "gauge-free", x: 0, y: 2, height: 6 }), ...MARKS.map(() => svg("line", { class: "gauge-mark", y1: 0, y2: 10 }))]));
+  return row;
 }
 
 /** Free pages of a zone as multiples of its high watermark: below 1 kswapd works, at `min` allocations stand still. */
-function zoneRow(zone) {
+function showZone(row, zone) {
   const state = zone.free < zone.min ? "below min" : zone.free < zone.low ? "below low" : zone.free < zone.high ? "below high" : "";
   const scale = Math.max(zone.high * 4, 1), x = (pages) => `${Math.min((100 * pages) / scale, 100)}%`;
-  return el("tr", { "data-state": state ? "low" : "well" },
-    el("th", { scope: "row" }, `${zone.node} ${zone.name}`),
-    el("td", {}, percent(zone.free / zone.managed)),
-    el("td", {}, state || (zone.high ? `${(zone.free / zone.high).toFixed(1)} × high` : "–")),
-    el("td", { class: "gauge" }, svg("svg", { "aria-hidden": "true", width: "100%", height: "10" },
-      svg("rect", { class: "gauge-free", x: 0, y: 2, height: 6, width: x(zone.free) }),
-      ...["min", "low", "high"].map((mark) => svg("line", { class: "gauge-mark", x1: x(zone[mark]), x2: x(zone[mark]), y1: 0, y2: 10 })))));
+  row.dataset.state = state ? "low" : "well";
+  write(row, [`${zone.node} ${zone.name}`, percent(zone.free / zone.managed), state || (zone.high ? `${(zone.free / zone.high).toFixed(1)} × high` : NONE)]);
+  const [free, ...marks] = row.querySelectorAll("rect, line");
+  free.setAttribute("width", x(zone.free));
+  for (const [k, mark] of MARKS.entries()) for (const end of ["x1", "x2"]) marks[k].setAttribute(end, x(zone[mark]));
 }
 
 export function showThreads(cgroups, names) {
   const known = cgroups.filter((c) => c.threads_by_state);
   const busy = (c) => c.threads_by_state.runnable + c.threads_by_state.uninterruptible;
   const shown = known.sort((a, b) => busy(b) - busy(a)).slice(0, MOST_LINES);
-  const body = byId("threads").tBodies[0];
   byId("no-threads").hidden = shown.length > 0;
   byId("threads").hidden = shown.length === 0;
-  const lines = shown.map((c) => {
-    const s = c.threads_by_state;
-    return [names(c.cgroup), c.cgroup, { runnable: s.runnable, iowait: s.iowait, uninterruptible: Math.max(s.uninterruptible - s.iowait, 0), sleeping: s.sleeping }, c.load?.[0] ?? null];
+  each(byId("threads").tBodies[0], shown, threadsRow, (row, c) => {
+    const { runnable, iowait, uninterruptible, sleeping } = c.threads_by_state;
+    const counts = [runnable, iowait, Math.max(uninterruptible - iowait, 0), sleeping];
+    const name = names(c.cgroup);
+    write(row, [name, ...counts.map(integer), cores(c.load?.[0])]);
+    row.cells[0].title = c.cgroup;
+    row.cells[0].className = pathClass(name);
+    for (const [k, count] of counts.entries()) row.cells[k + 1].className = count ? "" : "nil";
+    showBar(row, counts);
   });
-  same(body, lines, ([name, cgroup, states, load]) => el("tr", {},
-    el("th", { scope: "row", title: cgroup, class: pathClass(name) }, name),
-    ...STATES.map(([state]) => el("td", { class: states[state] ? "" : "nil" }, integer(states[state]))),
-    el("td", {}, cores(load)),
-    el("td", { class: "gauge" }, bar(states))));
 }
 
-function bar(states) {
-  const whole = Math.max(STATES.reduce((sum, [state]) => sum + states[state], 0), 1);
-  let at = 0;
-  return svg("svg", { "aria-hidden": "true", width: "100%", height: "10" }, ...STATES.map(([state, css]) => {
-    const wide = (100 * states[state]) / whole;
-    const part = svg("rect", { class: css, x: `${at}%`, y: 1, height: 8, width: `${wide}%` });
-    at += wide;
-    return part;
-  }));
+function threadsRow() {
+  const row = line(6);
+  row.lastChild.className = "gauge";
+  row.lastChild.append(drawn(STATES.map((css) => svg("rect", { class: css, y: 1, height: 8 }))));
+  return row;
 }
+
+function showBar(row, counts) {
+  const whole = Math.max(counts.reduce((a, b) => a + b, 0), 1);
+  let at = 0;
+  for (const [k, part] of row.querySelectorAll("rect").entries()) {
+    const wide = (100 * counts[k]) / whole;
+    part.setAttribute("x", `${at}%`);
+    part.setAttribute("width", `${wide}%`);
+    at += wide;
+  }
+}
+
+const drawn = (parts) => svg("svg", { "aria-hidden": "true", width: "100%", height: "10" }, ...parts);

@@ -5,7 +5,7 @@
 
 import { step, legend } from "/static/heat.js";
 import { pathClass, percent } from "/static/format.js";
-import { byId, el, say } from "/static/dom.js";
+import { byId, each, el, say } from "/static/dom.js";
 
 const MOST_VICTIMS = 16;
 const MOST_CULPRITS = 10;
@@ -47,7 +47,6 @@ export function average(rows) {
 }
 
 export class Matrix {
-  #shown = "";
   #at = [0, 0];
 
   constructor(section) {
@@ -55,6 +54,8 @@ export class Matrix {
     this.top = byId("blame-top");
     this.empty = byId("no-blame");
     this.frame = byId("blame");
+    this.table = el("table", { role: "grid" }, el("caption", { class: "hush" }, "Milliseconds of wait per second, by who waits and who had the CPU meanwhile"), el("thead", {}, el("tr", {}, el("th", { scope: "col", class: "corner" }, "waits ↓ for →"))), el("tbody"));
+    this.frame.append(this.table);
     byId("blame-scale").append(legend(BOUNDS, (ms) => `${ms}`));
     this.frame.addEventListener("keydown", (event) => this.#key(event));
     this.frame.addEventListener("focusin", (event) => this.#focused(event.target));
@@ -70,7 +71,6 @@ export class Matrix {
     say(this.empty, known ? "Nobody waits long enough for a line here." : "Who had the CPU meanwhile is not known: the probe that tells is not running (see Sources).");
     say(this.top, victims.length ? verdict(victims, names) : "");
     if (victims.length) this.#draw(victims, names);
-    else this.#shown = "";
   }
 
   #draw(victims, names) {
@@ -88,15 +88,16 @@ export class Matrix {
       ],
     }));
     const heads = ["all waits", ...culprits.map(names), "the rest", ...APART.map(([, name]) => name)];
-    const key = JSON.stringify([heads, lines.map(({ victim, cells }) => [victim.cgroup, ...cells.map(({ ms }) => rate(ms))])]);
-    if (key === this.#shown) return;
-    this.#shown = key;
+    const apart = heads.length - APART.length;
     const focused = this.frame.contains(document.activeElement) && document.activeElement !== this.frame;
-    const head = el("tr", {}, el("th", { scope: "col", class: "corner" }, "waits ↓ for →"),
-      ...heads.map((name, i) => el("th", { scope: "col", title: culprits[i - 1] ?? name, class: i > culprits.length + 1 ? `apart${i === culprits.length + 2 ? " first" : ""}` : "" }, el("span", {}, name))));
-    const body = lines.map(({ victim, cells }) => el("tr", {}, el("th", { scope: "row", title: victim.cgroup, class: pathClass(names(victim.cgroup)) }, names(victim.cgroup)),
-      ...cells.map(({ ms, self, apart, first }, i) => el("td", { class: [i ? `h${step(BOUNDS, ms)}` : "total", self ? "self" : "", apart ? "apart" : "", first ? "first" : ""].filter(Boolean).join(" "), title: self ? "its own tasks queue for one another" : null }, rate(ms)))));
-    this.frame.replaceChildren(el("table", { role: "grid" }, el("caption", { class: "hush" }, "Milliseconds of wait per second, by who waits and who had the CPU meanwhile"), el("thead", {}, head), el("tbody", {}, ...body)));
+    each(this.table.tHead.rows[0], [null, ...heads], () => el("th", { scope: "col" }, el("span")), (head, name, i) => {
+      if (name === null) return; // the corner
+      say(head.firstChild, name);
+      head.title = culprits[i - 2] ?? name;
+      head.className = i <= apart ? "" : i === apart + 1 ? "apart first" : "apart";
+    });
+    each(this.table.tBodies[0], lines, () => el("tr", {}, el("th", { scope: "row" })), (row, { victim, cells }) =>
+      each(row, [victim, ...cells], () => el("td"), (cell, item, i) => (i ? showCell(cell, item, i) : showHead(cell, victim.cgroup, names(victim.cgroup)))));
     this.#rove(focused);
   }
 
@@ -133,6 +134,18 @@ export class Matrix {
     this.#at = [Math.min(Math.max(row, 0), grid.length - 1), Math.min(Math.max(column, 0), grid[0].length - 1)];
     this.#rove(true);
   }
+}
+
+function showHead(cell, cgroup, name) {
+  say(cell, name);
+  cell.title = cgroup;
+  cell.className = pathClass(name);
+}
+
+function showCell(cell, { ms, self, apart, first }, i) {
+  say(cell, rate(ms));
+  cell.title = self ? "its own tasks queue for one another" : "";
+  cell.className = [i === 1 ? "total" : `h${step(BOUNDS, ms)}`, self ? "self" : "", apart ? "apart" : "", first ? "first" : ""].filter(Boolean).join(" ");
 }
 
 /** The worst pair in a sentence, and first what its victim waits for more than for any neighbour; cli/blame.py says the same. */

@@ -1,6 +1,6 @@
 // One View into the page's texts: header, limits, tiles, workloads, sources, and what is said while the agent is away.
 
-import { byId, el, say } from "/static/dom.js";
+import { byId, each, el, say, write } from "/static/dom.js";
 import { bytes, chosen, clock, cores, duration, durationParts, integer, NONE, percent, quantile } from "/static/format.js";
 import { gather, shorten } from "/static/model.js";
 
@@ -35,15 +35,7 @@ export function showHeader(view) {
 export function showLimits(view) {
   const section = byId("limits");
   section.hidden = view.banner.length === 0;
-  same(section.querySelector("ul"), view.banner, (text) => el("li", {}, text));
-}
-
-/** Rebuild children only when what they show has changed. */
-function same(parent, data, build) {
-  const key = JSON.stringify(data);
-  if (parent.dataset.shown === key) return;
-  parent.dataset.shown = key;
-  parent.replaceChildren(...data.map(build));
+  each(section.querySelector("ul"), view.banner, () => el("li"), say);
 }
 
 function bar(id, value, top) {
@@ -115,7 +107,6 @@ export function showWaits(chart, view, rows, targetUs) {
   const sides = { online: gather(rows, first), batch: gather(rows, second) };
   const names = watching(view) ? ["all cgroups", "the slowest"] : ["online", "batch"];
   chart.update({ bounds: view.bounds_us, targetUs, names, ...sides });
-  for (const [i, row] of [...byId("waits-table").tBodies[0].rows].entries()) say(row.cells[0], names[i]);
   const form = view.sources.find((source) => source.detail.split(/\W/).some((word) => word in FORMS));
   const word = form?.detail.split(/\W/).find((part) => part in FORMS);
   say(byId("waits-form"), word ?? "");
@@ -129,20 +120,35 @@ export function showWaits(chart, view, rows, targetUs) {
     const [side, ratio, ms] = lines[i];
     const at = (q) => (side.slots === null ? (q === 0.5 && side.meanUs !== null ? `mean ${duration(side.meanUs)}` : NONE) : duration(quantile(side.slots, view.bounds_us, q)));
     const throttled = ratio ? `${percent(ratio)}, ${duration(ms === null ? null : ms * 1000)}` : percent(ratio);
-    for (const [k, text] of [integer(side.count), at(0.5), at(0.99), throttled].entries()) say(line.cells[k + 1], text);
+    write(line, [names[i], integer(side.count), at(0.5), at(0.99), throttled]);
   }
 }
 
 export function showSources(view) {
   const list = byId("sources");
   say(byId("sources-note"), `what the numbers come from; the latest round took ${duration(view.round_ms * 1000)}`);
-  const facts = view.sources.map((s) => ({ ...s, duration_ns: Math.round(s.duration_ns / 10_000) * 10_000 }));
-  same(list, facts, (s) =>
-    el("li", { "data-ok": String(s.ok) },
-      el("b", {}, el("span", { "aria-hidden": "true" }, s.ok ? "✓ " : "✕ "), s.name),
-      el("span", {}, s.ok ? s.detail || "ok" : `failed: ${s.error || s.detail}`),
-      el("span", { class: "time" }, duration(s.duration_ns / 1000)),
-      s.remedy && !s.ok ? el("em", {}, s.remedy) : null));
+  each(list, view.sources, sourceItem, (item, s) => {
+    item.dataset.ok = String(s.ok);
+    const [sign, name] = item.firstChild.children;
+    const [, detail, time, remedy] = item.children;
+    say(sign, s.ok ? "✓ " : "✕ ");
+    say(name, s.name);
+    say(detail, s.ok ? s.detail || "ok" : `failed: ${s.error || s.detail}`);
+    say(time, duration(s.duration_ns / 1000));
+    remedy.hidden = s.ok || !s.remedy;
+    say(remedy, s.ok ? "" : s.remedy);
+  });
+}
+
+const sourceItem = () => el("li", {}, el("b", {}, el("span", { "aria-hidden": "true" }), el("span")), el("span"), el("span", { class: "time" }), el("em"));
+
+/** Say that the page stands still, or that it goes on. */
+export function showPaused(paused) {
+  const text = byId("live-text");
+  byId("live").dataset.live = "wait";
+  say(text, paused ? `paused: ${text.textContent}` : "connecting");
+  say(byId("pause"), paused ? "Go on" : "Pause");
+  say(byId("pause-said"), paused ? "Paused: the page stands still." : "The page goes on.");
 }
 
 /** Say that the agent is away or stuck; say nothing while it is neither. */

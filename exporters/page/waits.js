@@ -3,7 +3,7 @@
 // Log2 slots of microseconds; heights are the share of waits on a logarithmic scale, because the waits that matter are rare.
 
 import { bound, duration, integer, percent, quantile } from "/static/format.js";
-import { el, say, svg, table } from "/static/dom.js";
+import { el, say, svg, tabulate } from "/static/dom.js";
 
 const DECADES = 4; // 100 % down to 0.01 %
 const AXIS_PX = 20;
@@ -159,7 +159,6 @@ export class WaitsChart {
   #tabulate() {
     if (!this.details.open || this.#data === null) return;
     const rows = [...Array(this.#data.bounds.length + 1).keys()].map((k) => [slotRange(k, this.#data.bounds), ...SIDES.map((side) => this.#share(side, k))]);
-    this.details.querySelector(".wide")?.remove();
-    this.details.append(el("div", { class: "wide", tabindex: 0, role: "group", "aria-label": "Waits by length" }, table("Waits by length", ["wait", ...this.#data.names], rows)));
+    tabulate(this.details, "Waits by length", ["wait", ...this.#data.names], rows);
   }
 }

@@ -1,11 +1,10 @@
 // The table of cgroups: managed containers first, then the others that run, wait or reclaim most or hold most memory. Sorted by any column.
 
-import { byId, el, say } from "/static/dom.js";
-import { bytes, cores, duration, integer, NONE, pathClass, percent } from "/static/format.js";
+import { byId, each, el, line, say, write } from "/static/dom.js";
+import { bytes, cores, duration, integer, NONE, pathClass, percent, perSecond } from "/static/format.js";
 import { kind } from "/static/heat.js";
 
 const us = (ms) => (typeof ms === "number" ? ms * 1000 : null);
-const perSecond = (x) => (typeof x === "number" ? (x > 0 && x < 9.95 ? x.toFixed(1) : integer(x)) : NONE);
 const flow = (x) => (typeof x === "number" ? `${bytes(Math.round(x))}/s` : NONE);
 const stall = (ms) => (typeof ms !== "number" ? NONE : ms > 0 ? `${duration(ms * 1000)}/s` : "0");
 
@@ -141,13 +140,11 @@ export class Workloads {
     const more = hidden > 0 ? `${integer(hidden)} more do and hold less, see /metrics` : "";
     say(this.empty, all.length ? `No cgroup shown here fits this filter${more && `; ${more}`}.` : "No cgroup runs, waits, reclaims or holds memory.");
     say(byId("workloads-note"), more ? `since the previous round; ${integer(hidden)} more cgroups do and hold less` : "since the previous round");
-    while (body.rows.length > cgroups.length) body.deleteRow(-1);
-    for (const [i, c] of cgroups.entries()) {
-      const row = body.rows[i] ?? body.appendChild(el("tr", {}, el("th", { scope: "row" }), ...columns.slice(1).map(() => el("td"))));
+    each(body, cgroups, () => line(columns.length - 1), (row, c) => {
       row.className = kind(c.qos);
-      for (const [k, { text }] of columns.entries()) say(row.cells[k], text(c));
+      write(row, columns.map(({ text }) => text(c)));
       row.cells[0].className = pathClass(c.pod || c.cgroup);
       row.cells[0].title = c.pod ? `${c.pod}, cgroup ${c.cgroup}` : c.cgroup;
-    }
+    });
   }
 }

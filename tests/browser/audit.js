@@ -61,14 +61,16 @@
   const over = ([r, g, b, a], under) => [r, g, b].map((c, i) => c * a + under[i] * (1 - a));
   const light = (rgb) => rgb.map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4)).reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
   const ratio = (a, b) => { const [low, high] = [light(a), light(b)].sort((x, y) => x - y); return (high + 0.05) / (low + 0.05); };
-  const ground = (node) => {
-    const layers = [];
-    for (let at = node; at; at = at.parentElement) {
-      const color = parse(getComputedStyle(at).backgroundColor);
-      if (color[3] > 0) layers.push(color);
-      if (color[3] === 1) break;
-    }
-    return layers.reverse().reduce((under, layer) => over(layer, under), [255, 255, 255]);
+  const seen = new Map(); // of an element: its own background, and how much of it and of what it holds is seen
+  const own = (node) => {
+    if (!seen.has(node)) seen.set(node, [parse(getComputedStyle(node).backgroundColor), Number(getComputedStyle(node).opacity)]);
+    return seen.get(node);
+  };
+  // The colour where an element paints `top` over its background, through every opacity around it.
+  const painted = (node, top) => {
+    if (!node) return top([255, 255, 255]);
+    const [background, opacity] = own(node);
+    return painted(node.parentElement, (under) => over([...top(over(background, under)), opacity], under));
   };
   const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   const dim = new Set();
@@ -77,8 +79,7 @@
     if (!texts.currentNode.data.trim() || !shown(node) || hushed(node) || node.closest("option, script, noscript")) continue;
     const style = getComputedStyle(node);
     const ink = parse(node instanceof SVGElement ? style.fill : style.color);
-    const behind = ground(node);
-    const measured = ratio(over(ink, behind), behind);
+    const measured = ratio(painted(node, (behind) => over(ink, behind)), painted(node, (behind) => behind));
     if (measured < 4.5) dim.add(`${name(node)} in ${name(node.parentElement)}: ${measured.toFixed(2)}`);
   }
   found.push(...dim);

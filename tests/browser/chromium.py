@@ -171,9 +171,12 @@ class Page:
         )
         return value
 
-    def press(self, key: str) -> None:
+    def press(self, key: str, *, alt: bool = False) -> None:
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=CODES.get(key, 0))
+            self.call(
+                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=CODES.get(key, 0),
+                **({"modifiers": 1, "unmodifiedText": key} if alt else {}),
+            )  # fmt: skip
 
     def point(self, x: float, y: float) -> None:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 
+from api.decisions import Round
+from api.facts import ThreadStates
 from tests import fakes
 from tests.browser.audit import AUDIT
 from tests.browser.chromium import Browser
@@ -23,6 +26,19 @@ def kinds(kind: str) -> tuple[Any, ...]:
         "nobody": lambda: neighbours.rounds(40, pods=(), hostile=True, waves=True),
         "empty": lambda: (fakes.bare_round(),),
     }[kind]()
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_the_last_numbers_of_an_agent_that_is_away_can_be_read(browser: Browser, agent: Agent, scheme: str) -> None:
+    agent.show(kinds("pods"))
+    page = opened(browser, agent, scheme=scheme)
+    frame = "getComputedStyle(document.querySelector('main')).outlineStyle"
+    assert page.eval(frame) == "none"
+    agent.go_away()
+    page.until("document.body.dataset.live === 'away'")
+    assert page.eval(AUDIT) == []
+    assert page.eval(frame) == "dashed"
+    page.close()
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
@@ -44,12 +60,15 @@ def test_the_audit_finds_what_it_is_there_to_find(browser: Browser, agent: Agent
     page.eval(
         """document.querySelector('footer').insertAdjacentHTML('beforeend',
         '<button></button><table id=t><tr><th>x</th></tr></table>' +
-        '<h5>deep</h5><p class=pale id=act>pale</p><svg></svg><a href=/ tabindex=3>first</a>')"""
+        '<h5>deep</h5><p class=pale id=act>pale</p><div id=veil><p class=faint>faint</p></div>' +
+        '<svg></svg><a href=/ tabindex=3>first</a>')"""
     )
     page.eval("document.querySelector('.pale').style.color = getComputedStyle(document.body).backgroundColor")
+    page.eval("document.querySelector('#veil').style.opacity = 0.5")
     found = page.eval(AUDIT)
     for what in ("id act twice", "h2 is followed by h5", "table#t has no caption", "has no scope: x", "button has no name",
-                 "svg is neither hidden nor named", "has a place of its own", "p#act.pale in footer: 1.00"):  # fmt: skip
+                 "svg is neither hidden nor named", "has a place of its own", "p#act.pale in footer: 1.00",
+                 "p.faint in div#veil: "):  # fmt: skip
         assert any(what in line for line in found), (what, found)
 
 
@@ -111,3 +130,54 @@ def test_landmarks_and_names_for_readers(browser: Browser, agent: Agent, told: s
     assert len(roles["slider"]) == 7
     heads = page.eval("[...document.querySelectorAll('h1, h2')].map(h => Number(h.tagName[1]))")
     assert all(b - a <= 1 for a, b in pairwise(heads))
+
+
+def busier(finished: Round) -> Round:
+    """The same round with other numbers wherever a test's node always has the same."""
+    seen = finished.snapshot
+    states = ThreadStates(runnable=4, uninterruptible=3, iowait=1, sleeping=5)
+    node = msgspec.structs.replace(
+        seen.node,
+        memory_available_bytes=1 << 30,
+        zones=tuple(msgspec.structs.replace(zone, free=zone.free // 2) for zone in seen.node.zones),
+        kswapd={0: msgspec.structs.replace(seen.node.kswapd[0], wakeups=10**6)},
+    )
+    changed = msgspec.structs.replace(
+        seen,
+        node=node,
+        sources=tuple(msgspec.structs.replace(s, ok=False, error="gone", remedy="wait") for s in seen.sources),
+        cgroups={path: msgspec.structs.replace(c, threads_by_state=states) for path, c in seen.cgroups.items()},
+    )
+    return msgspec.structs.replace(finished, snapshot=changed)
+
+
+def test_a_new_round_leaves_the_place_of_who_reads(browser: Browser, agent: Agent) -> None:
+    """Every number may change; an element that is taken out and made anew takes a screen reader's place with it."""
+    made = neighbours.rounds(40, waves=True)
+    agent.show(made[:39])
+    page = opened(browser, agent)
+    page.eval("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    page.until("document.querySelectorAll('#latency-chart tbody tr').length === 39")
+    places = (
+        "#sources",
+        "#threads",
+        "#zones",
+        "#kswapd",
+        "#memory-free",
+        "#blame",
+        "#workloads",
+        "#latency-chart table",
+    )
+    before = {place: page.text(place) for place in places}
+    page.eval(
+        """(() => { window.lost = []; new MutationObserver(all => all.forEach(change => change.removedNodes.forEach(node => {
+    if (node.nodeType === 1 && !change.target.closest('[aria-hidden=true]')) lost.push(change.target.outerHTML.slice(0, 70));
+        }))).observe(document.querySelector('main'), {childList: true, subtree: true}); })()"""
+    )
+    page.eval("(window.reading = document.querySelector('#blame [tabindex=\"0\"]')).focus()")
+    agent.show([busier(made[39])])
+    page.until("document.querySelector('#live-text').textContent.startsWith('round 40 ')")
+    assert [place for place in places if page.text(place) == before[place]] == []
+    assert page.eval("lost") == []
+    assert page.eval("document.activeElement === reading")
+    assert page.text("#sources li") == "✕ waitsfailed: gone310 µswait"

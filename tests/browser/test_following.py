@@ -97,3 +97,38 @@ def test_when_the_agent_dies_the_last_numbers_stay(browser: Browser, agent: Agen
     assert "does not answer" in page.text("#alert")
     choose(page, "#filter", "web")
     assert heat_rows(page) == ["shop/web"], "they can still be looked through"
+
+
+def test_a_page_that_is_paused_stands_still_and_then_misses_nothing(browser: Browser, agent: Agent) -> None:
+    made = neighbours.rounds(46, waves=True)
+    agent.show(made[:40])
+    page = opened(browser, agent)
+    page.press("p", alt=True)
+    page.until("document.querySelector('#pause').textContent === 'Go on'")
+    assert page.text("[role=status]#pause-said") == "Paused: the page stands still."
+    assert page.text("#live-text").startswith("paused: round 40 ")
+    page.eval("window.changes = 0; new MutationObserver((all) => { changes += all.length; })"
+              ".observe(document.body, {childList: true, subtree: true, attributes: true, characterData: true})")  # fmt: skip
+    agent.show(made[40:45])
+    agent.journal.all = list(story.tell(220).entries)
+    page.eval("new Promise((done) => setTimeout(done, 2500))")  # more than two rounds
+    assert page.eval("changes") == 0
+    page.eval("document.querySelector('#pause').click()")
+    page.until("document.querySelector('#live-text').textContent.startsWith('round 45 ')")
+    assert page.text("#pause-said") == "The page goes on."
+    page.eval("document.querySelector('#cpu-chart details').open = true")
+    page.until("document.querySelectorAll('#cpu-chart tbody tr').length === 45")
+    agent.show(made[45:])
+    page.until("document.querySelector('#live-text').textContent.startsWith('round 46 ')")
+    assert page.errors() == []
+
+
+def test_a_pause_is_not_taken_for_the_agents_silence(browser: Browser, agent: Agent) -> None:
+    agent.show(neighbours.rounds(5))
+    page = opened(browser, agent)
+    page.eval(
+        "((now) => { window.ahead = 0; performance.now = () => now() + ahead; })(performance.now.bind(performance))"
+    )
+    page.eval("document.querySelector('#pause').click(); ahead = 3600000; document.querySelector('#pause').click()")
+    page.until("/^round 5 |^no /.test(document.querySelector('#live-text').textContent)")
+    assert page.text("#live-text").startswith("round 5 ")

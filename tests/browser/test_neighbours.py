@@ -169,6 +169,7 @@ def test_names_are_text_whatever_they_contain(browser: Browser, agent: Agent) ->
     page.until(LIVE)
     names = {line[0] for line in rows(page, "#workloads")[1:]}
     assert {name.strip() for name in HOSTILE} <= names, "the table has them whole"
+    page.until("document.querySelectorAll('.heat-names li').length > 0")  # drawn once its size is known
     titles = set(page.eval("[...document.querySelectorAll('.heat-names li')].map(n => n.title)"))
     assert set(HOSTILE) <= titles
     assert page.eval("alarms") == []

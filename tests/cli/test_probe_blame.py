@@ -9,7 +9,8 @@ from rich.console import Console
 from api.facts import Blame
 from api.ports import Seen
 from cli.probes.blame import matrix, victims
-from cli.probes.generic import Group, Interval, summarize
+from cli.probes.generic import summarize
+from cli.probes.intervals import Group, Interval
 
 
 def blame(throttled: int = 0, higher: int = 0, other: int = 0, **by_cgroup: int) -> Blame:

@@ -15,7 +15,8 @@ from api.histograms import SLOTS
 from api.ports import Seen
 from api.text import to_json
 from cli.probes.changes import Cell, cells, change
-from cli.probes.generic import Interval, Shown, summarize
+from cli.probes.generic import summarize
+from cli.probes.intervals import Interval, Shown
 from cli.probes.tables import render
 from cli.words import NONE
 
@@ -132,7 +133,7 @@ def test_growth_is_shown_as_a_rate_in_the_unit_of_its_name() -> None:
 def test_what_is_of_the_moment_is_no_rate() -> None:
     load = Load(one=1.5, five=0.25, fifteen=0.0, runnable_one=1.0, runnable_five=0.0, runnable_fifteen=0.0)
     lines = drawn(shown(Seen(), Seen({1: {"load": load, "threads_by_state": STATES}}), {1: "/web"}))
-    heads = "load1 load5 load15 run1 run5 run15 run stuck i/o asleep"
+    heads = "load1 load5 load15 run1 run5 run15 run blocked i/o asleep"
     assert lines[1].split() == heads.split()
     assert lines[2].split() == ["/web", "1.50", "0.25", "0.00", "1.00", "0.00", "0.00", "2", "0", "0", "5"]
 

@@ -13,7 +13,8 @@ from rich.console import Console
 from api.facts import Durations, Wakeups
 from api.histograms import SLOTS
 from api.ports import Seen
-from cli.probes.generic import Interval, summarize
+from cli.probes.generic import summarize
+from cli.probes.intervals import Interval
 from cli.probes.wakeups import Hop, chains, hops, view
 
 NEVER = Durations(sum_ns=0, count=0, slots=(0,) * SLOTS)

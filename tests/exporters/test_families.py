@@ -10,7 +10,7 @@ import pytest
 
 from api.catalogue import BY_NAME, CATALOGUE, COARSE_BOUNDS_S, WAIT_BOUNDS_S
 from api.decisions import Status
-from api.facts import Blame, Interface, IoStat, L3Monitor, Limits, Wait
+from api.facts import UNLIMITED, Blame, Interface, IoStat, L3Monitor, Limits, Wait
 from exporters.cgroups import MOST_CULPRITS, culprits
 from exporters.families import About, Observed, families
 from exporters.points import Distribution, Family
@@ -240,9 +240,7 @@ def test_no_limit_no_protection_and_no_quota_have_no_sample(observed: Observed) 
     assert kinds == {"max", "low", "swap_max"}
     for limits in (Limits(), Limits(quota_us=-1, period_us=100_000), Limits(quota_us=5, period_us=0)):
         assert points(with_web(limits=limits), "dioptase_cgroup_cpu_limit_cores") == {}
-    assert (
-        points(with_web(limits=Limits(memory_max_bytes=0x7FFFFFFFFFFFF000)), "dioptase_cgroup_memory_limit_bytes") == {}
-    )
+    assert points(with_web(limits=Limits(memory_max_bytes=UNLIMITED)), "dioptase_cgroup_memory_limit_bytes") == {}
     assert points(with_web(limits=Limits(cpus="0-")), "dioptase_cgroup_cpuset_cpus") == {}
 
 
