@@ -37,7 +37,7 @@ SEATS = 1 << 17
 """Tasks that can be remembered between two events, by the low bits of their pid: 2 MiB."""
 SPANS, STRETCHES = 16, 32
 """What each CPU remembers, to tell who had it during a wait: 2.5 KiB. Powers of two."""
-_HOLD_BYTES = 32
+_HOLD_BYTES = 40
 _STAMPED_FIELDS = {
     **fields.GROUP,
     "LAST_QUEUED": [("task_struct", "sched_info.last_queued", 8)],

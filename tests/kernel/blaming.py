@@ -73,8 +73,9 @@ def weigh(group: TestCgroup, shares: int) -> None:
 
 
 def limit(group: TestCgroup, quota_us: int = 20_000, period_us: int = 100_000) -> None:
+    """A negative quota is none."""
     if group.hierarchy.mode == "v2":
-        group.file("cpu", "cpu.max").write_text(f"{quota_us} {period_us}\n")
+        group.file("cpu", "cpu.max").write_text(f"{quota_us if quota_us > 0 else 'max'} {period_us}\n")
         return
     group.file("cpu", "cpu.cfs_period_us").write_text(f"{period_us}\n")
     group.file("cpu", "cpu.cfs_quota_us").write_text(f"{quota_us}\n")

@@ -29,6 +29,7 @@ from tests.kernel.blaming import (
     several,
     shoot,
     shoot_at_arrival,
+    throttled_ns,
     watch,
     weigh,
 )
@@ -130,6 +131,23 @@ def test_waits_of_a_quota_are_nobody_elses_doing(source: RunqLat) -> None:
     assert blame.throttled_ns == pytest.approx(seen.throttled(alone), rel=0.05)
     contended = seen.elapsed - seen.ran(alone) - seen.throttled(alone)
     assert parts(blame) - blame.throttled_ns == pytest.approx(contended, abs=0.05 * seen.elapsed)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_a_quota_did_before_the_probe_was_opened_is_no_part_of_any_wait(form: str) -> None:
+    """The kernel's clock of a group that was throttled for 0.3 s, whose quota is lifted now, says so for ever."""
+    with several("quota", "neighbour") as (victim, neighbour):
+        limit(victim)
+        pin(victim)
+        pin(neighbour)
+        assert eventually(lambda: throttled_ns(victim) > 300 * MS)
+        limit(victim, -1)
+        time.sleep(0.3)
+        with probe(form) as source:
+            assert eventually(lambda: source.read(live(victim))[victim.id].count > 5)
+            blame = source.blames(live(victim, neighbour))[victim.id]
+    assert blame.throttled_ns == 0
+    assert parts(blame) > 5 * MS
 
 
 def test_a_neighbour_is_not_to_blame_for_what_it_ran_while_the_quota_was_used_up(source: RunqLat) -> None:
