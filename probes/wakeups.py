@@ -114,6 +114,11 @@ class Wakers(Tabled):
         """What could not be counted lately, as of the latest read."""
         return super().problem() or self._ledger.problem()
 
+    @property
+    def lost_events(self) -> int | None:
+        """Those of every probe with a table, and wakeups that count as other because they found no place."""
+        return (super().lost_events or 0) + self._ledger.without_place.total
+
     def close(self) -> None:
         """Detach from the kernel. Idempotent."""
         self._ledger.close()
