@@ -25,7 +25,7 @@ from probes import fields
 from probes.btf import VMLINUX
 from probes.groups import Owners, places_for
 from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
-from probes.maps import Map, possible_cpus
+from probes.maps import Map, cpu_numbers, possible_cpu_ids
 from probes.pairs import NO_PAIRS, PARTS, Culprits, Pairs, pair_bits
 from probes.tabled import Counted, Tabled, durations
 
@@ -103,8 +103,8 @@ class RunqLat(Tabled):
         self._culprits = Culprits(loaded) if "pairs" in loaded.maps else None
         super().__init__(loaded, "runqlat", "switches", also=("holds",) if self._culprits else ())
         self._latest: _Reading | None = None
-        self._cpus = possible_cpus()
-        self._timelines = Map(*loaded.maps["timelines"], self._cpus) if self._culprits else None
+        self._cpus = possible_cpu_ids()
+        self._timelines = Map(*loaded.maps["timelines"], cpus=1) if self._culprits else None
 
     def read(
         self, live: Mapping[int, str], wanted: Collection[int] | None = None, *, complete: bool = True
@@ -149,9 +149,9 @@ class RunqLat(Tabled):
         with self.reading():
             if self._timelines is None:
                 return {}
-            lines = self._timelines.rows(range(self._cpus))
-            counted = zip(lines["waited_ns"].tolist(), lines["waits"].tolist(), strict=True)
-        return {cpu: Wait(sum_ns=ns, count=waits) for cpu, (ns, waits) in enumerate(counted)}
+            lines = self._timelines.rows(self._cpus)
+            counted = zip(self._cpus, lines["waited_ns"].tolist(), lines["waits"].tolist(), strict=True)
+        return {cpu: Wait(sum_ns=ns, count=waits) for cpu, ns, waits in counted}
 
     @property
     def blaming(self) -> bool:
@@ -204,7 +204,8 @@ def _blaming(form: Form) -> Form:
 
 
 def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX, *, blame: bool = False) -> Job:
-    """What the child is asked to do. With `blame`, forms that can tell who had the CPU are tried with it and then without."""
+    """What the child is asked to do; CPU numbers are below `cpus`. With `blame`, forms that can tell who had the CPU are tried
+    with it and then without."""
     here = Path(__file__).parent
     tried: list[Form] = []
     for name in forms:
@@ -233,4 +234,4 @@ def open_waits(
     *, forms: Sequence[str] = FORMS, blame: bool = True, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX
 ) -> RunqLat:
     """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
-    return opened(job(forms, possible_cpus(), btf, blame=blame), RunqLat, child_python=child_python)
+    return opened(job(forms, cpu_numbers(), btf, blame=blame), RunqLat, child_python=child_python)

@@ -32,7 +32,7 @@ from probes import fields
 from probes.btf import VMLINUX
 from probes.groups import places_for
 from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
-from probes.maps import possible_cpus
+from probes.maps import cpu_numbers
 from probes.pairs import PAIR_BYTES, Ledger, pair_bits
 from probes.tabled import Tabled, durations
 
@@ -139,7 +139,7 @@ def decode(row: Sequence[int], by_path: Mapping[str, Sequence[int]], unnamed: Se
 
 
 def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:
-    """What the child is asked to do."""
+    """What the child is asked to do; CPU numbers are below `cpus`."""
     here = Path(__file__).parent
     return Job(
         sources=[here / name for name in ("common.bpf.h", "pairs.bpf.h", "wakeups.bpf.c")],
@@ -161,4 +161,4 @@ def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:
 
 def open_wakeups(*, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX) -> Wakers:
     """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
-    return opened(job(forms, possible_cpus(), btf), Wakers, child_python=child_python)
+    return opened(job(forms, cpu_numbers(), btf), Wakers, child_python=child_python)

@@ -17,7 +17,7 @@ from api.histograms import BOUNDS_NS, SLOTS, slot_of
 from api.ports import Unavailable
 from probes import bpf, doctor
 from probes.loader import Form, Job, Program, load
-from probes.maps import possible_cpus
+from probes.maps import cpu_numbers
 from probes.runqlat import FORMS, RunqLat, job, open_waits
 from tests.kernel.probing import gone, probe, program_ids
 from tests.kernel.support import require_root
@@ -78,7 +78,7 @@ def test_descriptors_are_not_inherited_by_programs_that_the_agent_starts() -> No
 def test_the_next_form_is_taken_where_one_is_refused() -> None:
     with probe("tp_btf", "raw_tp", "classic"):
         pass
-    whole = job(FORMS, possible_cpus())
+    whole = job(FORMS, cpu_numbers())
     broken = msgspec.structs.replace(whole.forms[0], fields={"LAST_QUEUED": [("task_struct", "no_such_field", 8)]})
     with load(msgspec.structs.replace(whole, forms=[broken, *whole.forms[1:]])) as loaded:
         assert loaded.form == "raw_tp"

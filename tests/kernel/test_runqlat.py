@@ -19,7 +19,7 @@ from api.rates import wait_delta
 from probes import bpf
 from probes.groups import ROOT_ID
 from probes.loader import load
-from probes.maps import possible_cpus
+from probes.maps import cpu_numbers
 from probes.runqlat import FORMS, RunqLat, job
 from tests.kernel.probing import LAST_CPU, PINNED, Schedstat, eventually, probe
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
@@ -289,7 +289,7 @@ def test_a_full_table_loses_visibly_and_keeps_what_it_has() -> None:
     hierarchy = require_writable_cgroups()
     with probe("tp_btf", "raw_tp", "classic") as example:
         form = example.form
-    small = job((form,), possible_cpus())
+    small = job((form,), cpu_numbers())
     small = msgspec.structs.replace(small, constants={**small.constants, "PLACES": 16})
     with load(small) as loaded:
         source = RunqLat(loaded)

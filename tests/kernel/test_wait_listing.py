@@ -11,7 +11,7 @@ import pytest
 from api.facts import Wait
 from probes.groups import ROOT_ID
 from probes.loader import load
-from probes.maps import possible_cpus
+from probes.maps import cpu_numbers
 from probes.runqlat import RunqLat, job
 from tests.kernel.probing import probe
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
@@ -68,7 +68,7 @@ def test_a_full_table_says_so_and_calls_nothing_zero(monkeypatch: pytest.MonkeyP
     hierarchy = require_writable_cgroups()
     with probe(*FORMS) as example:
         form = example.form
-    small = job((form,), possible_cpus())
+    small = job((form,), cpu_numbers())
     small = msgspec.structs.replace(small, constants={**small.constants, "PLACES": 16})
     with load(small) as loaded:
         source = RunqLat(loaded)
@@ -97,7 +97,7 @@ def test_whatever_was_not_counted_is_lost_and_what_the_kernel_left_out_too(monke
     """One seat for all tasks: nearly every wait of the classic form finds another task's stamp there."""
     with probe("classic"):
         pass
-    small = job(("classic",), possible_cpus())
+    small = job(("classic",), cpu_numbers())
     small = msgspec.structs.replace(small, constants={**small.constants, "SEATS": 1})
     with load(small) as loaded:
         source = RunqLat(loaded)

@@ -20,7 +20,7 @@ from api.ports import Unavailable
 from api.rates import wait_delta
 from probes.groups import ROOT_ID
 from probes.loader import load
-from probes.maps import possible_cpus
+from probes.maps import cpu_numbers
 from probes.wakeups import FORMS, NEVER, NOTHING, Wakers, job, open_wakeups
 from tests.kernel.blaming import SHARES, weigh
 from tests.kernel.probing import eventually, opened
@@ -281,7 +281,7 @@ def test_a_full_table_of_pairs_says_so_and_every_wakeup_still_counts() -> None:
     """Two pairs on each CPU, for eight hops in a row."""
     with opened(open_wakeups) as example:
         form = example.form
-    made = job((form,), possible_cpus())
+    made = job((form,), cpu_numbers())
     small = msgspec.structs.replace(made, constants={**made.constants, "PAIR_BITS": 1})
     with several(*"abcdefgh") as groups, load(small) as loaded:
         source = Wakers(loaded)
