@@ -7,8 +7,9 @@
  *
  * Whoever wakes in an interrupt has nothing to do with the task that it interrupted: the kernel's count of preemption tells.
  * One kind of interrupt is somebody's own doing. What a task sends over loopback or to another network namespace of this
- * node is received by the same CPU in a softirq that the sender asked for: wakeups there are those of the one who asked,
- * the latest one where there were several.
+ * node is received by the same CPU in a softirq that the sender asked for: wakeups there are those of the one who asked.
+ * Where several asked before it ran, and where the softirq left packets over for its next run, they may be anybody's: then
+ * they are an interrupt's.
  *
  * One signature serves all: the context of a raw tracepoint is the array of its arguments.
  */
@@ -177,9 +178,12 @@ int on_switch(u64 *ctx)
 int on_raise(u64 *ctx)
 {
 	struct receiving *here = receiving();
+	u32 who;
 
-	if ((u32)ctx[0] == NET_RX && here)
-		here->asked = doer();
+	if ((u32)ctx[0] != NET_RX || !here)
+		return 0;
+	who = here->now == NOBODY ? doer() : INTERRUPT;
+	here->asked = here->asked == NOBODY || here->asked == who ? who : INTERRUPT;
 	return 0;
 }
 

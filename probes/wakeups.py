@@ -10,9 +10,11 @@ own as wakers, and the root's tasks when they are woken.
 Wakeups in interrupts, hard and soft, are nobody's: whatever task they interrupted has nothing to do with them. But packets that
 a task sends over loopback, or to another network namespace of this node, are received in a softirq that the task itself has
 asked for: wakeups there are the sender's, so that chains of services that talk by TCP on one node are seen. Where several
-asked one CPU for it at the same time, they are the latest one's, and that may be an interrupt.
+asked one CPU for it before it came to that, a network device among them, and where packets were left over for the next
+softirq, wakeups count as an interrupt's.
 
-What it cannot see: why somebody was woken (a waker need not have sent anything: releasing a lock wakes too); wakeups that
+What it cannot see: why somebody was woken (a waker need not have sent anything: releasing a lock wakes too); which packets a
+network device brings while a sender's are being received, in the same softirq: what they wake is the sender's; wakeups that
 have not led to a switch yet; and, with PREEMPT_RT, interrupts that run in threads, which are kernel threads here. Lost is a
 wakeup whose task shares the low bits of its pid with another one that was woken meanwhile.
 
