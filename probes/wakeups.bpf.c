@@ -16,6 +16,10 @@
 #include "common.bpf.h"
 #include "pairs.bpf.h"
 
+#ifdef SOFTIRQ_OF_TASK
+#error this kernel is a PREEMPT_RT one, which counts softirqs by task, so interrupts cannot be told from tasks
+#endif
+
 #define NOBODY 0U
 #define INTERRUPT 0xFFFFFFFFU
 #define KERNEL_THREAD 0xFFFFFFFEU

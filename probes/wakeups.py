@@ -15,8 +15,7 @@ softirq, wakeups count as an interrupt's.
 
 What it cannot see: why somebody was woken (a waker need not have sent anything: releasing a lock wakes too); which packets a
 network device brings while a sender's are being received, in the same softirq: what they wake is the sender's; wakeups that
-have not led to a switch yet; and, with PREEMPT_RT, interrupts that run in threads, which are kernel threads here. Lost is a
-wakeup whose task shares the low bits of its pid with another one that was woken meanwhile.
+have not led to a switch yet; and interrupts that run in threads, which are kernel threads here. Lost is a wakeup whose task shares the low bits of its pid with another one that was woken meanwhile.
 
 It costs something at each wakeup and each switch, and most people do not need it all the time, so the agent loads it only where
 the setting `probes` names it. docs/adding-a-probe.md says what it costs.
@@ -59,6 +58,7 @@ _FIELDS = {
     "RQ": [("cfs_rq", "rq", 8)],
 }
 _PREEMPTION = {
+    **fields.PREEMPT_RT,
     # Of each task (arm64, riscv), or of each CPU: x86, in one struct with others from 64701838bf05 (6.2) to 6.14.
     "PREEMPT_COUNT": [
         ("task_struct", "thread_info.preempt.count", 4),
@@ -157,7 +157,8 @@ def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:
             "PAIR_SLOTS": SLOTS,
         },
         btf=btf,
-        remedy="boot Linux 5.10 or later, with its per-CPU variables in BTF (CONFIG_DEBUG_INFO_BTF, pahole 1.18 or later)",
+        remedy="boot Linux 5.10 or later without PREEMPT_RT, with its per-CPU variables in BTF (CONFIG_DEBUG_INFO_BTF, pahole"
+        " 1.18 or later)",
     )
 
 
