@@ -57,7 +57,9 @@ class Lost(msgspec.Struct, frozen=True):
     asleep: int
     """The scheduler's stamp counted sleep as waiting, because the task was moved to another CPU in its sleep."""
     seat: int
-    """Another task had taken the place that remembers when this one became runnable (classic form only)."""
+    """Another task had taken the place that remembers this one: when it became runnable (classic form), woke or began to
+    reclaim; or that the scheduler's stamp counts sleep, which the next wait of this one then includes. What it had waited
+    before it was moved is forgotten without being counted here."""
 
 
 class Absentees:
