@@ -15,7 +15,9 @@ softirq, wakeups count as an interrupt's.
 
 What it cannot see: why somebody was woken (a waker need not have sent anything: releasing a lock wakes too); which packets a
 network device brings while a sender's are being received, in the same softirq: what they wake is the sender's; wakeups that
-have not led to a switch yet; and interrupts that run in threads, which are kernel threads here. Lost is a wakeup whose task shares the low bits of its pid with another one that was woken meanwhile.
+have not led to a switch yet; and interrupts that run in threads, which are kernel threads here. PREEMPT_RT kernels are refused.
+Lost is a wakeup whose task shares the low bits of its pid with another one that was woken meanwhile; and, since Linux 6.2, one
+in an interrupt that comes while a wakeup on that CPU is being counted, which only a task that wakes itself leaves room for.
 
 It costs something at each wakeup and each switch, and most people do not need it all the time, so the agent loads it only where
 the setting `probes` names it. docs/adding-a-probe.md says what it costs.
