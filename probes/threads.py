@@ -6,8 +6,8 @@ without the groups below. Loads are the kernel's arithmetic (`api.load`), sample
 the cgroup: what /proc/loadavg would show of a node that began then and had only these threads.
 
 What it cannot see: anything between two reads, and threads outside of its pid namespace (in a pod: set hostPID). They are not
-counted again before 50 times as long has passed as that took: a node of 100,000 threads, each some 450 ns, has numbers that are
-two seconds old at most, and cgroups that were made since are absent.
+counted again before 50 times as long has passed as that took: a node of 100,000 threads, each some 450 ns, has numbers
+up to some two seconds old, and cgroups that were made since are absent.
 
 Forms: `iterator` has the kernel write 16 bytes for each thread, and costs nothing between reads. `proc` reads two files for
 each thread, costs a hundred times as much, does not know `iowait`, and is tried only where somebody asks for it.
