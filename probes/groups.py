@@ -36,7 +36,7 @@ def places_for(cpus: int, value_bytes: int) -> int:
 
     | CPUs | run-queue waits with blame, 288 bytes | throttles, 240 | sockets, 72 | counters, 24 | wakeups, 672 |
     |---:|---|---|---|---|---|
-    |  64 | 3,640 places, 64 MiB  | 4,096 places, 60 MiB  | 4,096 places, 18 MiB  | 4,096 places,  6 MiB | 1,560 places, 64 MiB |
+    |  64 | 3,640 places, 64 MiB  | 4,096 places, 60 MiB  | 4,096 places, 18 MiB  | 4,096 places, 6 MiB | 1,560 places, 64 MiB |
     | 128 | 1,820 places, 64 MiB  | 2,184 places, 64 MiB  | 4,096 places, 36 MiB  | 4,096 places, 12 MiB | 780 places, 64 MiB |
     | 256 | 1,820 places, 128 MiB | 2,184 places, 128 MiB | 4,096 places, 72 MiB  | 4,096 places, 24 MiB | 780 places, 128 MiB |
     | 512 | 1,820 places, 256 MiB | 2,184 places, 256 MiB | 4,096 places, 144 MiB | 4,096 places, 48 MiB | 780 places, 256 MiB |
