@@ -32,8 +32,8 @@ int on_switch(u64 *ctx)
 	if (!sum_ns && !FIELD(u32, cfs_rq, RUNTIME_ENABLED))
 		return 0;
 	group = FIELD(u64, next, TASK_GROUP);
-	tag = FIELD(u64, group, CSS_SERIAL) + 1;
-	place = place_of(group);
+	tag = tag_of(group);
+	place = place_for(group, tag);
 	row = throttles.lookup(&place);
 	sight = sights.lookup(&place);
 	if (!row || !sight)

@@ -47,19 +47,13 @@ struct receiving {
 };
 BPF_PERCPU_ARRAY(receivings, struct receiving, 1);
 
-#ifdef TYPED
-static u64 (*task_now)(void) = (void *)BPF_FUNC_get_current_task_btf;
-#else
-static u64 (*task_now)(void) = (void *)BPF_FUNC_get_current_task;
-#endif
-
 /*
  * How deep in interrupts and the like this CPU is. Where that is a per-CPU variable, it lies at the same distance from the
  * CPU's run queue everywhere; its address is asked of no symbol table, because not every kernel lists data there.
  */
 static __always_inline u32 preempt_count(void)
 {
-	u64 task = task_now();
+	u64 task = CURRENT();
 #ifdef PREEMPT_COUNT
 	return FIELD(u32, task, PREEMPT_COUNT);
 #elif defined CPU_PREEMPT_COUNT && defined RUNQUEUES
@@ -93,7 +87,7 @@ static __always_inline u32 doer(void)
 		here = receiving();
 		return here && here->now != NOBODY ? here->now : INTERRUPT;
 	}
-	task = task_now();
+	task = CURRENT();
 	if (FIELD(u32, task, FLAGS) & PF_KTHREAD)
 		return KERNEL_THREAD;
 	group = FIELD(u64, task, TASK_GROUP);
