@@ -31,6 +31,8 @@ class Shot(NamedTuple):
     ran_ns: Mapping[str, int]
     throttled_ns: Mapping[str, int]
     at_ns: int
+    late_ns: int = 0
+    """How far apart what it has of one moment may be: from before the arrival that was waited for until all was read."""
 
 
 def live(*groups: TestCgroup) -> dict[int, str]:
@@ -138,9 +140,12 @@ def shoot_at_arrival(source: RunqLat, groups: Sequence[TestCgroup]) -> Shot:
         return source.read(live(*groups), {first.id}, complete=False)[first.id].count
 
     before, deadline = arrivals(), time.monotonic() + 5
+    since = time.monotonic_ns()
     while arrivals() == before and time.monotonic() < deadline:
+        since = time.monotonic_ns()
         time.sleep(0.001)
-    return shoot(source, groups)
+    shot = shoot(source, groups)
+    return shot._replace(late_ns=shot.at_ns - since)
 
 
 @contextmanager

@@ -178,13 +178,19 @@ def watch(source: Wakers, stages: Sequence[Stage]) -> tuple[list[Wakeups], list[
     # Where the machine is so busy that bytes find nobody asleep, as the kernel's own books show, the run says nothing of them.
     for _ in range(3):
         assert eventually(lambda: all(state(stage.process.pid) == "S" for stage in stages))
-        before, started = read(source, *groups), [stage.slept() for stage in stages]
+        before, started, missed = read(source, *groups), [stage.slept() for stage in stages], left_out(source)
         run(stages[0])
         assert eventually(lambda: all(state(stage.process.pid) == "S" for stage in stages))
         after, slept = read(source, *groups), [stage.slept() - at for stage, at in zip(stages, started, strict=True)]
+        assert left_out(source) == missed, "CLOSE is not for what the kernel keeps from the programs"
         if min(slept) > (1 - CLOSE / 2) * TIMES:
             break
     return [grown(before[group.path], after[group.path]) for group in groups], slept
+
+
+def left_out(source: Wakers) -> int:
+    """Runs of its programs that the kernel left out because they came in the middle of another one."""
+    return sum(program.missed for program in source.stats().values())
 
 
 def state(pid: int) -> str:
