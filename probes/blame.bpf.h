@@ -16,8 +16,9 @@
  * Own quota: cfs_rq.throttled_clock_self says since when the group, or one above it, is throttled on this CPU, and
  * throttled_clock_self_time for how long it was in all (677ea015f231, Linux 6.6). The first is noted when a task of the group
  * leaves the CPU; by how much the second has grown when one comes back tells when the throttle ended. What lies between is no
- * neighbour's doing. Only the latest throttle is known. Since Linux 6.18 a wait has one at most, because each task is
- * throttled by itself, on its way to user space. Where a group was throttled without leaving the CPU (before 6.18, when a
+ * neighbour's doing. Only the latest throttle is known. Since Linux 6.18 (BY_TASK) a wait has one at most, because each task is
+ * throttled by itself, on its way to user space: one that comes in while its group is throttled was not, and has waited for
+ * whoever ran. Where a group was throttled without leaving the CPU (before 6.18, when a
  * sibling used up their parent's quota) the length is right, and the throttle is taken to have ended with the wait; the first
  * one of a group on a CPU stays with whoever ran, because its length is not known. Before Linux 6.6 there is throttle_count
  * alone: a throttle is then taken to end when the group's first task is back.
@@ -229,11 +230,13 @@ static __always_inline struct hold throttle_of(struct waited *wait)
 	if (!since && !total)
 		return none;
 #endif
+#ifndef BY_TASK
 	if (since) { /* It is throttled still, and comes in to finish what it does in the kernel. */
 		none.from = since;
 		none.until = wait->end;
 		return none;
 	}
+#endif
 	hold = holds.lookup(&place);
 	if (!hold)
 		return none;

@@ -14,6 +14,7 @@ import pytest
 
 from api.facts import Blame
 from cli.probes.screen import cgroup_paths
+from probes.btf import Btf, BtfError
 from probes.runqlat import RunqLat
 from tests.kernel.blaming import (
     FORMS,
@@ -55,6 +56,14 @@ reader, writer = int(sys.argv[2]), int(sys.argv[3])
 while os.read(reader, 1): os.write(writer, b"x")
 """
 """Passes on what it gets. Two of them play table tennis once somebody throws the ball in."""
+
+DIG = """
+import mmap, os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+random, page = os.open("/dev/urandom", os.O_RDONLY), mmap.mmap(-1, 1 << 20)
+while True: os.readv(random, [page] * 1000)
+"""
+"""Stays in the kernel for seconds at a time, where no quota can stop it since Linux 6.18."""
 
 
 @pytest.fixture(params=FORMS)
@@ -180,6 +189,23 @@ def test_several_tasks_of_one_quota_are_throttled_each_by_itself(source: RunqLat
     assert seen.throttled(group) > 0.2 * seen.elapsed
     assert blame.throttled_ns == pytest.approx(3 * seen.throttled(group), rel=0.06)
     assert blame.by_cgroup[group.path] == pytest.approx(2 * seen.ran(group), rel=0.12)
+
+
+def test_a_task_that_the_quota_of_its_group_does_not_stop_waits_for_whoever_runs(source: RunqLat) -> None:
+    """One task is throttled and the other one, in the kernel, is not: it waits exactly while the neighbour runs."""
+    try:
+        Btf.read().field("task_struct", "throttled")
+    except BtfError as error:
+        pytest.skip(f"this kernel throttles all tasks of a group at once: {error}")
+    with several("quota", "neighbour") as (victim, neighbour):
+        limit(victim)
+        pin(neighbour)
+        pin(victim)
+        victim.start([sys.executable, "-c", DIG, str(LAST_CPU)])
+        seen = watch(source, [neighbour, victim])
+    blame = seen.blame(victim)
+    assert seen.ran(victim) > 0.3 * seen.elapsed, "more than its quota"
+    assert blame.by_cgroup[neighbour.path] > 0.8 * seen.ran(neighbour)
 
 
 def test_groups_below_a_quota_are_held_back_by_it_and_not_by_each_other(source: RunqLat) -> None:
