@@ -55,7 +55,7 @@ _THROTTLE = {
     "THROTTLED_NS": [("cfs_rq", "throttled_clock_self_time", 8)],
     # All that there is before 677ea015f231 (Linux 6.6), and nothing without CONFIG_CFS_BANDWIDTH.
     "THROTTLE_COUNT": [("cfs_rq", "throttle_count", 4)],
-    # Tasks are throttled one by one since e1fad12dcb66 (Linux 6.18).
+    # Tasks are throttled one by one since Linux 6.18.
     "BY_TASK": [("task_struct", "throttled", 1)],
 }
 # Sleeping tasks may stay queued since 152e11f6df29 (Linux 6.12).
