@@ -258,7 +258,7 @@ CATALOGUE: tuple[Metric, ...] = (
            "there is one, absent where the running kernel takes none.", ("source", "detail")),
     Metric("dioptase_source_duration_seconds", "gauge", "seconds", "How long a source took in the latest round.", ("source",)),
     Metric("dioptase_source_lost_events_total", "counter", "",
-           "Events that a source could not count since it was opened, for want of a place to keep them.", ("source",)),
+           "Events that a source could not count since it was opened, for whatever reason.", ("source",)),
     Metric("dioptase_limitations", "gauge", "", "Things that this node lacks, each with its remedy in the banner."),
     Metric("dioptase_journal_writable", "gauge", "", "Whether decisions reach the disk; they are kept in memory else."),
     Metric("dioptase_recording_writable", "gauge", "", "Whether rounds reach the recording, where one is asked for."),

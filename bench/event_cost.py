@@ -25,7 +25,7 @@ from bench.event_loads import LOADS, SLEEPERS
 from bench.machine import this_machine
 from probes import blockio, bpf, counters, kswapd, migrations, sockets, softirq, threads, throttles, wakeups
 from probes.loader import Form, Job, Loaded, Program, load
-from probes.maps import possible_cpu_ids, possible_cpus
+from probes.maps import cpu_numbers, possible_cpu_ids, possible_cpus
 from probes.perf_event import SOFTWARE, Event
 
 LOAD_S = 1.0
@@ -77,10 +77,10 @@ def contestants(scratch: Path, events: counters.Events) -> list[Contestant]:
         found.append(
             Contestant(f"kswapd, {form}", "reads under a limit", kswapd.job((form,), kswapd.nodes_with_memory()))
         )
-        who = wakeups.job((form,), possible_cpus())
+        who = wakeups.job((form,), cpu_numbers())
         found += [Contestant(f"wakeups, {form}", load, who) for load in ("switches", "datagrams")]
         two_nodes = partial(migrations.Migrations, cpu_nodes={cpu: cpu for cpu in os.sched_getaffinity(0)})
-        found.append(Contestant(f"migrations, {form}", "moves", migrations.job((form,), possible_cpus()), two_nodes))
+        found.append(Contestant(f"migrations, {form}", "moves", migrations.job((form,), cpu_numbers()), two_nodes))
         reading = partial(counters.Counters, events=events)
         counting = counters.job((form,), possible_cpu_ids(), events)
         found.append(Contestant(f"counters, {form}", "switches", counting, reading))

@@ -16,10 +16,12 @@
  * Own quota: cfs_rq.throttled_clock_self says since when the group, or one above it, is throttled on this CPU, and
  * throttled_clock_self_time for how long it was in all (677ea015f231, Linux 6.6). The first is noted when a task of the group
  * leaves the CPU; by how much the second has grown when one comes back tells when the throttle ended. What lies between is no
- * neighbour's doing. Only the latest throttle is known. Since Linux 6.18 a wait has one at most, because each task is
- * throttled by itself, on its way to user space. Where a group was throttled without leaving the CPU (before 6.18, when a
- * sibling used up their parent's quota) the length is right, and the throttle is taken to have ended with the wait. Before
- * Linux 6.6 there is throttle_count alone: a throttle is then taken to end when the group's first task is back.
+ * neighbour's doing. Only the latest throttle is known. Since Linux 6.18 (BY_TASK) a wait has one at most, because each task is
+ * throttled by itself, on its way to user space: one that comes in while its group is throttled was not, and has waited for
+ * whoever ran. Where a group was throttled without leaving the CPU (before 6.18, when a
+ * sibling used up their parent's quota) the length is right, and the throttle is taken to have ended with the wait; the first
+ * one of a group on a CPU stays with whoever ran, because its length is not known. Before Linux 6.6 there is throttle_count
+ * alone: a throttle is then taken to end when the group's first task is back.
  */
 #ifndef DIOPTASE_BLAME_BPF_H
 #define DIOPTASE_BLAME_BPF_H
@@ -71,9 +73,12 @@ struct parts {
 	u64 throttled_ns, higher_class_ns, other_ns;
 };
 
-/* The latest throttle of a group on this CPU. `left`: since when one lasts that has not been seen to end; 0: none. */
+/*
+ * The latest throttle of a group on this CPU. `left`: since when one lasts that has not been seen to end; 0: none. `seen` is how
+ * long it was throttled in all, as of the last look, and `tag` whose look that was.
+ */
 struct hold {
-	u64 left, seen, from, until;
+	u64 tag, left, seen, from, until;
 };
 BPF_PERCPU_ARRAY(holds, struct hold, PLACES);
 
@@ -106,10 +111,38 @@ static __always_inline u64 throttled_since(u64 cfs_rq)
 #endif
 }
 
+/* How long the group was throttled on this CPU in all, but for a throttle that lasts. */
+static __always_inline u64 throttled_ns(u64 cfs_rq)
+{
+#ifdef THROTTLED_NS
+	return FIELD(u64, cfs_rq, THROTTLED_NS);
+#else
+	return 0;
+#endif
+}
+
+/*
+ * What the group was throttled before it is seen here for the first time is its past, and no part of any wait. Without a branch,
+ * because the verifier would walk everything behind it twice: `known` is all ones where it was seen before, or nothing.
+ */
+static __always_inline void meet(struct hold *hold, u64 tag, u64 total)
+{
+	u64 differs = hold->tag ^ tag, known;
+
+	asm volatile("" : "+r"(differs));
+	known = ~(u64)((s64)(differs | -differs) >> 63);
+	asm volatile("" : "+r"(known));
+	hold->tag = tag;
+	hold->left &= known;
+	hold->from &= known;
+	hold->until &= known;
+	hold->seen = (hold->seen & known) | (total & ~known);
+}
+
 /* A task leaves this CPU, maybe because its group is throttled. */
 static __always_inline void leave(u64 task)
 {
-	u64 since = throttled_since(FIELD(u64, task, CFS_RQ));
+	u64 cfs_rq = FIELD(u64, task, CFS_RQ), since = throttled_since(cfs_rq);
 	struct timeline *line = this_timeline();
 	struct hold *hold;
 	u32 place;
@@ -118,8 +151,10 @@ static __always_inline void leave(u64 task)
 		return;
 	place = line->place;
 	hold = holds.lookup(&place);
-	if (hold)
-		hold->left = since;
+	if (!hold)
+		return;
+	meet(hold, tag_of(FIELD(u64, task, TASK_GROUP)), throttled_ns(cfs_rq));
+	hold->left = since;
 }
 
 /* Add what is about to be forgotten as a span to the latest stretch, or begin a new one with it. */
@@ -187,23 +222,25 @@ static __always_inline void task_comes_in(u64 task, struct waited *wait)
 /* The throttle that this wait may lie in, as `from` and `until`. */
 static __always_inline struct hold throttle_of(struct waited *wait)
 {
-	u64 since = throttled_since(wait->cfs_rq), total = 0;
+	u64 since = throttled_since(wait->cfs_rq), total = throttled_ns(wait->cfs_rq);
 	struct hold none = {}, *hold;
 	u32 place = wait->place;
 
 #ifdef THROTTLED_NS
-	total = FIELD(u64, wait->cfs_rq, THROTTLED_NS);
 	if (!since && !total)
 		return none;
 #endif
+#ifndef BY_TASK
 	if (since) { /* It is throttled still, and comes in to finish what it does in the kernel. */
 		none.from = since;
 		none.until = wait->end;
 		return none;
 	}
+#endif
 	hold = holds.lookup(&place);
 	if (!hold)
 		return none;
+	meet(hold, wait->tag, total);
 #ifdef THROTTLED_NS
 	if (total != hold->seen) {
 		hold->from = hold->left ? hold->left : wait->end - (total - hold->seen);

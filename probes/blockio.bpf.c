@@ -41,20 +41,6 @@ struct counters {
 BPF_HASH(blockio, struct where, struct counters, PAIRS);
 BPF_ARRAY(zeros, struct counters, 1);
 
-#ifdef TYPED
-static u64 (*task_now)(void) = (void *)BPF_FUNC_get_current_task_btf;
-#else
-static u64 (*task_now)(void) = (void *)BPF_FUNC_get_current_task;
-#endif
-
-/* Autogroups have no cgroup of their own and belong to the root. */
-static __always_inline u64 id_of(u64 cgroup)
-{
-	u64 node = cgroup ? FIELD(u64, cgroup, CGROUP_KN) : 0;
-
-	return node ? FIELD(u64, node, KN_ID) : ROOT_CGROUP_ID;
-}
-
 /* Number of the cgroup that the kernel charges, if it is in the hierarchy of this one, else 0. */
 static __always_inline u64 charged_to(u64 request, u64 cgroup)
 {
@@ -74,7 +60,7 @@ static __always_inline u64 charged_to(u64 request, u64 cgroup)
 
 static __always_inline u64 cgroup_now(void)
 {
-	u64 group = FIELD(u64, task_now(), TASK_GROUP);
+	u64 group = FIELD(u64, CURRENT(), TASK_GROUP);
 
 	return FIELD(u64, group, CSS_CGROUP);
 }

@@ -165,7 +165,7 @@ def job(forms: Sequence[str], btf: Path = VMLINUX) -> Job:
         maps=["blockio", "lost"],
         constants={"SLOTS": SLOTS, "SEATS": 1, "PLACES": 1, "PAIRS": PAIRS, "REQUESTS": REQUESTS},
         btf=btf,
-        remedy="use Linux 5.5 or later for tp_btf, 4.17 for raw tracepoints, with CONFIG_BLOCK",
+        remedy="use Linux 5.5 or later, with CONFIG_BLOCK",
     )
 
 

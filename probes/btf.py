@@ -35,10 +35,12 @@ class BtfError(Exception):
 
 
 class Field(NamedTuple):
-    """Where a field lies in its struct, in bytes; `size` is None for a type without one (a flexible function type)."""
+    """Where a field lies in its struct, in bytes; `size` is None for a type without one (a flexible function type), and
+    `parts` tells whether it is a struct or union of its own."""
 
     offset: int
     size: int | None
+    parts: bool = False
 
 
 class Bit(NamedTuple):
@@ -195,7 +197,8 @@ class Btf:
         byte offset, and where this kernel has no such struct or member.
         """
         found = self._found(struct_name, path, bitfield=False)
-        return Field(found.bits // 8, self._size(found.number))
+        kind = self._type(self._strip(found.number)).kind
+        return Field(found.bits // 8, self._size(found.number), kind in (STRUCT, UNION))
 
     def bit(self, struct_name: str, path: str) -> Bit:
         """Place of a bitfield of one bit. Raises BtfError where this kernel has no such struct or member, or a wider one."""

@@ -125,6 +125,9 @@ def _place(types: btf.Btf, macro: str, struct_name: str, path: str, size: int) -
     field = types.field(struct_name, path)
     if field.size != size:
         raise btf.BtfError(f"struct {struct_name}: {path} has {field.size} bytes, not {size}")
+    if field.parts:
+        # Such as kernfs_node.id before Linux 5.5: a number of 64 bits, but not the one that people see.
+        raise btf.BtfError(f"struct {struct_name}: {path} is no number but a struct or union of that size")
     return {macro: field.offset}
 
 

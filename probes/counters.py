@@ -97,8 +97,8 @@ class Counters(Tabled):
 
     @property
     def lost_events(self) -> int | None:
-        """Of both kinds, since the start, as of the latest read."""
-        return self._overflow.total + self._without_counters.total
+        """Turns without counters, and those of every probe with a table."""
+        return (super().lost_events or 0) + self._without_counters.total
 
     def _read_turns(self) -> Rows:
         """struct turn by CPU."""

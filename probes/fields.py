@@ -22,6 +22,9 @@ MEMBER: Fields = {
 }
 """The cgroup that a task is in, whether it has the cpu controller or not."""
 
+PREEMPT_RT: Fields = {"SOFTIRQ_OF_TASK": [("task_struct", "softirq_disable_cnt", 4)]}
+"""There on PREEMPT_RT kernels alone, where softirqs run in threads, and others may run in the middle of them."""
+
 
 def unified(proc: Path = Path("/proc")) -> dict[str, int]:
     """The macro UNIFIED where the cpu controller is in the version 2 hierarchy, as far as this process's own file tells."""

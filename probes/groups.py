@@ -34,14 +34,15 @@ Numbers = npt.NDArray[np.uint64]
 def places_for(cpus: int, value_bytes: int) -> int:
     """Places that fit: 4,096, or fewer on a large machine where values are large. The kernel takes the memory at once.
 
-    | CPUs | run-queue waits with blame, 280 bytes | throttles, 240 | sockets, 72 | counters, 24 |
-    |---:|---|---|---|---|
-    |  64 | 3,744 places, 64 MiB  | 4,096 places, 60 MiB  | 4,096 places, 18 MiB  | 4,096 places,  6 MiB |
-    | 128 | 1,872 places, 64 MiB  | 2,184 places, 64 MiB  | 4,096 places, 36 MiB  | 4,096 places, 12 MiB |
-    | 256 | 1,872 places, 128 MiB | 2,184 places, 128 MiB | 4,096 places, 72 MiB  | 4,096 places, 24 MiB |
-    | 512 | 1,872 places, 256 MiB | 2,184 places, 256 MiB | 4,096 places, 144 MiB | 4,096 places, 48 MiB |
+    | CPUs | run-queue waits with blame, 288 bytes | throttles, 240 | sockets, 72 | counters, 24 | wakeups, 672 |
+    |---:|---|---|---|---|---|
+    |  64 | 3,640 places, 64 MiB  | 4,096 places, 60 MiB  | 4,096 places, 18 MiB  | 4,096 places, 6 MiB | 1,560 places, 64 MiB |
+    | 128 | 1,820 places, 64 MiB  | 2,184 places, 64 MiB  | 4,096 places, 36 MiB  | 4,096 places, 12 MiB | 780 places, 64 MiB |
+    | 256 | 1,820 places, 128 MiB | 2,184 places, 128 MiB | 4,096 places, 72 MiB  | 4,096 places, 24 MiB | 780 places, 128 MiB |
+    | 512 | 1,820 places, 256 MiB | 2,184 places, 256 MiB | 4,096 places, 144 MiB | 4,096 places, 48 MiB | 780 places, 256 MiB |
 
-    A third of them can be used without a loss: 600 cgroups at any number of CPUs. With two fifths in use a few nodes in a
+    A third of them can be used without a loss: 600 cgroups at any number of CPUs, but 260 for wakeups, which somebody has to
+    ask for. docs/operations.md has what all of it comes to. With two fifths in use a few nodes in a
     hundred have one cgroup whose window of the table is full, with half of them a few nodes in ten.
     """
     return min(MAX_PLACES, max(MAX_BYTES, MAX_BYTES_A_CPU * cpus) // (value_bytes * cpus))
@@ -57,7 +58,9 @@ class Lost(msgspec.Struct, frozen=True):
     asleep: int
     """The scheduler's stamp counted sleep as waiting, because the task was moved to another CPU in its sleep."""
     seat: int
-    """Another task had taken the place that remembers when this one became runnable (classic form only)."""
+    """Another task had taken the place that remembers this one: when it became runnable (classic form), woke or began to
+    reclaim; or that the scheduler's stamp counts sleep, which the next wait of this one then includes. What it had waited
+    before it was moved is forgotten without being counted here."""
 
 
 class Absentees:

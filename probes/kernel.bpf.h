@@ -24,16 +24,18 @@
 
 #define ROOT_CGROUP_ID 1
 
-/* Inode of a task group's directory. Autogroups have no cgroup of their own and belong to the root. */
+/* Inode of a cgroup's directory. */
+static __always_inline u64 id_of(u64 cgroup)
+{
+	u64 node = cgroup ? FIELD(u64, cgroup, CGROUP_KN) : 0;
+
+	return node ? FIELD(u64, node, KN_ID) : ROOT_CGROUP_ID;
+}
+
+/* That of a task group. Autogroups have no cgroup of their own and belong to the root. */
 static __always_inline u64 cgroup_id_of(u64 group)
 {
-	u64 cgroup = FIELD(u64, group, CSS_CGROUP), node, id;
-
-	if (!cgroup)
-		return ROOT_CGROUP_ID;
-	node = FIELD(u64, cgroup, CGROUP_KN);
-	id = FIELD(u64, node, KN_ID);
-	return id;
+	return id_of(FIELD(u64, group, CSS_CGROUP));
 }
 
 #ifdef TASK_CSS_SET
@@ -44,10 +46,9 @@ static __always_inline u64 cgroup_id_of(u64 group)
 static __always_inline u64 cgroup_id_of_task(u64 task)
 {
 #ifdef UNIFIED
-	u64 set = FIELD(u64, task, TASK_CSS_SET), cgroup = FIELD(u64, set, CSS_SET_CGROUP);
-	u64 node = FIELD(u64, cgroup, CGROUP_KN), id = FIELD(u64, node, KN_ID);
+	u64 set = FIELD(u64, task, TASK_CSS_SET);
 
-	return id;
+	return id_of(FIELD(u64, set, CSS_SET_CGROUP));
 #else
 	return cgroup_id_of(FIELD(u64, task, TASK_GROUP));
 #endif

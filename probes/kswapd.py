@@ -11,8 +11,10 @@ A task belongs to the cgroup whose CPU weight it has, as for run-queue waits. Th
 cgroup that had to shrink may be another one, and on both versions it may be one above. Reclaim that kernel threads do
 (memory.high's worker) is the root's.
 
-What it cannot see: what kswapd did before its first wakeup after the probe was opened; reclaim that is still going on; and
-that an interrupt, not the task it interrupted, allocated when kswapd was woken.
+What it cannot see: what kswapd did before its first wakeup after the probe was opened; reclaim that is still going on;
+that an interrupt, not the task it interrupted, allocated when kswapd was woken; and, before Linux 6.7, what kswapd scans and
+reclaims where the multi-generational LRU is on, which does not tell: its pages stay at 0 and its time at too little, and
+`problem` says so.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from pathlib import Path
 from api.cpus import parse_cpu_list
 from api.facts import Durations, Kswapd, Reclaim
 from api.histograms import SLOTS
-from api.ports import Seen
+from api.ports import Seen, Unavailable
 from probes import fields
 from probes.btf import VMLINUX
 from probes.groups import MAX_PLACES
@@ -38,6 +40,9 @@ SEATS = 1 << 15
 """Tasks that can be in reclaim at one time, by the low bits of their pid: 512 KiB."""
 NONE = Durations(sum_ns=0, count=0, slots=(0,) * SLOTS)
 NOTHING = Reclaim(direct=NONE, limit=NONE, reclaimed_pages=0, kswapd_wakeups=0)
+MANY_RUNS = 10
+"""Of kswapd without a page scanned: it may find that there is nothing to do, but not each time."""
+LRU_GEN = Path("/sys/kernel/mm/lru_gen/enabled")
 _NID = ("s32",)
 _BATCH = ("s32", "u64", "u64")
 _PAGES = ("u64",)
@@ -65,13 +70,18 @@ class KswapdProbe(Tabled):
     def __init__(self, loaded: Loaded, numa_nodes: Sequence[int]) -> None:
         super().__init__(loaded, self.name, "reclaims")
         self._nodes, self._numa = Map(*loaded.maps["nodes"], cpus=1), tuple(numa_nodes)
+        self._latest: Mapping[int, Kswapd] = {}
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
         """Counts since the probe was opened. Raises Unavailable once closed."""
         counted = self.count(live, complete=complete)
         with self.reading():
-            numa = decode_nodes(self._numa, total(self._nodes.rows(self._numa)).tolist())
+            numa = self._latest = decode_nodes(self._numa, total(self._nodes.rows(self._numa)).tolist())
         return Seen(counted.filled("reclaim", decode(counted.by_cgroup()), live, NOTHING), {"kswapd": numa})
+
+    def problem(self) -> Unavailable | None:
+        """What could not be counted lately, as of the latest read."""
+        return super().problem() or unseen(self._latest)
 
 
 def decode(rows: Mapping[int, Sequence[int]]) -> dict[int, Reclaim]:
@@ -94,6 +104,19 @@ def decode_nodes(numa: Iterable[int], rows: Iterable[Sequence[int]]) -> dict[int
         nid: Kswapd(wakeups=wakeups, active_ns=active, scanned_pages=scanned, reclaimed_pages=reclaimed)
         for nid, (_, _, wakeups, active, scanned, reclaimed) in zip(numa, rows, strict=True)
     }
+
+
+def unseen(numa: Mapping[int, Kswapd], lru_gen: Path = LRU_GEN) -> Unavailable | None:
+    """Whether this kernel's kswapd scans without telling: by its runs, and by the mask of features in that file of sysfs."""
+    runs = sum(node.wakeups for node in numa.values())
+    if runs < MANY_RUNS or any(node.scanned_pages for node in numa.values()):
+        return None
+    try:
+        on = int(lru_gen.read_text(), 16)
+    except (OSError, ValueError):
+        return None
+    reason = f"kswapd ran {runs} times and no page was seen: the multi-generational LRU does not tell before Linux 6.7"
+    return Unavailable(reason, "use Linux 6.7 or later; pgscan_kswapd of /proc/vmstat has the sum") if on else None
 
 
 def nodes_with_memory(sys_root: Path = Path("/sys")) -> tuple[int, ...]:

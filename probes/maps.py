@@ -70,6 +70,12 @@ def possible_cpus(sys_root: Path = Path("/sys")) -> int:
     return len(possible_cpu_ids(sys_root))
 
 
+def cpu_numbers(sys_root: Path = Path("/sys")) -> int:
+    """How many numbers a CPU may have, from 0: more than there are CPUs where the firmware leaves some out. Arrays that a
+    program looks up by the number of its CPU are as long as this."""
+    return max(possible_cpu_ids(sys_root)) + 1
+
+
 class Map:
     """One map. Borrows the descriptor: whoever loaded the probe closes it."""
 

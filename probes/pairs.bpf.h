@@ -1,8 +1,10 @@
 /*
  * Counters by pair of cgroups: who did something to whom. Open-addressed, a part of the table for each CPU, so that nothing is
- * shared and nothing is atomic; only for programs that run with interrupts off. The key is the low half of two tags, that of
- * the one to whom it was done above. Entries are claimed here and given back by the reader, who has the table mapped into
- * memory.
+ * shared and nothing is atomic; only for programs that do not come in the middle of each other on a CPU. They run with
+ * interrupts off, but for one that sees a task wake itself: an interrupt may wake somebody meanwhile. Since Linux 6.2 the kernel
+ * leaves that run of the same program out and counts it as missed; before, such a count may go to the wrong pair.
+ * The key is the low half of two tags, that of the one to whom it was done above. Entries are claimed here and given back by
+ * the reader, who has the table mapped into memory.
  *
  * Constants come from the loader: PAIRS where a probe wants the table, CPUS, PAIR_BITS, and PAIR_SLOTS where it wants a
  * histogram beside the sum.

@@ -1,8 +1,9 @@
 """The table of pairs of cgroups that pairs.bpf.h keeps, such as who waited for whom, and the accounts that are made of it.
 
 The table is mapped into this process: it is read without a system call, and entries of cgroups that are gone are given back
-by writing a zero. `Accounts` makes sure that what people see of a cgroup never falls while it lives: what a culprit did and
-that can no longer be named (it was removed, or is not listed) moves over to the rest, once and for good.
+by writing a zero. `Accounts` makes sure that what people see of a pair never falls while its culprit is listed, and the rest of
+a victim never while that lives: what a culprit did and that cannot be named (it was removed, or is not listed) moves over to
+the rest, once and for good. A culprit that is listed again after that begins at zero.
 
 An entry's value is nanoseconds, or a row of them and the slots of a histogram where the probe keeps one.
 """

@@ -23,7 +23,7 @@ REMEDIES = {
     "btf": "boot a kernel with CONFIG_DEBUG_INFO_BTF (Linux 5.4 and later; distributions have it on)",
     "bcc": "install the distribution's package: apt-get install python3-bpfcc (Fedora, RHEL: python3-bcc);"
     " the package named bcc that pip installs is something else",
-    "refused": "use Linux 5.5 or later for tp_btf, 4.17 for raw tracepoints; without a probe, /proc/PID/schedstat gives sums",
+    "refused": "use Linux 5.5 or later; without a probe, /proc/PID/schedstat gives sums",
 }
 
 OTHER_KERNEL = ("no_bpf", "btf", "refused")

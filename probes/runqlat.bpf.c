@@ -93,6 +93,8 @@ static __always_inline u64 waited_elsewhere(u64 task, struct info *info, u64 her
 		if (moved && moved != ASLEEP)
 			*split = split_before(pid, seat->mark, info->delay);
 #endif
+	} else if (seat->mark == ASLEEP) {
+		lose(LOST_SEAT);
 	}
 	seat->pid = pid;
 	seat->runs = info->runs + 1;

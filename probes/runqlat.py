@@ -25,7 +25,7 @@ from probes import fields
 from probes.btf import VMLINUX
 from probes.groups import Owners, places_for
 from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
-from probes.maps import Map, possible_cpus
+from probes.maps import Map, cpu_numbers, possible_cpu_ids
 from probes.pairs import NO_PAIRS, PARTS, Culprits, Pairs, pair_bits
 from probes.tabled import Counted, Tabled, durations
 
@@ -37,7 +37,7 @@ SEATS = 1 << 17
 """Tasks that can be remembered between two events, by the low bits of their pid: 2 MiB."""
 SPANS, STRETCHES = 16, 32
 """What each CPU remembers, to tell who had it during a wait: 2.5 KiB. Powers of two."""
-_HOLD_BYTES = 32
+_HOLD_BYTES = 40
 _STAMPED_FIELDS = {
     **fields.GROUP,
     "LAST_QUEUED": [("task_struct", "sched_info.last_queued", 8)],
@@ -55,6 +55,8 @@ _THROTTLE = {
     "THROTTLED_NS": [("cfs_rq", "throttled_clock_self_time", 8)],
     # All that there is before 677ea015f231 (Linux 6.6), and nothing without CONFIG_CFS_BANDWIDTH.
     "THROTTLE_COUNT": [("cfs_rq", "throttle_count", 4)],
+    # Tasks are throttled one by one since Linux 6.18.
+    "BY_TASK": [("task_struct", "throttled", 1)],
 }
 # Sleeping tasks may stay queued since 152e11f6df29 (Linux 6.12).
 _DELAYED_DEQUEUE = {"DELAYED": [("task_struct", "se.sched_delayed", 1)]}
@@ -103,8 +105,8 @@ class RunqLat(Tabled):
         self._culprits = Culprits(loaded) if "pairs" in loaded.maps else None
         super().__init__(loaded, "runqlat", "switches", also=("holds",) if self._culprits else ())
         self._latest: _Reading | None = None
-        self._cpus = possible_cpus()
-        self._timelines = Map(*loaded.maps["timelines"], self._cpus) if self._culprits else None
+        self._cpus = possible_cpu_ids()
+        self._timelines = Map(*loaded.maps["timelines"], cpus=1) if self._culprits else None
 
     def read(
         self, live: Mapping[int, str], wanted: Collection[int] | None = None, *, complete: bool = True
@@ -149,9 +151,9 @@ class RunqLat(Tabled):
         with self.reading():
             if self._timelines is None:
                 return {}
-            lines = self._timelines.rows(range(self._cpus))
-            counted = zip(lines["waited_ns"].tolist(), lines["waits"].tolist(), strict=True)
-        return {cpu: Wait(sum_ns=ns, count=waits) for cpu, (ns, waits) in enumerate(counted)}
+            lines = self._timelines.rows(self._cpus)
+            counted = zip(self._cpus, lines["waited_ns"].tolist(), lines["waits"].tolist(), strict=True)
+        return {cpu: Wait(sum_ns=ns, count=waits) for cpu, ns, waits in counted}
 
     @property
     def blaming(self) -> bool:
@@ -204,7 +206,8 @@ def _blaming(form: Form) -> Form:
 
 
 def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX, *, blame: bool = False) -> Job:
-    """What the child is asked to do. With `blame`, forms that can tell who had the CPU are tried with it and then without."""
+    """What the child is asked to do; CPU numbers are below `cpus`. With `blame`, forms that can tell who had the CPU are tried
+    with it and then without."""
     here = Path(__file__).parent
     tried: list[Form] = []
     for name in forms:
@@ -233,4 +236,4 @@ def open_waits(
     *, forms: Sequence[str] = FORMS, blame: bool = True, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX
 ) -> RunqLat:
     """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
-    return opened(job(forms, possible_cpus(), btf, blame=blame), RunqLat, child_python=child_python)
+    return opened(job(forms, cpu_numbers(), btf, blame=blame), RunqLat, child_python=child_python)

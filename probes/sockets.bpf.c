@@ -42,10 +42,8 @@ struct flow {
 BPF_TABLE("lru_hash", u64, struct flow, flows, FLOWS);
 
 #ifdef TYPED
-static u64 (*task_now)(void) = (void *)BPF_FUNC_get_current_task_btf;
 static u64 (*tcp_of)(u64 sock) = (void *)BPF_FUNC_skc_to_tcp_sock;
 #else
-static u64 (*task_now)(void) = (void *)BPF_FUNC_get_current_task;
 #define tcp_of(sock) (sock)
 #endif
 
@@ -58,10 +56,10 @@ static __always_inline struct segments segments_of(u64 tcp)
 	};
 }
 
-
 /*
  * Count what the socket's counters have grown by. They wrap around at 2^32, and so does the subtraction. Where two tasks look
- * at one socket at the same time, the one that comes second with the older number must not count backwards.
+ * at one socket at the same time, the one that comes second with the older number must not count backwards; that both count the
+ * same growth is left possible, because an exchange for each counter would cost every call more than it is worth.
  */
 static __always_inline void account(struct traffic *traffic, struct flow *flow, struct segments now)
 {
@@ -101,7 +99,7 @@ static __always_inline int moved(u64 sock, s32 bytes, u32 way)
 		return 0;
 	if (protocol != IPPROTO_TCP && (protocol != IPPROTO_UDP || bytes < 0))
 		return 0;
-	group = FIELD(u64, task_now(), TASK_GROUP);
+	group = FIELD(u64, CURRENT(), TASK_GROUP);
 	place = place_of(group);
 	traffic = sockets.lookup(&place);
 	if (!traffic)
@@ -116,7 +114,7 @@ static __always_inline int moved(u64 sock, s32 bytes, u32 way)
 	tcp = tcp_of(sock);
 	if (!tcp)
 		return 0;
-	tag = FIELD(u64, group, CSS_SERIAL) + 1;
+	tag = tag_of(group);
 	flow = flows.lookup(&sock);
 	if (!flow) {
 		remember(sock, tag, place, segments_of(tcp));
@@ -189,10 +187,10 @@ int on_state(u64 *ctx)
 		if (settle(sock, tcp))
 			flows.delete(&sock);
 	} else if (after == TCP_SYN_SENT) {
-		group = FIELD(u64, task_now(), TASK_GROUP);
+		group = FIELD(u64, CURRENT(), TASK_GROUP);
 		place = place_of(group);
 		if (place < PLACES)
-			remember(sock, FIELD(u64, group, CSS_SERIAL) + 1, place, segments_of(tcp));
+			remember(sock, tag_of(group), place, segments_of(tcp));
 	} else {
 		remember(sock, 0, NO_PLACE, none);
 	}

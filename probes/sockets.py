@@ -9,7 +9,9 @@ uses UDP_SEGMENT or UDP_GRO, which take several in one call. Traffic between tas
 
 What it cannot see: what does not pass through a socket call: sendfile on Linux 6.3 and 6.4, receiving by splice or
 TCP_ZEROCOPY_RECEIVE, kernel services such as NFS other than as the root's, and packets that a node merely forwards. Segments
-of a connection count from the first look at it: those that were open before the probe have lost nothing but their past.
+of a connection count from the first look at it: those that were open before the probe have lost nothing but their past. Where
+two CPUs look at one connection at the same moment, such as for a thread that sends and one that receives, a segment may be
+counted by both; bytes never are.
 A cgroup that has not used a socket since the probe was opened is absent. Lost is, by the table of sockets alone
 (16,384), what a socket that was dropped from it sent and received since its last call; segments, not bytes.
 """

@@ -4,6 +4,10 @@
  *
  * One signature serves all: the context of a raw tracepoint is the array of its arguments, typed or not.
  */
+#ifdef SOFTIRQ_OF_TASK
+#error this kernel is a PREEMPT_RT one, where a softirq may be preempted by another one of its CPU
+#endif
+
 struct times {
 	u64 since;
 	u64 ns[VECTORS];

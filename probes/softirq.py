@@ -1,8 +1,8 @@
 """Time of the kernel's deferred interrupt work (softirqs) per CPU and kind: network packets, timers, block I/O, RCU.
 
 What the numbers mean: monotonic time between the entry and the exit of each softirq, on its CPU, counted at its exit; a
-hard interrupt that comes in between is inside. Work that the kernel hands to ksoftirqd is counted too. With PREEMPT_RT, where
-softirqs can be preempted, so is the time of what preempted them. /proc/stat's `softirq` is the sum over kinds, measured
+hard interrupt that comes in between is inside. Work that the kernel hands to ksoftirqd is counted too. PREEMPT_RT kernels are
+refused: softirqs can be preempted there, by each other too. /proc/stat's `softirq` is the sum over kinds, measured
 by tick or by clock as the kernel was built; it says nothing about kinds, and /proc/softirqs counts runs, not time.
 
 What it costs: two events per softirq; docs/adding-a-probe.md says how many nanoseconds.
@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from api.ports import Seen, Unavailable
+from probes import fields
 from probes.btf import VMLINUX
 from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
 from probes.maps import Map, possible_cpu_ids
@@ -27,8 +28,15 @@ _PROGRAMS = [
     Program("on_exit", "softirq_exit", "dtse_sirq_out"),
 ]
 _FORMS = {
-    "tp_btf": Form(name="tp_btf", typed=True, fields={}, programs=_PROGRAMS, constants={"TYPED": 1}),
-    "raw_tp": Form(name="raw_tp", typed=False, fields={}, programs=_PROGRAMS),
+    "tp_btf": Form(
+        name="tp_btf",
+        typed=True,
+        fields={},
+        optional=fields.PREEMPT_RT,
+        programs=_PROGRAMS,
+        constants={"TYPED": 1},
+    ),
+    "raw_tp": Form(name="raw_tp", typed=False, fields={}, optional=fields.PREEMPT_RT, programs=_PROGRAMS),
 }
 
 
@@ -79,6 +87,7 @@ def job(forms: Sequence[str], btf: Path = VMLINUX) -> Job:
         maps=["softirq"],
         constants={"VECTORS": len(VECTORS)},
         btf=btf,
+        remedy="boot Linux 4.17 or later, without PREEMPT_RT; without the probe, /proc/stat has the sum of all kinds",
     )
 
 

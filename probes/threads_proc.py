@@ -26,7 +26,7 @@ class ProcWalk:
     def __init__(self, proc: Path) -> None:
         self._proc = proc
 
-    def count(self, live: Mapping[int, str]) -> Mapping[int, ThreadStates]:
+    def count(self, live: Mapping[int, str]) -> dict[int, ThreadStates]:
         """Threads by cgroup id. Raises Unavailable where /proc cannot be listed, or lists too much."""
         ids = {path: number for number, path in live.items()}
         counts: Counter[tuple[int, str]] = Counter()

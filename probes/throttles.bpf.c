@@ -1,7 +1,9 @@
 /*
  * How long each single throttle by a CPU quota lasted, without a probe where throttling happens: the scheduler adds each
- * throttle of a group on a CPU to throttled_clock_self_time of that run queue when it ends. The group cannot be throttled
- * there again before one of its tasks has run, so what the sum has grown by when a task comes in is the length of one.
+ * throttle of a group on a CPU to throttled_clock_self_time of that run queue when it ends. By its own quota the group cannot
+ * be throttled there again before one of its tasks has run, and since Linux 6.18, which throttles task by task, by none above
+ * it either: what the sum has grown by when a task comes in is the length of one. On Linux 6.6 to 6.17 a quota above, used up
+ * by others, can throttle it several times before it runs: those are counted as one, and their sum is right.
  */
 #include "common.bpf.h"
 
@@ -30,8 +32,8 @@ int on_switch(u64 *ctx)
 	if (!sum_ns && !FIELD(u32, cfs_rq, RUNTIME_ENABLED))
 		return 0;
 	group = FIELD(u64, next, TASK_GROUP);
-	tag = FIELD(u64, group, CSS_SERIAL) + 1;
-	place = place_of(group);
+	tag = tag_of(group);
+	place = place_for(group, tag);
 	row = throttles.lookup(&place);
 	sight = sights.lookup(&place);
 	if (!row || !sight)

@@ -1,9 +1,11 @@
-"""Single throttles by a CPU quota: how long each lasted, per cgroup. Every one, unsampled.
+"""Single throttles by a CPU quota: how long each lasted, per cgroup. Unsampled.
 
 What the numbers mean: a throttle is one CPU on which a cgroup with tasks to run was held back, from the moment that the first
-of them had to stop until the quota was filled up again. One period has as many as CPUs were held back, so their number is at
-least, and on one CPU exactly, nr_throttled of cpu.stat, and their sum is its throttled_time. The quota is the cgroup's own or
-one above it: both hold it back. A throttle is counted when a task of the cgroup runs on that CPU again.
+of them had to stop until the quota was filled up again. One period has as many as CPUs were held back, so of a cgroup without
+a quota above it their number is at least, and on one CPU exactly, nr_throttled of cpu.stat, and their sum its throttled_time.
+The quota is the cgroup's own or one above it: both hold it back, and while both do at once it is one throttle, whereas cpu.stat
+has the own one alone. A throttle is counted when a task of the cgroup runs on that CPU again. On Linux 6.6 to 6.17 those by a
+quota above that follow each other before any task has run are counted as one; their sum is right.
 
 What it cannot see: a throttle that is still going on; those before the probe first saw the cgroup run on that CPU; and of
 a cgroup without a quota of its own, the first one on each CPU by a quota above it.

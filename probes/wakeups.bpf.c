@@ -7,13 +7,18 @@
  *
  * Whoever wakes in an interrupt has nothing to do with the task that it interrupted: the kernel's count of preemption tells.
  * One kind of interrupt is somebody's own doing. What a task sends over loopback or to another network namespace of this
- * node is received by the same CPU in a softirq that the sender asked for: wakeups there are those of the one who asked,
- * the latest one where there were several.
+ * node is received by the same CPU in a softirq that the sender asked for: wakeups there are those of the one who asked.
+ * Where several asked before it ran, and where the softirq left packets over for its next run, they may be anybody's: then
+ * they are an interrupt's.
  *
  * One signature serves all: the context of a raw tracepoint is the array of its arguments.
  */
 #include "common.bpf.h"
 #include "pairs.bpf.h"
+
+#ifdef SOFTIRQ_OF_TASK
+#error this kernel is a PREEMPT_RT one, which counts softirqs by task, so interrupts cannot be told from tasks
+#endif
 
 #define NOBODY 0U
 #define INTERRUPT 0xFFFFFFFFU
@@ -42,19 +47,13 @@ struct receiving {
 };
 BPF_PERCPU_ARRAY(receivings, struct receiving, 1);
 
-#ifdef TYPED
-static u64 (*task_now)(void) = (void *)BPF_FUNC_get_current_task_btf;
-#else
-static u64 (*task_now)(void) = (void *)BPF_FUNC_get_current_task;
-#endif
-
 /*
  * How deep in interrupts and the like this CPU is. Where that is a per-CPU variable, it lies at the same distance from the
  * CPU's run queue everywhere; its address is asked of no symbol table, because not every kernel lists data there.
  */
 static __always_inline u32 preempt_count(void)
 {
-	u64 task = task_now();
+	u64 task = CURRENT();
 #ifdef PREEMPT_COUNT
 	return FIELD(u32, task, PREEMPT_COUNT);
 #elif defined CPU_PREEMPT_COUNT && defined RUNQUEUES
@@ -88,7 +87,7 @@ static __always_inline u32 doer(void)
 		here = receiving();
 		return here && here->now != NOBODY ? here->now : INTERRUPT;
 	}
-	task = task_now();
+	task = CURRENT();
 	if (FIELD(u32, task, FLAGS) & PF_KTHREAD)
 		return KERNEL_THREAD;
 	group = FIELD(u64, task, TASK_GROUP);
@@ -177,9 +176,12 @@ int on_switch(u64 *ctx)
 int on_raise(u64 *ctx)
 {
 	struct receiving *here = receiving();
+	u32 who;
 
-	if ((u32)ctx[0] == NET_RX && here)
-		here->asked = doer();
+	if ((u32)ctx[0] != NET_RX || !here)
+		return 0;
+	who = here->now == NOBODY ? doer() : INTERRUPT;
+	here->asked = here->asked == NOBODY || here->asked == who ? who : INTERRUPT;
 	return 0;
 }
 

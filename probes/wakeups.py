@@ -10,11 +10,14 @@ own as wakers, and the root's tasks when they are woken.
 Wakeups in interrupts, hard and soft, are nobody's: whatever task they interrupted has nothing to do with them. But packets that
 a task sends over loopback, or to another network namespace of this node, are received in a softirq that the task itself has
 asked for: wakeups there are the sender's, so that chains of services that talk by TCP on one node are seen. Where several
-asked one CPU for it at the same time, they are the latest one's, and that may be an interrupt.
+asked one CPU for it before it came to that, a network device among them, and where packets were left over for the next
+softirq, wakeups count as an interrupt's.
 
-What it cannot see: why somebody was woken (a waker need not have sent anything: releasing a lock wakes too); wakeups that
-have not led to a switch yet; and, with PREEMPT_RT, interrupts that run in threads, which are kernel threads here. Lost is a
-wakeup whose task shares the low bits of its pid with another one that was woken meanwhile.
+What it cannot see: why somebody was woken (a waker need not have sent anything: releasing a lock wakes too); which packets a
+network device brings while a sender's are being received, in the same softirq: what they wake is the sender's; wakeups that
+have not led to a switch yet; and interrupts that run in threads, which are kernel threads here. PREEMPT_RT kernels are refused.
+Lost is a wakeup whose task shares the low bits of its pid with another one that was woken meanwhile; and, since Linux 6.2, one
+in an interrupt that comes while a wakeup on that CPU is being counted, which only a task that wakes itself leaves room for.
 
 It costs something at each wakeup and each switch, and most people do not need it all the time, so the agent loads it only where
 the setting `probes` names it. docs/adding-a-probe.md says what it costs.
@@ -32,7 +35,7 @@ from probes import fields
 from probes.btf import VMLINUX
 from probes.groups import places_for
 from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
-from probes.maps import possible_cpus
+from probes.maps import cpu_numbers
 from probes.pairs import PAIR_BYTES, Ledger, pair_bits
 from probes.tabled import Tabled, durations
 
@@ -57,6 +60,7 @@ _FIELDS = {
     "RQ": [("cfs_rq", "rq", 8)],
 }
 _PREEMPTION = {
+    **fields.PREEMPT_RT,
     # Of each task (arm64, riscv), or of each CPU: x86, in one struct with others from 64701838bf05 (6.2) to 6.14.
     "PREEMPT_COUNT": [
         ("task_struct", "thread_info.preempt.count", 4),
@@ -114,6 +118,11 @@ class Wakers(Tabled):
         """What could not be counted lately, as of the latest read."""
         return super().problem() or self._ledger.problem()
 
+    @property
+    def lost_events(self) -> int | None:
+        """Those of every probe with a table, and wakeups that count as other because they found no place."""
+        return (super().lost_events or 0) + self._ledger.without_place.total
+
     def close(self) -> None:
         """Detach from the kernel. Idempotent."""
         self._ledger.close()
@@ -134,7 +143,7 @@ def decode(row: Sequence[int], by_path: Mapping[str, Sequence[int]], unnamed: Se
 
 
 def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:
-    """What the child is asked to do."""
+    """What the child is asked to do; CPU numbers are below `cpus`."""
     here = Path(__file__).parent
     return Job(
         sources=[here / name for name in ("common.bpf.h", "pairs.bpf.h", "wakeups.bpf.c")],
@@ -150,10 +159,11 @@ def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:
             "PAIR_SLOTS": SLOTS,
         },
         btf=btf,
-        remedy="boot Linux 5.10 or later, with its per-CPU variables in BTF (CONFIG_DEBUG_INFO_BTF, pahole 1.18 or later)",
+        remedy="boot Linux 5.10 or later without PREEMPT_RT, with its per-CPU variables in BTF (CONFIG_DEBUG_INFO_BTF, pahole"
+        " 1.18 or later)",
     )
 
 
 def open_wakeups(*, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX) -> Wakers:
     """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
-    return opened(job(forms, possible_cpus(), btf), Wakers, child_python=child_python)
+    return opened(job(forms, cpu_numbers(), btf), Wakers, child_python=child_python)

@@ -31,6 +31,8 @@ class Shot(NamedTuple):
     ran_ns: Mapping[str, int]
     throttled_ns: Mapping[str, int]
     at_ns: int
+    late_ns: int = 0
+    """How far apart what it has of one moment may be: from before the arrival that was waited for until all was read."""
 
 
 def live(*groups: TestCgroup) -> dict[int, str]:
@@ -73,8 +75,9 @@ def weigh(group: TestCgroup, shares: int) -> None:
 
 
 def limit(group: TestCgroup, quota_us: int = 20_000, period_us: int = 100_000) -> None:
+    """A negative quota is none."""
     if group.hierarchy.mode == "v2":
-        group.file("cpu", "cpu.max").write_text(f"{quota_us} {period_us}\n")
+        group.file("cpu", "cpu.max").write_text(f"{quota_us if quota_us > 0 else 'max'} {period_us}\n")
         return
     group.file("cpu", "cpu.cfs_period_us").write_text(f"{period_us}\n")
     group.file("cpu", "cpu.cfs_quota_us").write_text(f"{quota_us}\n")
@@ -137,9 +140,12 @@ def shoot_at_arrival(source: RunqLat, groups: Sequence[TestCgroup]) -> Shot:
         return source.read(live(*groups), {first.id}, complete=False)[first.id].count
 
     before, deadline = arrivals(), time.monotonic() + 5
+    since = time.monotonic_ns()
     while arrivals() == before and time.monotonic() < deadline:
+        since = time.monotonic_ns()
         time.sleep(0.001)
-    return shoot(source, groups)
+    shot = shoot(source, groups)
+    return shot._replace(late_ns=shot.at_ns - since)
 
 
 @contextmanager

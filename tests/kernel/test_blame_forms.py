@@ -12,7 +12,7 @@ from api.ports import Unavailable
 from probes.blame import beside, open_blame
 from probes.groups import ROOT_ID
 from probes.loader import Form, Job, load
-from probes.maps import possible_cpus
+from probes.maps import cpu_numbers, possible_cpus
 from probes.runqlat import RunqLat, job, open_waits
 from tests.kernel.blaming import (
     FORMS,
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.kernel
 
 
 def _with(form: str, **constants: int) -> Job:
-    made = job((form,), possible_cpus(), blame=True)
+    made = job((form,), cpu_numbers(), blame=True)
     return msgspec.structs.replace(made, forms=made.forms[:1], constants={**made.constants, **constants})
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from api.facts import Wait
 from probes.blame import Blames
+from probes.loader import load
+from probes.runqlat import RunqLat, job
 from tests.kernel.probing import LAST_CPU, PINNED, Schedstat, probe
 from tests.kernel.support import cgroup, require_writable_cgroups
 
@@ -44,6 +46,21 @@ def test_waits_by_cpu_are_the_waits_of_all_cgroups_where_they_waited(form: str) 
     for kind in (0, 1):
         everybody = sum(each[kind] for each in by_cgroup.values())
         assert sum(each[kind] for each in by_cpu.values()) == pytest.approx(everybody, rel=0.03)
+
+
+def test_cpus_have_their_own_numbers_where_some_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine whose CPUs are this one and number 7."""
+    with probe("tp_btf"):
+        pass
+    monkeypatch.setattr("probes.runqlat.possible_cpu_ids", lambda: (LAST_CPU, 7))
+    with load(job(("tp_btf",), 8, blame=True)) as loaded:
+        waits = RunqLat(loaded)
+        time.sleep(0.3)
+        by_cpu = waits.by_cpu()
+        waits.close()
+    assert by_cpu.keys() == {LAST_CPU, 7}
+    assert by_cpu[LAST_CPU].count > 0
+    assert by_cpu[7].count == 0
 
 
 def test_the_blame_probe_gives_them_and_those_without_blame_give_none() -> None:

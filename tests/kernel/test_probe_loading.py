@@ -15,9 +15,9 @@ import pytest
 
 from api.histograms import BOUNDS_NS, SLOTS, slot_of
 from api.ports import Absent, Unavailable
-from probes import bpf, doctor
+from probes import bpf, doctor, softirq, wakeups
 from probes.loader import Form, Job, Program, load
-from probes.maps import possible_cpus
+from probes.maps import cpu_numbers
 from probes.runqlat import FORMS, RunqLat, job, open_waits
 from tests.kernel.probing import gone, probe, program_ids
 from tests.kernel.support import require_root
@@ -78,13 +78,24 @@ def test_descriptors_are_not_inherited_by_programs_that_the_agent_starts() -> No
 def test_the_next_form_is_taken_where_one_is_refused() -> None:
     with probe("tp_btf", "raw_tp", "classic"):
         pass
-    whole = job(FORMS, possible_cpus())
+    whole = job(FORMS, cpu_numbers())
     broken = msgspec.structs.replace(whole.forms[0], fields={"LAST_QUEUED": [("task_struct", "no_such_field", 8)]})
     with load(msgspec.structs.replace(whole, forms=[broken, *whole.forms[1:]])) as loaded:
         assert loaded.form == "raw_tp"
         assert [(r.form, r.stage) for r in loaded.refused] == [("tp_btf", "fields")]
         assert loaded.refused[0].reason == "struct task_struct of this kernel has no member no_such_field"
         assert RunqLat(loaded).read({}) is not None
+
+
+@pytest.mark.parametrize("asked", [softirq.job(("raw_tp",)), wakeups.job(("raw_tp",), 2)], ids=["softirq", "wakeups"])
+def test_preempt_rt_is_refused_where_softirqs_would_be_misread(asked: Job) -> None:
+    """The macro is there where the kernel's struct task_struct has softirq_disable_cnt."""
+    with probe("raw_tp"):
+        pass
+    told = msgspec.structs.replace(asked, constants={**asked.constants, "SOFTIRQ_OF_TASK": 0})
+    with pytest.raises(Unavailable, match="this kernel is a PREEMPT_RT one") as caught:
+        load(told).close()
+    assert "without PREEMPT_RT" in caught.value.remedy
 
 
 def _one_program(tmp_path: Path, text: str, tracepoint: str = "sched_process_exit", *, typed: bool = False) -> Job:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,7 +19,7 @@ from api.rates import wait_delta
 from probes import bpf
 from probes.groups import ROOT_ID
 from probes.loader import load
-from probes.maps import possible_cpus
+from probes.maps import cpu_numbers
 from probes.runqlat import FORMS, RunqLat, job
 from tests.kernel.probing import LAST_CPU, PINNED, Schedstat, eventually, probe
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
@@ -193,6 +193,21 @@ def test_a_task_moved_while_it_waits_keeps_its_whole_wait(source: RunqLat) -> No
     assert sum(wait.slots[slot_of(9 * MS) :]) >= times - 1
 
 
+def move_in_its_sleep(group: TestCgroup, cpus: Sequence[int]) -> None:
+    """A process that naps 100 times between burners, sent to the other CPU in each nap."""
+    for cpu in cpus:
+        group.start([sys.executable, "-c", PINNED, str(cpu)])
+    napper = subprocess.Popen([sys.executable, "-c", NAPPER, "100"], stdout=subprocess.PIPE)
+    group.processes.append(napper)
+    for directory in group.dirs:
+        (directory / "cgroup.procs").write_text(str(napper.pid))
+    assert napper.stdout is not None
+    with napper.stdout as naps:
+        for turn, _ in enumerate(naps):
+            os.sched_setaffinity(napper.pid, {cpus[turn % 2]})
+    assert napper.wait() == 0
+
+
 @pytest.mark.parametrize("form", ["tp_btf", "raw_tp"])
 def test_a_task_moved_in_its_sleep_has_not_waited(form: str) -> None:
     """Since Linux 6.12 a task may sleep on in the run queue; moving it there stamps it as if it waited, for 40 ms here."""
@@ -201,18 +216,8 @@ def test_a_task_moved_in_its_sleep_has_not_waited(form: str) -> None:
         pytest.skip("needs two CPUs")
     hierarchy = require_writable_cgroups()
     with probe(form) as source, cgroup(hierarchy, "napper") as group:
-        for cpu in cpus:
-            group.start([sys.executable, "-c", PINNED, str(cpu)])
         before, lost = source.read({}), source.lost().asleep
-        napper = subprocess.Popen([sys.executable, "-c", NAPPER, "100"], stdout=subprocess.PIPE)
-        group.processes.append(napper)
-        for directory in group.dirs:
-            (directory / "cgroup.procs").write_text(str(napper.pid))
-        assert napper.stdout is not None
-        with napper.stdout as naps:
-            for turn, _ in enumerate(naps):
-                os.sched_setaffinity(napper.pid, {cpus[turn % 2]})
-        assert napper.wait() == 0
+        move_in_its_sleep(group, cpus)
         wait, lost = growth(before, source.read({}), group.id), source.lost().asleep - lost
     if lost < 3:
         pytest.skip(f"this kernel kept a sleeping task in the run queue {lost} times only")
@@ -220,6 +225,27 @@ def test_a_task_moved_in_its_sleep_has_not_waited(form: str) -> None:
     assert BOUNDS_NS[slot_of(40 * MS) - 1] < 33 * MS
     assert sum(wait.slots[slot_of(40 * MS) :]) < lost / 2
     assert wait.count >= 100 - lost
+
+
+@pytest.mark.parametrize("form", ["tp_btf", "raw_tp"])
+def test_a_seat_that_is_taken_over_from_a_task_moved_in_its_sleep_is_a_loss(form: str) -> None:
+    """One seat for all tasks: whoever comes in takes it, and that the stamp counts sleep is forgotten."""
+    cpus = sorted(os.sched_getaffinity(0))[-2:]
+    if len(cpus) < 2:
+        pytest.skip("needs two CPUs")
+    with probe(form):
+        pass
+    small = job((form,), cpu_numbers())
+    small = msgspec.structs.replace(small, constants={**small.constants, "SEATS": 1})
+    with load(small) as loaded, cgroup(require_writable_cgroups(), "napper") as group:
+        if "dtse_rql_move" not in loaded.programs:
+            pytest.skip("this kernel takes sleeping tasks out of the run queue")
+        source = RunqLat(loaded)
+        move_in_its_sleep(group, cpus)
+        source.read({})
+        lost = source.lost()
+    assert lost.seat > max(3, lost.asleep)
+    assert (source.lost_events or 0) >= lost.seat
 
 
 def test_forms_see_the_same_waits() -> None:
@@ -289,7 +315,7 @@ def test_a_full_table_loses_visibly_and_keeps_what_it_has() -> None:
     hierarchy = require_writable_cgroups()
     with probe("tp_btf", "raw_tp", "classic") as example:
         form = example.form
-    small = job((form,), possible_cpus())
+    small = job((form,), cpu_numbers())
     small = msgspec.structs.replace(small, constants={**small.constants, "PLACES": 16})
     with load(small) as loaded:
         source = RunqLat(loaded)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from itertools import pairwise
 
 import pytest
@@ -13,7 +14,7 @@ from api.facts import Durations
 from api.histograms import BOUNDS_NS, slot_of
 from api.ports import Seen, Unavailable
 from probes.throttles import FORMS, NOTHING, Throttles, open_throttles
-from tests.kernel.probing import LAST_CPU, PINNED, opened
+from tests.kernel.probing import LAST_CPU, PINNED, eventually, opened
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
@@ -30,12 +31,12 @@ def probe(request: pytest.FixtureRequest) -> Iterator[Throttles]:
         yield source
 
 
-def limit_cpu(group: TestCgroup) -> None:
+def limit_cpu(group: TestCgroup, quota_us: int = QUOTA_US) -> None:
     if group.hierarchy.mode == "v2":
-        group.file("cpu", "cpu.max").write_text(f"{QUOTA_US} {PERIOD_US}\n")
+        group.file("cpu", "cpu.max").write_text(f"{quota_us} {PERIOD_US}\n")
         return
     group.file("cpu", "cpu.cfs_period_us").write_text(f"{PERIOD_US}\n")
-    group.file("cpu", "cpu.cfs_quota_us").write_text(f"{QUOTA_US}\n")
+    group.file("cpu", "cpu.cfs_quota_us").write_text(f"{quota_us}\n")
 
 
 def throttles_of(seen: Seen, group: TestCgroup) -> Durations:
@@ -74,6 +75,41 @@ def test_each_period_has_one_throttle_of_80_ms(probe: Throttles) -> None:
     assert sum(throttles.slots[slot + 1 :]) == 0
     assert throttles.slots[slot] + throttles.slots[slot - 1] >= throttles.count - 2
     assert probe.problem() is None
+
+
+def test_a_quota_above_holds_back_too_and_both_at_once_are_one_throttle(probe: Throttles) -> None:
+    """Two cgroups share 40 ms of every 100; one of them may have no more than 15 of those anyway. On Linux 6.6 to 6.17 fewer
+    throttles are told apart, and their sum is the same."""
+    hierarchy = require_writable_cgroups()
+    with cgroup(hierarchy, "above") as above, ExitStack() as stack:
+        if hierarchy.mode == "v2":
+            above.file("cpu", "cgroup.subtree_control").write_text("+cpu")
+        free, own = (stack.enter_context(closing(TestCgroup(hierarchy, f"{above.path}/{name}"))) for name in ("a", "b"))
+        limit_cpu(above, 40_000)
+        limit_cpu(own, 15_000)
+        for group in (free, own):
+            group.start([sys.executable, "-c", PINNED, str(LAST_CPU)])
+        live = {group.id: group.path for group in (free, own)}
+        assert eventually(lambda: throttles_of(probe.read(live), free).count > 2)
+
+        def seen() -> list[tuple[int, int]]:
+            found = [throttles_of(probe.read(live), group) for group in (free, own)]
+            return [(each.count, each.sum_ns) for each in found] + [kernels_books(group) for group in (above, own)]
+
+        before = seen()
+        time.sleep(3.0)
+        after = seen()
+    freely, owned, (above_times, above_ns), (own_times, own_ns) = (
+        (times - times_before, ns - ns_before)
+        for (times, ns), (times_before, ns_before) in zip(after, before, strict=True)
+    )
+    assert above_ns > 900 * MS
+    assert own_ns > 200 * MS
+    assert freely[1] == pytest.approx(above_ns, abs=100 * MS)
+    assert freely[0] <= above_times + 2
+    # Longer than either quota alone, where they begin one after the other, and never longer than there is time.
+    assert max(above_ns, own_ns) - 200 * MS <= owned[1] <= min(above_ns + own_ns, 3300 * MS)
+    assert owned[0] <= above_times + own_times + 2
 
 
 def test_counts_only_grow(probe: Throttles) -> None:

@@ -31,6 +31,12 @@ def test_a_field_of_another_size_is_another_field() -> None:
         offsets(Btf(sample()), form(fields={"LEFT": [("task", "left", 8), ("task", "gone", 8)]}))
 
 
+def test_a_struct_of_the_right_size_is_no_number() -> None:
+    """As kernfs_node.id was one of 8 bytes before Linux 5.5, with the inode in one half."""
+    with pytest.raises(FormRefused, match="struct task: info is no number but a struct or union of that size"):
+        offsets(Btf(sample()), form(fields={"INFO": [("task", "info", 16)]}))
+
+
 def test_optional_fields_may_be_missing() -> None:
     wanted = form(optional={"GONE": [("task", "gone", 8)], "AFTER": [("task", "after", 4)]})
     assert offsets(Btf(sample()), wanted) == {"AFTER": 60}

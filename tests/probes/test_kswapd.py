@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from api.facts import Durations, Kswapd
 from api.histograms import SLOTS
 from probes import bpf
-from probes.kswapd import _FORMS, FORMS, NOTHING, SEATS, decode, decode_nodes, job, nodes_with_memory
+from probes.kswapd import _FORMS, FORMS, NOTHING, SEATS, decode, decode_nodes, job, nodes_with_memory, unseen
 
 COUNTS = st.lists(st.integers(0, 2**40), min_size=SLOTS, max_size=SLOTS)
 
@@ -55,3 +55,20 @@ def test_programs_can_be_found_and_told_apart_in_the_kernels_list() -> None:
 
 def test_seats_are_a_power_of_two_because_the_source_masks_with_them() -> None:
     assert SEATS & (SEATS - 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("runs", "scanned", "mask", "said"),
+    [(10, 0, "0x0007\n", True), (9, 0, "0x0007\n", False), (99, 1, "0x0007\n", False), (99, 0, "0x0000\n", False)],
+)
+def test_an_lru_that_does_not_tell_is_a_problem(tmp_path: Path, runs: int, scanned: int, mask: str, said: bool) -> None:
+    """Where the file is missing or makes no sense, as on kernels without that LRU, nothing is wrong."""
+    quiet = Kswapd(wakeups=0, active_ns=0, scanned_pages=0, reclaimed_pages=0)
+    numa = {0: quiet, 1: Kswapd(wakeups=runs, active_ns=5, scanned_pages=scanned, reclaimed_pages=0)}
+    assert unseen(numa, tmp_path / "enabled") is None
+    (tmp_path / "enabled").write_text("y\n")
+    assert unseen(numa, tmp_path / "enabled") is None
+    (tmp_path / "enabled").write_text(mask)
+    problem = unseen(numa, tmp_path / "enabled")
+    assert (problem is not None) == said
+    assert problem is None or problem.reason.startswith("kswapd ran 10 times and no page was seen")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probes.maps import _runs, dtype_of, possible_cpus, total
+from probes.maps import _runs, cpu_numbers, dtype_of, possible_cpus, total
 
 HIST = ["hist", [["sum_ns", "unsigned long long"], ["slots", "unsigned long long", [27]]], "struct_packed"]
 
@@ -94,3 +94,4 @@ def test_possible_cpus_are_counted_not_the_online_ones(tmp_path: Path) -> None:
     directory.mkdir(parents=True)
     (directory / "possible").write_text("0-3,8-127\n")
     assert possible_cpus(tmp_path) == 124
+    assert cpu_numbers(tmp_path) == 128, "programs look up by number"

@@ -55,11 +55,13 @@ class Told:
     form = "told"
 
     def __init__(self) -> None:
-        self.states: Mapping[int, ThreadStates] = {}
+        self.states: dict[int, ThreadStates] = {}
         self.now_ns = 100 * SECOND
+        self.takes_ns = 0
         self.closed = 0
 
-    def count(self, live: Mapping[int, str]) -> Mapping[int, ThreadStates]:
+    def count(self, live: Mapping[int, str]) -> dict[int, ThreadStates]:
+        self.now_ns += self.takes_ns
         return self.states
 
     def close(self) -> None:
@@ -123,6 +125,18 @@ def test_a_load_is_dropped_with_its_cgroup_but_not_by_a_listing_that_was_cut_sho
     told.now_ns += 5 * SECOND
     assert 7 not in probe.read({}).cgroups
     assert one(probe, 7, live) is None
+
+
+def test_counting_takes_a_fiftieth_of_the_time_at_most(told: Told, probe: Threads) -> None:
+    """100 ms for all threads of a large node: not again for 4.9 s. Who came meanwhile is not said to have none."""
+    told.states, told.takes_ns = {7: threads(runnable=1)}, SECOND // 10
+    assert probe.read({7: "/a", 8: "/b"}).cgroups.keys() == {7, 8}
+    told.states, told.takes_ns = {7: threads(runnable=2), 9: threads(runnable=3)}, 0
+    told.now_ns += 49 * SECOND // 10 - 1
+    assert probe.read({7: "/a", 9: "/c"}).cgroups == {7: {"threads_by_state": threads(1)}}
+    told.now_ns += 1
+    seen = probe.read({7: "/a", 9: "/c"}).cgroups
+    assert {number: values["threads_by_state"] for number, values in seen.items()} == {7: threads(2), 9: threads(3)}
 
 
 def test_a_closed_probe_says_so(told: Told, probe: Threads) -> None:

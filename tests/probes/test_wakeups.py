@@ -30,7 +30,7 @@ def test_classes_are_columns_and_wakers_without_a_name_are_part_of_the_rest() ->
 def test_preemption_is_counted_where_some_kernel_keeps_it() -> None:
     """By task, by CPU, or by CPU in a struct with others: the source is compiled with whatever of these there is."""
     for form in job(FORMS, 2).forms:
-        assert {"PREEMPT_COUNT", "CPU_PREEMPT_COUNT", "HOT_PREEMPT_COUNT", "RUNQUEUES"} == form.optional.keys()
+        assert {"PREEMPT_COUNT", "CPU_PREEMPT_COUNT", "HOT_PREEMPT_COUNT", "RUNQUEUES"} < form.optional.keys()
 
 
 def test_the_agent_loads_it_only_when_asked() -> None:
