@@ -8,11 +8,13 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -37,15 +39,17 @@ from agent.sense.triggers import TriggerSet
 from agent.settings import load
 from api.decisions import Act, Status
 from api.ports import PodSource, Probe, Sink, Unavailable, WaitSource
-from exporters import otel
 from exporters.families import About
 from exporters.http import STALE_S, Server
-from exporters.recorder import DEFAULT_MAX_MIB, Recorder
 from exporters.webconfig import WebConfig
 from probes import registry
 from probes.background import Background
 from probes.blame import Blames, beside
 from probes.runqlat import open_waits
+
+if TYPE_CHECKING:
+    from exporters.otlp import OtelSink
+    from exporters.recorder import Recorder
 
 log = logging.getLogger("dioptase")
 BLAME = Blames.name
@@ -73,7 +77,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Where Malachite's documents are served."""
     web_config: Path | None = None
     record: Path | None = None
-    record_max_mib: int = DEFAULT_MAX_MIB
+    record_max_mib: int
 
 
 def main(options: Options) -> int:
@@ -197,6 +201,8 @@ def _open_waits(hierarchy: Hierarchy, *, blame: bool, watching: bool) -> tuple[W
 def _open_recorder(options: Options, stack: AsyncExitStack) -> Recorder | None:
     if options.record is None:
         return None
+    from exporters.recorder import Recorder  # noqa: PLC0415 - most agents record nothing
+
     recorder = Recorder(options.record, options.record_max_mib, VERSION)
     stack.callback(recorder.close)
     return recorder
@@ -221,15 +227,9 @@ async def _open_exporters(
         )
 
     spans = None
-    reporting: list[Probe] = []
-    if recorder is not None:
-        reporting.append(recorder)
-    try:
-        spans = otel.start(os.environ, about)
-    except Unavailable as error:
-        # Telemetry is no reason to leave a node without its agent.
-        log.error("nothing is sent to OpenTelemetry: %s: %s", error.reason, error.remedy)
-        reporting.append(otel.Refused(error))
+    reporting: list[Probe] = [] if recorder is None else [recorder]
+    if any(name.startswith("OTEL_") for name in os.environ):
+        spans = _open_otel(about, reporting)
     if spans is not None:
         stack.callback(spans.close)
     stale_s = max(STALE_S, 3 * config.interval_s)
@@ -247,6 +247,19 @@ async def _open_exporters(
     log.info("page, API and metrics on http%s://%s:%d", "s" if server.encrypted else "", host, port)
     sinks: list[Sink | None] = [journal, server, RoundLog(), spans, recorder]
     return [sink for sink in sinks if sink is not None], reporting
+
+
+def _open_otel(about: Callable[[], About], reporting: list[Probe]) -> OtelSink | None:
+    """OpenTelemetry, if the environment asks for it; why it cannot be is a source of its own."""
+    from exporters import otel  # noqa: PLC0415 - most agents are scraped
+
+    try:
+        return otel.start(os.environ, about)
+    except Unavailable as error:
+        # Telemetry is no reason to leave a node without its agent.
+        log.error("nothing is sent to OpenTelemetry: %s: %s", error.reason, error.remedy)
+        reporting.append(otel.Refused(error))
+        return None
 
 
 async def _open_malachite(host: str, port: int, hierarchy: Hierarchy, stack: AsyncExitStack) -> Sink:

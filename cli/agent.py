@@ -17,7 +17,7 @@ from agent.settings import ConfigError
 from api.decisions import Act
 from api.ports import Unavailable
 from cli.options import DEFAULT_LISTEN, Seconds, parse_listen
-from exporters.recorder import DEFAULT_MAX_MIB, MIN_MIB
+from exporters import LEAST_RECORD_MIB, RECORD_MIB
 
 
 @click.command()
@@ -42,7 +42,7 @@ from exporters.recorder import DEFAULT_MAX_MIB, MIN_MIB
 )  # fmt: skip
 @click.option("--record", type=click.Path(path_type=Path), help="Record every round into this directory.")
 @click.option(
-    "--record-max-mib", type=click.IntRange(min=MIN_MIB), default=DEFAULT_MAX_MIB, show_default=True,
+    "--record-max-mib", type=click.IntRange(min=LEAST_RECORD_MIB), default=RECORD_MIB, show_default=True,
     help="The oldest rounds go when the recording is larger.",
 )  # fmt: skip
 @click.option(

@@ -29,7 +29,6 @@ from exporters.recording import KEY_EVERY, SUFFIX, header, number_of, pack
 
 log = logging.getLogger(__name__)
 
-DEFAULT_MAX_MIB, MIN_MIB = 256, 8
 SEGMENTS = 8
 """Parts that the bound is divided into: the oldest eighth goes when there is no room for another."""
 WAITING = 4

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import exporters
 from api.decisions import Round
 from api.ports import Unavailable
 from exporters import recorder as recorder_module
@@ -547,4 +548,4 @@ def test_a_full_disk_stops_the_recording_says_so_and_lets_it_go_on(
 
 
 def test_the_bound_is_at_least_one_mebibyte_a_segment() -> None:
-    assert 32 * len(header("1", "b", 0)) <= recorder_module.MIN_MIB * MIB // recorder_module.SEGMENTS
+    assert 32 * len(header("1", "b", 0)) <= exporters.LEAST_RECORD_MIB * MIB // recorder_module.SEGMENTS
