@@ -12,7 +12,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +36,7 @@ from agent.sense.schedstat import SchedstatWaits
 from agent.sense.sensor import Sensor
 from agent.sense.triggers import TriggerSet
 from agent.settings import load
+from api import VERSION
 from api.decisions import Act, Status
 from api.ports import PodSource, Probe, Sink, Unavailable, WaitSource
 from exporters.families import About
@@ -59,7 +59,6 @@ _LARGE_BYTES = 128 << 10
 READERS = 2
 """Threads that answer scrapes: more would only keep more memory, for they compute and share one interpreter."""
 PROC, SYS = Path("/proc"), Path("/sys")
-VERSION = version("dioptase")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

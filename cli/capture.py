@@ -10,7 +10,6 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import IO
@@ -21,6 +20,7 @@ import msgspec
 from agent.hierarchy import Hierarchy, detect
 from agent.sense import capture as texts
 from agent.sense.capture import Text
+from api import VERSION
 from api.ports import Unavailable
 
 PROC, SYS = Path("/proc"), Path("/sys")
@@ -164,7 +164,7 @@ def _is_stdout(path: Path) -> bool:
 def _manifest(hierarchy: Hierarchy, now: time.struct_time, files: int, left_out: int) -> Manifest:
     machine = os.uname()
     return Manifest(
-        version=version("dioptase"),
+        version=VERSION,
         kernel=f"{machine.sysname} {machine.release}",
         machine=machine.machine,
         captured_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", now),

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from api import VERSION
 from cli.options import Suggesting
 
 COMMANDS = {
@@ -76,7 +77,7 @@ class LazyGroup(Suggesting):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="dioptase", prog_name="dioptase")
+@click.version_option(VERSION, prog_name="dioptase")
 def main() -> None:
     """Lend idle CPU to batch work, take it back the moment it is needed, and show why."""
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from api import VERSION
 from api.ports import Seen, Unavailable
 from exporters.families import About
 from exporters.otel_settings import GRPC, HTTP, Settings, Signal
@@ -81,7 +81,7 @@ def read(environ: Mapping[str, str]) -> Settings | None:
     traces = _signal(environ, "TRACES", ("OTEL_BSP_SCHEDULE_DELAY", SPANS_EVERY_MS))
     if metrics is None and traces is None:
         return None
-    return Settings(metrics=metrics, traces=traces, resource=detect(environ, version("dioptase")))
+    return Settings(metrics=metrics, traces=traces, resource=detect(environ, VERSION))
 
 
 def _signal(environ: Mapping[str, str], name: str, every: tuple[str, int]) -> Signal | None:

@@ -14,13 +14,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any, NamedTuple, Protocol
 
 from opentelemetry.sdk.metrics.export import MetricExportResult
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 
+from api import VERSION
 from api.decisions import Round
 from api.ports import Unavailable
 from exporters.births import Births
@@ -64,7 +64,7 @@ class OtelSink:
         self.failures = 0
         self.dropped_spans = 0
         self.traced = settings.traces is not None
-        release = version("dioptase")
+        release = VERSION
         since = {"boot": time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME), "agent": time.time_ns()}
         self._sender = Sender(settings.resource, release, since)
         self._newest, self._about = (Observed(version=release), Births()), about

@@ -127,6 +127,7 @@ static __always_inline u64 throttled_ns(u64 cfs_rq)
  */
 static __always_inline void meet(struct hold *hold, u64 tag, u64 total)
 {
+#ifdef THROTTLED_NS
 	u64 differs = hold->tag ^ tag, known;
 
 	asm volatile("" : "+r"(differs));
@@ -137,6 +138,7 @@ static __always_inline void meet(struct hold *hold, u64 tag, u64 total)
 	hold->from &= known;
 	hold->until &= known;
 	hold->seen = (hold->seen & known) | (total & ~known);
+#endif
 }
 
 /* A task leaves this CPU, maybe because its group is throttled. */

@@ -72,7 +72,7 @@ def _check_probe(row: registry.Row, python: Path, btf: Path, proc: Path) -> Chec
     except Unavailable as error:
         lacking = ", ".join(missing(row.capabilities, proc))
         if row.asked and not lacking:  # what nobody needs to have is nothing wrong
-            return Check(name="optional", ok=True, detail=f"{name}: {error.reason}", remedy=error.remedy)
+            return Check(name=name, ok=True, detail=f"optional: {error.reason}", remedy=error.remedy)
         remedy = (
             f"give the capabilities {lacking} ({row.name} needs {needs}), or run as root" if lacking else error.remedy
         )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from graphlib import TopologicalSorter
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from agent.config import AdvisorConfig, Config, ExportersConfig, LatencyConfig
+from api import VERSION
 from api.catalogue import BY_NAME
 from cli.agent import agent
 
@@ -126,3 +128,7 @@ def test_every_setting_is_documented() -> None:
         for field in msgspec.structs.fields(section):
             if not (isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)):
                 assert field.encode_name in text, f"docs/operations.md does not explain {prefix}{field.encode_name}"
+
+
+def test_the_version_is_said_once_more_and_is_the_same() -> None:
+    assert metadata.version("dioptase") == VERSION

@@ -60,7 +60,8 @@ def test_a_full_table_of_pairs_says_so_and_the_parts_still_add_up() -> None:
 
 
 def _older(form: Form) -> Form:
-    kept = {name: field for name, field in form.optional.items() if name not in ("THROTTLED_SINCE", "THROTTLED_NS")}
+    newer = ("THROTTLED_SINCE", "THROTTLED_NS", "BY_TASK")
+    kept = {name: field for name, field in form.optional.items() if name not in newer}
     return msgspec.structs.replace(form, optional=kept)
 
 
