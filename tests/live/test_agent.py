@@ -230,7 +230,9 @@ def test_another_policy_gives_back_what_the_former_one_changed(
     with Agent("--act", "on", *options) as second:
         eventually("batch runs with cpu.idle", lambda: idle(batch))
         eventually("the cpuset is whole again", lambda: knobs(web) == before[0])
-        assert knobs(batch) == {**before[1], "cpu.idle": "1", **pinned(batch)}
+        # One after the other in the same round: whoever looks at once may find this one still narrow.
+        wanted = {**before[1], "cpu.idle": "1", **pinned(batch)}
+        eventually(f"so is that of batch: {knobs(batch)}", lambda: knobs(batch) == wanted)
         assert second.end() == 0
     assert (knobs(web), knobs(batch)) == before
 
