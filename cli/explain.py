@@ -143,8 +143,6 @@ def explain(target: str | None, url: str, as_json: bool) -> None:
 
     Without a target: everything that the agent ever decided on. Exits with 1 where nothing is known.
     """
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")
     client = Client(url, timeout_s=5)
     try:
         view, snapshot, entries = client.view(), client.snapshot(), client.decisions(limit=2000)

@@ -213,8 +213,6 @@ def top(url: str, one_frame: bool, view: str) -> None:
     Keys switch between the overview, who waits on whom, memory, threads, and disk and network; ? lists them, q or Ctrl-C
     ends it. Without a terminal: a line a round and a line a decision.
     """
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")
     console = Console(highlight=False)
     begin = Choice(screen=VIEWS[view])
     if one_frame:

@@ -82,6 +82,8 @@ class TestCgroup:
         for process in self.processes:
             process.kill()
             process.wait()
+            for stream in filter(None, (process.stdin, process.stdout)):
+                stream.close()
         for directory in self.dirs:
             if directory.exists():
                 directory.rmdir()

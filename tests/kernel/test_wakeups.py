@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,9 +21,9 @@ from probes.groups import ROOT_ID
 from probes.loader import load
 from probes.maps import cpu_numbers
 from probes.wakeups import FORMS, NEVER, NOTHING, Wakers, job, open_wakeups
-from tests.kernel.blaming import SHARES, weigh
+from tests.kernel.blaming import several
 from tests.kernel.probing import eventually, opened
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+from tests.kernel.support import TestCgroup
 from tests.kernel.test_runqlat import Hog
 
 pytestmark = pytest.mark.kernel
@@ -125,20 +124,6 @@ def line(groups: Sequence[TestCgroup], *, answered: bool) -> list[Stage]:
     for fd in (fd for pipe in pipes for fd in pipe):
         os.close(fd)
     return stages
-
-
-@contextmanager
-def several(*names: str) -> Iterator[list[TestCgroup]]:
-    hierarchy = require_writable_cgroups()
-    with ExitStack() as stack:
-        groups = [stack.enter_context(cgroup(hierarchy, name)) for name in names]
-        for group in groups:
-            weigh(group, SHARES)
-        yield groups
-        for process in (process for group in groups for process in group.processes):
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    stream.close()
 
 
 @pytest.fixture(params=FORMS)
