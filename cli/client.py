@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import http.client
 import ssl
-import time
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import TypeVar
@@ -121,20 +120,13 @@ def _reason(error: object) -> str:
 class Watch:
     """The latest five minutes of one agent, kept up to date by `poll`; an agent that began anew is noticed."""
 
-    def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, client: Client) -> None:
         self.client = client
-        self._clock = clock
         self.view: View | None = None
         self.history: list[View] = []
         self.entries: list[JournalEntry] = []
         """Oldest first."""
         self.failure: Unavailable | None = None
-        self._heard_s: float | None = None
-
-    @property
-    def silent_s(self) -> float | None:
-        """Seconds since the agent last answered; None if it never did."""
-        return None if self._heard_s is None else self._clock() - self._heard_s
 
     def poll(self) -> list[JournalEntry]:
         """Ask for what is new; the new decisions, oldest first. Failures are kept in `failure`, not raised."""
@@ -144,7 +136,6 @@ class Watch:
             self.failure = error
             return []
         self.failure = None
-        self._heard_s = self._clock()
         return new
 
     def _poll(self) -> list[JournalEntry]:
