@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
 
 import msgspec
 
@@ -65,10 +66,17 @@ def wait_delta(before: Wait | None, after: Wait | None) -> Wait | None:
         return None
     slots = None
     if before.slots is not None and after.slots is not None:
+        if not count and not sum_ns:
+            return _none(len(after.slots))
         slots = tuple(b - a for a, b in zip(before.slots, after.slots, strict=True))
         if min(slots) < 0:
             return None
     return Wait(sum_ns=sum_ns, count=count, slots=slots)
+
+
+@cache
+def _none(slots: int) -> Wait:
+    return Wait(sum_ns=0, count=0, slots=(0,) * slots)
 
 
 def total(waits: Sequence[Wait]) -> Wait:

@@ -70,7 +70,7 @@ class CgroupSample(msgspec.Struct, frozen=True, kw_only=True):
     """By device, `MAJOR:MINOR`."""
     files_read_at_ns: int | None = None
     """CLOCK_REALTIME when memory_stat, numa_stat, memory_events, io, swap_bytes and kernel*_bytes were read, which may be
-    older than the rest, by some 5 s; limits may be 15 s old, or as old as these where Malachite's documents are served."""
+    older than the rest, by some 5 s; limits may be 30 s old, or as old as these where Malachite's documents are served."""
     # From probes
     blame: Blame | None = None
     throttles: Durations | None = None

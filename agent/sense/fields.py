@@ -23,7 +23,7 @@ class Cadence(IntEnum):
     """What people and agents set. Not kept open either."""
 
 
-PERIOD_NS = {Cadence.TICK: 0, Cadence.SLOW: 5_000_000_000, Cadence.RARE: 15_000_000_000}
+PERIOD_NS = {Cadence.TICK: 0, Cadence.SLOW: 5_000_000_000, Cadence.RARE: 30_000_000_000}
 
 
 class Place(NamedTuple):
@@ -53,8 +53,6 @@ class Source(NamedTuple):
     parsers: tuple[Parse, ...]
     instead_of: int | None
     """Index of the preferred source of the same fields: this one is read only where that one gives nothing."""
-    follows: int | None
-    """Index of an earlier source that says the same in fewer words: while that one stays as it was, so does this one."""
     summed: bool
     """Whether it has part in the same file of the group above, which only grows: while that one stays as it was, so does
     this one."""
@@ -63,8 +61,15 @@ class Source(NamedTuple):
 SNAPSHOTS = frozenset((b"tasks",))
 """Files to open for each read: version 1 makes the list of tasks at the first read after open and shows that same list
 until nobody has read it for a second (kernel/cgroup/cgroup-v1.c, cgroup_pidlist_start)."""
-FOLLOWERS = {b"cpuacct.stat": b"cpuacct.usage", b"cpuacct.usage_percpu": b"cpuacct.usage"}
-"""How CPU time is shared out changes only with its sum."""
+CLOCK = "cpu_usage_ns"
+"""The field that tells whether a task of the group, or of one below, has run."""
+SHARES = frozenset((b"cpuacct.stat", b"cpuacct.usage_percpu"))
+"""How that time is shared out: read when it has changed."""
+CALM = frozenset(
+    (b"cpu.stat", b"pids.current", b"tasks", b"cgroup.threads", b"memory.usage_in_bytes", b"memory.current")
+)
+"""What seldom changes while nobody in the group runs, for others may reclaim its memory or move a sleeping task: read when
+somebody has run, and along with the slow files. Pressure is not among it: it counts those who wait and cannot run."""
 SUMMED = frozenset((b"cpuacct.usage", b"cpu.pressure", b"memory.pressure", b"io.pressure"))
 """Not memory.current or pids.current, where one group's growth hides another's decline, nor cpu.stat of version 2, which
 counts periods of the group's own quota."""
@@ -231,7 +236,6 @@ def sources(hierarchy: Hierarchy) -> tuple[Source, ...]:
             fields=tuple(field for field, _ in fields),
             parsers=tuple(parse for _, parse in fields),
             instead_of=order.index(preferred[mount, file]) if (mount, file) in preferred else None,
-            follows=order.index((mount, FOLLOWERS[file])) if file in FOLLOWERS else None,
             summed=file in SUMMED,
         )
         for (mount, file), fields in files.items()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from agent.sense.fields import PERIOD_NS, SNAPSHOTS, Cadence, Source, joined
+from agent.sense.fields import CALM, CLOCK, PERIOD_NS, SHARES, SNAPSHOTS, Cadence, Source, joined
 from agent.sense.files import GONE, Budget, KeptFile
 from agent.sense.tree import Group
 from api.ports import Vanished
@@ -34,6 +34,13 @@ class Plan:
             cadence: [i for i, source in enumerate(sources) if source.cadence is cadence and mount_fds[i] >= 0]
             for cadence in Cadence
         }
+        # Of what is read every tick, that which can wait until the clock has moved; the calm with the slow files as well.
+        ticking = self.indices[Cadence.TICK]
+        self.clock = next((i for i in ticking if CLOCK in sources[i].fields), None)
+        rest = [i for i in ticking if self.clock not in (i, None)]
+        self.calm = [i for i in rest if sources[i].file in CALM]
+        self.following = [i for i in rest if sources[i].file in CALM | SHARES]
+        self.leading = [i for i in ticking if i not in self.following]
         self.set = lru_cache(maxsize=512)(self._set)
         """Fields from the texts of the files that are read rarely: many cgroups are set alike."""
 
@@ -128,14 +135,19 @@ class Reading:
     ) -> CgroupSample:
         """Read what is due and return the sample: the same object where nothing is different. `above` is the reading of
         the group above, already refreshed."""
-        self._stirred = self._visit(plan, group, reads, Cadence.TICK, above)
+        self._stirred = self._visit(plan, group, reads, plan.leading, above)
+        if plan.clock is not None:
+            if plan.clock in self._stirred or not self._gives(plan.clock):
+                self._stirred += self._visit(plan, group, reads, plan.following)
+            elif self._due_ns[0] <= now_ns:
+                self._stirred += self._visit(plan, group, reads, plan.calm)
         changed, later = bool(self._stirred), False
         for place, cadence in enumerate(_LATER):
             if self._due_ns[place] > now_ns:
                 continue
             self._due_ns[place] = self._next(plan, place, now_ns)
             if cadence is Cadence.SLOW:
-                later |= bool(self._visit(plan, group, reads, cadence))
+                later |= bool(self._visit(plan, group, reads, plan.indices[cadence]))
                 self._read_at_ns, changed = wall_time_ns, True
             else:
                 later |= self._visit_rare(plan, group)
@@ -160,20 +172,19 @@ class Reading:
             if cell is not None:
                 cell.close()
 
-    def _visit(self, plan: Plan, group: Group, reads: int, cadence: Cadence, above: Reading | None = None) -> list[int]:
+    def _visit(
+        self, plan: Plan, group: Group, reads: int, indices: Sequence[int], above: Reading | None = None
+    ) -> list[int]:
         changed: list[int] = []
         cells, sources = self._cells, plan.sources
-        for index in plan.indices[cadence]:
+        for index in indices:
             source = sources[index]
             cell = cells[index]
             if source.instead_of is not None and self._gives(source.instead_of):
                 continue
             if cell is None:
                 cell = cells[index] = plan.cell(index, group)
-            elif cell.still and (
-                (source.follows is not None and source.follows not in changed)
-                or (source.summed and above is not None and above.rests(index))
-            ):
+            elif source.summed and cell.still and above is not None and above.rests(index):
                 continue
             if cell.refresh(source, reads):
                 changed.append(index)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from agent.hierarchy import Hierarchy
 from agent.sense.cgroups import CgroupReader
 from tests.agent.sense import trees
 from tests.agent.sense.expected import V1, values
@@ -114,6 +116,49 @@ def test_how_cpu_time_is_shared_out_is_read_when_its_sum_has_changed(tmp_path: P
         (1_000_000_000, 600_000_000),
         1_010_000_000,
     )
+
+
+@pytest.mark.parametrize(
+    ("version", "clock", "threads", "memory"),
+    [
+        (trees.v1, "cpuacct/{}cpuacct.usage", "pids/web/pids.current", "memory/web/memory.usage_in_bytes"),
+        (trees.v2, "unified/{}cpu.stat", "unified/web/pids.current", "unified/web/memory.current"),
+    ],
+    ids=["version 1", "version 2"],
+)
+def test_who_does_not_run_is_looked_at_with_the_slow_files(
+    tmp_path: Path, version: Callable[[Path, tuple[str, ...]], Hierarchy], clock: str, threads: str, memory: str
+) -> None:
+    """Threads and memory of a group change though none of its tasks run when others move tasks or reclaim: within 5 s."""
+    reader = CgroupReader(version(tmp_path, (".", "web")))
+
+    def seen(now_ns: int) -> tuple[int | None, int | None]:
+        sample = reader.read(now_ns, 0)["/web"]
+        return sample.threads, sample.memory_bytes
+
+    before = seen(0)
+    (tmp_path / threads).write_text("7\n")
+    (tmp_path / memory).write_text("9\n")
+    five = [seen(second * S) for second in range(1, 6)]
+    assert (five[-1], {*five}) == ((7, 9), {before, (7, 9)})
+    (tmp_path / threads).write_text("11\n")
+    (tmp_path / memory).write_text("12\n")
+    for group in ("", "web/"):
+        file = tmp_path / clock.format(group)
+        file.write_text(file.read_text().replace("1500", "1600"))
+    assert seen(5 * S + 1) == (11, 12), "somebody ran: at once"
+    reader.close()
+
+
+def test_without_a_clock_everything_is_read_every_time(tmp_path: Path) -> None:
+    reader = CgroupReader(trees.v1(tmp_path, ("web",)))
+    (tmp_path / "cpuacct/web/cpuacct.usage").unlink()
+    reader.read(0, 0)
+    (tmp_path / "pids/web/pids.current").write_text("7\n")
+    (tmp_path / "cpuacct/web/cpuacct.stat").write_text("user 1\nsystem 2\n")
+    sample = reader.read(1, 0)["/web"]
+    reader.close()
+    assert (sample.threads, sample.cpu_user_ns) == (7, 10_000_000)
 
 
 CALM = "some avg10=0.00 avg60=0.00 avg300=0.00 total={}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
