@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -56,6 +57,8 @@ BLAME = Blames.name
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 """malloc.h; 1.3 MiB less at 200 cgroups."""
 _LARGE_BYTES = 128 << 10
+_COLLECTIONS = (10_000, 10, 10)
+"""Instead of (700, 10, 10)."""
 READERS = 2
 """Threads that answer scrapes: more would only keep more memory, for they compute and share one interpreter."""
 PROC, SYS = Path("/proc"), Path("/sys")
@@ -99,6 +102,14 @@ def _one_heap() -> None:
         mallopt(_M_ARENA_MAX, 1)
         mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _LARGE_BYTES)
+
+
+def _few_collections() -> None:
+    """Have the collector of cycles leave alone what lives as long as the agent, and come less often: a round makes tens of
+    thousands of objects and no cycles, and one collection of everything stopped it for 60 ms."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_COLLECTIONS)
 
 
 async def _run(options: Options, config: Config, pods: PodSource) -> int:
@@ -146,6 +157,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             triggers=_triggers(hierarchy, stack),
             banner=(*state_missing, *act_missing, *waits_missing),
         )
+        _few_collections()
         probes.start()
         polling = asyncio.create_task(indicators.run(loop.pods))
         stack.callback(polling.cancel)

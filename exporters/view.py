@@ -172,13 +172,13 @@ def _others(
 ) -> tuple[ContainerView, ...]:
     own = _own({path: rate.cpu_cores for path, rate in change.cgroups.items() if rate.cpu_cores is not None})
 
-    def demand(path: str) -> float:
+    wanted = {path: 0.0 for path in change.cgroups if path not in ours}
+    for path in wanted:
         stalled = reclaims.get(path)
         stalled_s = (stalled.direct_ms + stalled.limit_ms) / 1000 if stalled else 0.0
-        found = own.get(path, 0.0) + (change.cgroups[path].wait_cores or 0.0) + stalled_s
-        return found if found >= LEAST_DEMAND else 0.0
-
-    wanted = {path: demand(path) for path in change.cgroups if path not in ours}
+        demand = own.get(path, 0.0) + (change.cgroups[path].wait_cores or 0.0) + stalled_s
+        if demand >= LEAST_DEMAND:
+            wanted[path] = demand
     sizes = {path: size for path in change.cgroups if (size := _size(snapshot.cgroups[path])) is not None}
     held = _own(sizes)
     busy = sorted((path for path, cores in wanted.items() if cores), key=lambda path: (-wanted[path], path))
@@ -203,8 +203,9 @@ def _own(used: Mapping[str, float]) -> dict[str, float]:
     """What each cgroup has without the groups below it: the kernel's counters include those, run-queue waits do not."""
     own = dict(used)
     for path, amount in used.items():
-        parent = path.rpartition("/")[0] or "/"
-        if path != "/" and parent in own:
-            own[parent] -= amount
+        if amount and path != "/":
+            parent = path.rpartition("/")[0] or "/"
+            if parent in own:
+                own[parent] -= amount
     # The files are read one after the other, so a difference may come out below zero.
     return {path: max(amount, 0.0) for path, amount in own.items()}
