@@ -166,7 +166,7 @@ def test_a_file_on_a_disk_with_a_scheduler(source: BlockIoProbe, group: TestCgro
     took, charged = direct(group, file, "read", 64)
     found = seen(source, group.id, device)
     assert found.read_bytes == pytest.approx(64 * BLOCK, abs=BLOCK)
-    assert found.read_bytes == charged
+    assert found.read_bytes <= charged, "which has what it read of Python from other disks, too"
     assert found.reads.count >= 64
     assert 0 < found.reads.sum_ns <= took * 1.05
 
