@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from api.decisions import JournalEntry, Knob, Status
+from api.decisions import JournalEntry, Status
+from api.knobs import Knob
 from bench.cell import Bed, bench_cgroups, colocated
 from bench.modes import BATCH, ONLINE, Mode, Node
 from bench.report import Reaction
