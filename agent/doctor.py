@@ -8,12 +8,13 @@ from pathlib import Path
 
 from agent.hierarchy import Hierarchy, detect
 from agent.qrm.knobs import KnobFiles
+from agent.qrm.table import TABLE
 from agent.sense.node import NodeReader
 from agent.sense.psi import STALL_US, WINDOW_US, open_trigger
 from agent.sense.topology import read_topology
 from api.checks import Check
 from api.cpus import format_cpu_list
-from api.decisions import Knob
+from api.knobs import Knob
 from api.ports import Unavailable
 
 MIN_FILES = 8192
@@ -84,7 +85,7 @@ def _knobs(hierarchy: Hierarchy) -> list[Check]:
         Knob.IDLE: "Linux 5.15 or newer; until then the lowest weight takes its place",
     }
     found = []
-    for knob in Knob:
+    for knob in TABLE:
         asked = next((child for child in children if files.available(knob, child)), "")
         detail = f"there, asked of {asked}" if asked else "no cgroup has it"
         remedy = "" if asked else remedies.get(knob, "enable the cpu controller")

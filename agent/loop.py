@@ -15,7 +15,7 @@ import msgspec
 from agent.advisor.advise import advise
 from agent.advisor.estimation import online_containers
 from agent.advisor.latency import breach_ns, can_shrink
-from agent.advisor.memory import Memory
+from agent.advisor.state import Memory
 from agent.advisor.waits import alarmed
 from agent.config import Config
 from agent.qrm.actuator import Actuator

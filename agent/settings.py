@@ -1,4 +1,4 @@
-"""The settings file: YAML with the field names of agent/config.py in camel case, refused by field where it cannot hold.
+"""The settings file: YAML with the field names of agent/config/ in camel case, refused by field where it cannot hold.
 
 `advisor: {policy: canonical, latency: {targetWaitMs: 5}}`
 """

@@ -45,6 +45,8 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True):
     core: int
     socket: int
     numa: int
+    l3: int = 0
+    """Number of the cache that it shares with its neighbours (cache/index3/id); 0 where the machine does not say."""
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True):

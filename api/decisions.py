@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
 
 import msgspec
 
+from api.knobs import Knob, Verdict
 from api.samples import Snapshot
 
 
@@ -16,30 +16,6 @@ class Act(StrEnum):
     OFF = "off"
     DRY_RUN = "dry-run"
     ON = "on"
-
-
-class Knob(StrEnum):
-    """A kernel control of one cgroup, named for what it does; agent/qrm/table.py maps it to files of v1 and v2."""
-
-    CPUSET = "cpuset.cpus"
-    """CPU list; empty means: whatever the parent has (v2)."""
-    WEIGHT = "cpu.weight"
-    """v2 weight, 1 to 10000, 100 is the default; translated to shares on v1."""
-    QUOTA = "cpu.max"
-    """Microseconds of CPU per period and the period: `50000 100000`; `max 100000` is no limit."""
-    IDLE = "cpu.idle"
-    """`1`: the group runs only where nobody else wants to (Linux 5.15)."""
-
-
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Why: the rule that fired, in a sentence, with the threshold and every input that it looked at."""
-
-    rule: str
-    """Short code, stable, usable as a metric label: `wait_above_target`."""
-    text: str
-    """One sentence for a person, with the numbers in it."""
-    threshold: float | None = None
-    inputs: Mapping[str, float | int | str | None] = {}
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import msgspec
 
-from api.qos import QoSLevel
+from api.qos import Enhancements, QoSLevel
 
 _QUANTITY = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi|)", re.ASCII)
 _SCALE = {
@@ -39,6 +39,12 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     cpu_limit_cores: float | None = None
     memory_request_bytes: int | None = None
     memory_limit_bytes: int | None = None
+    reclaimed_cpu_cores: float | None = None
+    """Request of resource.katalyst.kubewharf.io/reclaimed_millicpu."""
+    reclaimed_memory_bytes: int | None = None
+    """Request of resource.katalyst.kubewharf.io/reclaimed_memory."""
+    sidecar: bool = False
+    """Whether it goes along with the pod's main container."""
 
 
 class Pod(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +56,12 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     qos: QoSLevel
     containers: tuple[Container, ...]
     annotations: Mapping[str, str] = {}
+    labels: Mapping[str, str] = {}
+    priority: int = 0
+    """Kubernetes' own: of two pods the one with less gives way."""
+    enhancements: Enhancements = Enhancements()
+    bound_numa: tuple[int, ...] = ()
+    """NUMA nodes that it was bound to (numa_bind_result); empty where to none."""
 
     @property
     def key(self) -> str:

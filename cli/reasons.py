@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from api.decisions import JournalEntry, Knob, Status
+from api.decisions import JournalEntry, Status
+from api.knobs import Knob
 from api.samples import Snapshot, SourceStatus
 from exporters.view import View
 

@@ -19,9 +19,10 @@ from collections.abc import Mapping
 from itertools import accumulate
 
 from api.cpus import Cpu, Topology
-from api.decisions import Act, Advice, Decision, Knob, Outcome, Pool, Round, Status, Verdict
+from api.decisions import Act, Advice, Decision, Outcome, Pool, Round, Status
 from api.facts import CpuTimes, Pressure, Wait
 from api.histograms import BOUNDS_NS, SLOTS
+from api.knobs import Knob, Verdict
 from api.pods import Container, Pod
 from api.qos import QoSLevel
 from api.samples import CgroupSample, Indicator, NodeSample, Snapshot, SourceStatus

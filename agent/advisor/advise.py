@@ -9,11 +9,12 @@ import msgspec
 from agent.advisor import latency, pools
 from agent.advisor.estimation import average, online_containers, remember, requirement_cores
 from agent.advisor.headroom import pool_cores, region_cores
-from agent.advisor.memory import Memory
+from agent.advisor.state import Memory
 from agent.advisor.waits import contention
 from agent.config import AdvisorConfig
-from api.decisions import Advice, Pool, Verdict
+from api.decisions import Advice, Pool
 from api.facts import Wait
+from api.knobs import Verdict
 from api.qos import QoSLevel
 from api.rates import Rates, members, rates, total
 from api.samples import CgroupSample, Snapshot

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import exp
 
-from agent.advisor.memory import ContainerMemory, Memory
+from agent.advisor.state import ContainerMemory, Memory
 from agent.config import AdvisorConfig
 from api.pods import Container
 from api.rates import CgroupRates, Rates

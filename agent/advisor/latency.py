@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from agent.advisor.memory import Memory
+from agent.advisor.state import Memory
 from agent.advisor.waits import NS_PER_MS, breached, worst
 from agent.config import LatencyConfig
-from api.decisions import Verdict
 from api.facts import Wait
+from api.knobs import Verdict
 
 NS_PER_S = 1_000_000_000
 _CAREFUL, _CAREFUL_PACE = (0.75, 1.1), 0.1

@@ -24,9 +24,10 @@ from agent.qrm.hands import weight_after_idle
 from agent.qrm.knobs import KnobFiles, Original, RawValue, canonical
 from agent.qrm.originals import Originals
 from agent.qrm.restore import ORDER, PINNED, key_of
-from agent.qrm.table import UNLIMITED
+from agent.qrm.table import TABLE, UNLIMITED
 from api.cpus import format_cpu_list, parse_cpu_list
-from api.decisions import Act, Decision, Knob, Outcome, Status
+from api.decisions import Act, Decision, Outcome, Status
+from api.knobs import Knob
 from api.ports import Unavailable, Vanished
 
 ASK_KNOBS_EVERY = 60
@@ -108,11 +109,11 @@ class Actuator:
         self._knobs_asked += 1
         complete = {} if self._knobs_asked % ASK_KNOBS_EVERY == 0 else self._complete
         known = {cgroup: complete.get(cgroup) or self._available(cgroup) for cgroup in cgroups}
-        self._complete = {cgroup: knobs for cgroup, knobs in known.items() if len(knobs) == len(Knob)}
+        self._complete = {cgroup: knobs for cgroup, knobs in known.items() if len(knobs) == len(TABLE)}
         return known
 
     def _available(self, cgroup: str) -> frozenset[Knob]:
-        return frozenset(knob for knob in Knob if self._files.available(knob, cgroup))
+        return frozenset(knob for knob in TABLE if self._files.available(knob, cgroup))
 
     def inherited_cores(self) -> float | None:
         """CPU that an earlier agent's quotas allow in all, where it was killed and left some; None where nothing limits."""

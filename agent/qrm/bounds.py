@@ -12,7 +12,7 @@ from math import inf
 
 from agent.qrm.table import UNLIMITED
 from api.cpus import format_cpu_list, parse_cpu_list
-from api.decisions import Knob
+from api.knobs import Knob
 
 MIN_WEIGHT, MAX_WEIGHT = 1, 10_000
 MIN_QUOTA_US = 1_000

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from api.cpus import format_cpu_list
-from api.decisions import Advice, Decision, Knob, Verdict
+from api.decisions import Advice, Decision
+from api.knobs import Knob, Verdict
 from api.pods import Container, Pod
 from api.qos import QoSLevel
 from api.samples import Snapshot

@@ -13,7 +13,7 @@ from agent.qrm.knobs import KnobFiles, Original
 from agent.qrm.restore import Key, is_idle, key_of
 from agent.qrm.table import DEFAULT_WEIGHT
 from api.cpus import parse_cpu_list
-from api.decisions import Knob
+from api.knobs import Knob
 from api.ports import Unavailable, Vanished
 
 

@@ -20,7 +20,7 @@ import msgspec
 from agent.hierarchy import Hierarchy
 from agent.qrm.table import EFFECTIVE_CPUS, REMEDIES, TABLE, Place, canonical
 from api.cpus import parse_cpu_list
-from api.decisions import Knob
+from api.knobs import Knob
 from api.ports import Unavailable, Vanished
 
 __all__ = ("Absent", "Forbidden", "KnobFiles", "Original", "RawValue", "Refused", "canonical", "is_cgroup_path")

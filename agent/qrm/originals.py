@@ -33,7 +33,8 @@ from agent.qrm.hands import Hands
 from agent.qrm.knobs import KnobFiles, Original, is_cgroup_path
 from agent.qrm.restore import Key, key_of, put_back
 from agent.smallfile import read_small
-from api.decisions import Knob, Outcome
+from api.decisions import Outcome
+from api.knobs import Knob
 from api.ports import Unavailable, Vanished
 
 VERSION = 1

@@ -11,7 +11,8 @@ from collections.abc import Collection, Sequence
 
 from agent.qrm.knobs import KnobFiles, Original, RawValue
 from api.cpus import format_cpu_list, parse_cpu_list
-from api.decisions import Decision, Knob, Outcome, Status, Verdict
+from api.decisions import Decision, Outcome, Status
+from api.knobs import Knob, Verdict
 from api.ports import Unavailable, Vanished
 
 Key = tuple[str, Knob]

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from api.cpus import format_cpu_list, parse_cpu_list
-from api.decisions import Knob
+from api.knobs import Knob
 
 Texts = Mapping[str, str]
 """What the files of a knob hold, byte for byte, by file name."""

@@ -12,8 +12,9 @@ import pytest
 
 from agent.config import Config
 from agent.loop import Loop
-from api.decisions import Act, Decision, Knob, Outcome, Round, Status
+from api.decisions import Act, Decision, Outcome, Round, Status
 from api.facts import Wait
+from api.knobs import Knob
 from api.qos import QoSLevel
 from api.samples import Snapshot
 from tests.agent.advisor.builders import S, pod, snapshot, waits

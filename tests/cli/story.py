@@ -13,13 +13,14 @@ from math import cos, erf, log, pi, sqrt
 import msgspec
 
 from agent.advisor.advise import advise
-from agent.advisor.memory import Memory
+from agent.advisor.state import Memory
 from agent.config import AdvisorConfig
 from agent.qrm.cpu import decide
 from api.cpus import Cpu, Topology
-from api.decisions import Act, Decision, JournalEntry, Knob, Outcome, Round, Status
+from api.decisions import Act, Decision, JournalEntry, Outcome, Round, Status
 from api.facts import CpuTimes, Pressure, Wait
 from api.histograms import BOUNDS_NS, SLOTS
+from api.knobs import Knob
 from api.pods import Container, Pod
 from api.qos import QoSLevel
 from api.samples import CgroupSample, Indicator, NodeSample, Snapshot, SourceStatus

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from api.decisions import Knob, Status
+from api.decisions import Status
+from api.knobs import Knob
 from cli import words
 from cli.explain import explain, text
 from cli.reasons import Answer, about, answer, askable, stories

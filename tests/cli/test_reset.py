@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from agent.qrm.knobs import Original, RawValue
 from agent.qrm.originals import FILE_NAME, boot_id, encode_file, open_originals
-from api.decisions import Knob
+from api.knobs import Knob
 from cli.demo import _state_dir
 from cli.reset import reset
 

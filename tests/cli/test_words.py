@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from api.decisions import Knob, Status
+from api.decisions import Status
+from api.knobs import Knob
 from cli import words
 from tests.cli import story
 

@@ -10,7 +10,8 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from api.decisions import Decision, JournalEntry, Knob, Outcome, Status, Verdict
+from api.decisions import Decision, JournalEntry, Outcome, Status
+from api.knobs import Knob, Verdict
 from api.samples import SourceStatus
 from api.text import to_json
 from bench.cell import Lending, Measured, Noise, Waits, quantile_ms

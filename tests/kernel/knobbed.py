@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from agent.hierarchy import Hierarchy
-from api.decisions import Decision, Knob, Outcome, Status, Verdict
+from api.decisions import Decision, Outcome, Status
+from api.knobs import Knob, Verdict
 from tests.kernel.support import TestCgroup, cgroup
 
 CONTROLLERS = ("cpu", "cpuset")

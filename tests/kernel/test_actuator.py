@@ -10,7 +10,8 @@ from agent.hierarchy import Hierarchy
 from agent.qrm.actuator import Actuator
 from agent.qrm.knobs import KnobFiles
 from agent.qrm.originals import Originals
-from api.decisions import Knob, Status
+from api.decisions import Status
+from api.knobs import Knob
 from tests.kernel.knobbed import ODD, Knobbed, nested, statuses
 
 pytestmark = pytest.mark.kernel

@@ -15,7 +15,9 @@ from agent.hierarchy import Hierarchy
 from agent.qrm.actuator import Actuator
 from agent.qrm.knobs import KnobFiles, Original, RawValue
 from agent.qrm.originals import Originals, boot_id, open_originals
-from api.decisions import Act, Knob, Status
+from agent.qrm.table import TABLE
+from api.decisions import Act, Status
+from api.knobs import Knob
 from tests.agent.qrm.trees import Tree
 from tests.kernel.knobbed import Knobbed, statuses
 from tests.kernel.support import cgroup, require_root
@@ -45,7 +47,7 @@ def test_a_vanished_cgroup_and_its_successor(
             Status.APPLIED,
             Status.APPLIED,
         ]
-    decisions = [old.decide(knob, "1", old_id) for knob in Knob]
+    decisions = [old.decide(knob, "1", old_id) for knob in TABLE]
     assert statuses(actuator.apply(decisions)) == [Status.VANISHED] * 4
     with cgroup(hierarchy, "gone") as made:
         new = Knobbed(made)

@@ -13,7 +13,8 @@ import pytest
 from agent.hierarchy import Hierarchy
 from agent.qrm.originals import FILE_NAME, decode_file
 from agent.qrm.table import TABLE
-from api.decisions import Decision, Knob
+from api.decisions import Decision
+from api.knobs import Knob
 from tests.kernel.dying import act, outlive, run_reset
 from tests.kernel.knobbed import ODD, Knobbed, nested
 from tests.kernel.support import require_writable_cgroups
@@ -28,7 +29,8 @@ from agent.hierarchy import detect
 from agent.qrm.actuator import Actuator
 from agent.qrm.knobs import KnobFiles
 from agent.qrm.originals import boot_id, open_originals
-from api.decisions import Act, Decision, Knob, Verdict
+from api.decisions import Act, Decision
+from api.knobs import Knob, Verdict
 VALUES = ((Knob.IDLE, "10"), (Knob.WEIGHT, ("5", "500")), (Knob.QUOTA, ("9000 90000", "max")), (Knob.CPUSET, "10"))
 files = KnobFiles(detect())
 actuator = Actuator(files, open_originals(Path(sys.argv[1]), boot_id()), Act.ON)

@@ -18,7 +18,7 @@ import pytest
 
 from agent.hierarchy import Hierarchy
 from agent.sense.topology import read_topology
-from api.decisions import Knob
+from api.knobs import Knob
 from probes.bpf import programs
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
 from tests.live.running import DIOPTASE, Agent, eventually, pods_file, write_pods

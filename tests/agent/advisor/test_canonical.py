@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from agent.advisor.advise import advise
 from agent.advisor.estimation import container_cores
 from agent.advisor.headroom import pool_cores, region_cores
-from agent.advisor.memory import ContainerMemory, Memory
 from agent.advisor.pools import share_cores, split
+from agent.advisor.state import ContainerMemory, Memory
 from agent.config import AdvisorConfig
 from api.pods import Container
 from api.qos import QoSLevel

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent.advisor.advise import advise
 from agent.advisor.latency import Situation, lend
-from agent.advisor.memory import Memory
+from agent.advisor.state import Memory
 from agent.advisor.waits import alarmed, contention
 from agent.config import AdvisorConfig, LatencyConfig
 from api.facts import Wait

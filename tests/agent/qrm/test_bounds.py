@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.qrm.bounds import Limits, bound
-from api.decisions import Knob
+from api.knobs import Knob
 
 V1 = Limits(ceiling=(0, 1, 2, 3), cpu_count=4, inherits=False)
 V2 = Limits(ceiling=(0, 1, 2, 3), cpu_count=4, inherits=True)

@@ -6,7 +6,8 @@ import pytest
 
 from agent.qrm.bounds import Limits, bound
 from agent.qrm.cpu import decide, managed
-from api.decisions import Advice, Knob, Pool, Verdict
+from api.decisions import Advice, Pool
+from api.knobs import Knob, Verdict
 from api.pods import Pod
 from api.qos import QoSLevel
 from tests.agent.advisor.builders import pod, snapshot

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from agent.qrm.knobs import KEPT_OPEN, Absent, Forbidden, KnobFiles, Refused
-from api.decisions import Knob
+from agent.qrm.table import TABLE
+from api.knobs import Knob
 from api.ports import Unavailable, Vanished
 from tests.agent.qrm.trees import Tree
 
@@ -49,7 +50,7 @@ def test_defaults_read_alike_on_both_versions(tmp_path: Path, mode: str) -> None
     tree = Tree(tmp_path, mode)
     cgroup_id = tree.make("/batch")
     files = KnobFiles(tree.hierarchy)
-    read = {knob: files.read("/batch", cgroup_id, knob) for knob in Knob}
+    read = {knob: files.read("/batch", cgroup_id, knob) for knob in TABLE}
     cpus = "" if mode == "v2" else "0-3"
     assert read == {Knob.CPUSET: cpus, Knob.WEIGHT: "100", Knob.QUOTA: "max 100000", Knob.IDLE: "0"}
     assert (files.ceiling("/batch"), files.cpu_count()) == ((0, 1, 2, 3), 4)
@@ -67,7 +68,7 @@ def test_a_new_cgroup_on_the_old_path_is_another_one(tmp_path: Path, mode: str) 
         files.read("/batch", old, Knob.WEIGHT)
     new = tree.make("/batch")
     assert new != old
-    for knob in Knob:
+    for knob in TABLE:
         with pytest.raises(Vanished):
             files.write("/batch", old, knob, "1")
     assert files.read("/batch", new, Knob.WEIGHT) == "100"

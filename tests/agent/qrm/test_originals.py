@@ -23,7 +23,7 @@ from agent.qrm.originals import (
     encode_file,
     open_originals,
 )
-from api.decisions import Knob
+from api.knobs import Knob
 from api.ports import Unavailable
 from tests.agent.qrm.trees import Tree
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agent.hierarchy import Hierarchy
-from api.decisions import Decision, Knob, Verdict
+from api.decisions import Decision
+from api.knobs import Knob, Verdict
 
 ALL_CPUS = "0-3"
 V1 = {

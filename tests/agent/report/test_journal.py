@@ -14,7 +14,8 @@ import msgspec
 import pytest
 
 from agent.report.journal import DecisionJournal
-from api.decisions import JournalEntry, Knob, Outcome, Round, Status
+from api.decisions import JournalEntry, Outcome, Round, Status
+from api.knobs import Knob
 from tests.fakes import bare_round, busy_round, outcome
 
 APPLIED = outcome(before="3", after="2-3")

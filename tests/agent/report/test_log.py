@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from agent.report.log import RoundLog
-from api.decisions import Act, Decision, Knob, Outcome, Round, Status, Verdict
+from api.decisions import Act, Decision, Outcome, Round, Status
+from api.knobs import Knob, Verdict
 from api.qos import QoSLevel
 from api.samples import SourceStatus
 from tests.agent.advisor.builders import pod, snapshot

@@ -7,9 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-Seconds = Annotated[float, Meta(gt=0, le=3600)]
-Cores = Annotated[float, Meta(ge=0, le=8192)]
-Ratio = Annotated[float, Meta(gt=0, le=1)]
+from agent.config.units import Cores, Ratio, Seconds
+
 _SMALL_NODE_SHARE = 4
 """Katalyst's reserves are meant for large nodes; where nothing is configured a small node reserves a quarter."""
 

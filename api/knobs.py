@@ -1,0 +1,66 @@
+"""Kernel controls of a cgroup by what they do, and why one is turned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import msgspec
+
+
+class Knob(StrEnum):
+    """A kernel control of one cgroup, named for what it does; agent/qrm/table.py maps it to files of v1 and v2.
+
+    Values are in version 2's notation. Those from MEMORY_RECLAIM on are no settings: they make the kernel do something once,
+    and there is nothing to put back.
+    """
+
+    CPUSET = "cpuset.cpus"
+    """CPU list; empty means: whatever the parent has (v2)."""
+    MEMS = "cpuset.mems"
+    """List of NUMA nodes; empty as above."""
+    WEIGHT = "cpu.weight"
+    """v2 weight, 1 to 10000, 100 is the default; translated to shares on v1."""
+    QUOTA = "cpu.max"
+    """Microseconds of CPU per period and the period: `50000 100000`; `max 100000` is no limit."""
+    BURST = "cpu.max.burst"
+    """Microseconds that may be saved up and used beyond the quota (Linux 5.14)."""
+    IDLE = "cpu.idle"
+    """`1`: the group runs only where nobody else wants to (Linux 5.15)."""
+    MEMORY_MAX = "memory.max"
+    """Bytes, or `max`."""
+    MEMORY_HIGH = "memory.high"
+    """Bytes above which the group itself has to reclaim, or `max`; version 1 has nothing like it."""
+    MEMORY_LOW = "memory.low"
+    """Bytes that are reclaimed only when nothing else is left; version 1 has nothing like it."""
+    MEMORY_MIN = "memory.min"
+    """Bytes that are never reclaimed; version 1 has nothing like it."""
+    SWAP_MAX = "memory.swap.max"
+    """Bytes of swap, or `max`."""
+    IO_WEIGHT = "io.weight"
+    """1 to 10000, 100 is the default."""
+    IO_MAX = "io.max"
+    """A line for each device: `8:16 rbps=1048576 wbps=max riops=max wiops=max`."""
+    NET_CLASS = "net_cls.classid"
+    """Class of the group's packets, as a number; version 1 alone."""
+    MEMORY_RECLAIM = "memory.reclaim"
+    """Have the group give up so many bytes, by writing them back, dropping them or swapping them out (Linux 5.19)."""
+    DROP_CACHE = "drop_cache"
+    """Have the group give up page cache: so many bytes, of version 1 as much as it can (memory.force_empty)."""
+    MIGRATE_PAGES = "migrate_pages"
+    """Move memory of the group's tasks from some NUMA nodes to another: `0 1`, from and to, as lists."""
+
+
+ONCE = frozenset((Knob.MEMORY_RECLAIM, Knob.DROP_CACHE, Knob.MIGRATE_PAGES))
+"""Those that are done, not set."""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Why: the rule that fired, in a sentence, with the threshold and every input that it looked at."""
+
+    rule: str
+    """Short code, stable, usable as a metric label: `wait_above_target`."""
+    text: str
+    """One sentence for a person, with the numbers in it."""
+    threshold: float | None = None
+    inputs: Mapping[str, float | int | str | None] = {}
