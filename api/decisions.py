@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 import msgspec
@@ -38,6 +39,8 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """What reclaimed pods may use right now; equals the node's CPUs when nothing holds them back but priority."""
     idle: bool
     """Whether reclaimed pods are to run with cpu.idle."""
+    claims: Mapping[str, float] = {}
+    """By cgroup of a reclaimed container that made online pods wait: the part of its claim to lent CPU that counts."""
     action: str
     """`grow`, `hold`, `shrink` or `freeze`."""
     verdict: Verdict

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from agent.advisor import latency, pools
-from agent.advisor.estimation import average, online_containers, remember, requirement_cores
+from agent.advisor.culprits import claims
+from agent.advisor.estimation import average, remember, requirement_cores
 from agent.advisor.headroom import pool_cores, region_cores
+from agent.advisor.measured import blames_of, online_waits, reclaimed_use_cores
 from agent.advisor.state import Memory
-from agent.advisor.waits import contention
+from agent.advisor.waits import NS_PER_MS, breaching
 from agent.config import AdvisorConfig
 from api.decisions import Advice, Pool
-from api.facts import Wait
 from api.knobs import Verdict
 from api.qos import QoSLevel
-from api.rates import Rates, members, rates, total
-from api.samples import CgroupSample, Snapshot
+from api.rates import Rates, rates
+from api.samples import Snapshot
 
 NS_PER_S = 1_000_000_000
 RECLAIMED_USE_WINDOW_S = 1.0
@@ -40,70 +39,6 @@ def advise(snapshot: Snapshot, config: AdvisorConfig, memory: Memory, now_ns: in
     return advice, msgspec.structs.replace(memory, previous=snapshot)
 
 
-def online_waits(snapshot: Snapshot, change: Rates | None, previous: Snapshot | None) -> dict[str, Wait | None]:
-    """Waits of every online container since the previous round, by cgroup; None where they are not known.
-
-    A container's tasks are those of its cgroup and of all below. One that is not there has nobody to protect, but where the
-    whole tree could not be read nothing is known of any.
-    """
-    containers = [container.cgroup for container in online_containers(snapshot)]
-    inside = members(snapshot.cgroups, containers)
-    readable = "/" in snapshot.cgroups
-    return {
-        container: _contention(inside[container], snapshot, change, previous) if container in inside else None
-        for container in containers
-        if container in inside or not readable
-    }
-
-
-def _contention(
-    paths: Sequence[str], snapshot: Snapshot, change: Rates | None, previous: Snapshot | None
-) -> Wait | None:
-    """Waits of these cgroups together, the container's own first, without what its own quota caused."""
-    waits, throttled_ns, periods = [], 0, 0
-    for path in paths:
-        sample = snapshot.cgroups[path]
-        if path != paths[0] and sample.periods is None:
-            continue  # without a cpu controller its tasks are counted as those of the one above
-        waits.append(_waited(sample, change, previous))
-        if change is not None and (rate := change.cgroups.get(path)) is not None:
-            throttled_ns += rate.throttled_ns or 0
-            periods += rate.throttled_periods or 0
-    known = [wait for wait in waits if wait is not None]
-    if len(known) < len(waits):
-        return None
-    threads = snapshot.cgroups[paths[0]].threads or 1
-    return contention(total(known), throttled_ns, periods, threads, len(snapshot.topology.cpus))
-
-
-def _waited(sample: CgroupSample, change: Rates | None, previous: Snapshot | None) -> Wait | None:
-    """Waits of one cgroup since the previous round; one that was made since then has waited all that it ever waited."""
-    before = previous.cgroups.get(sample.path) if previous else None
-    if change is not None and before is not None and before.id == sample.id:
-        rate = change.cgroups.get(sample.path)
-        return rate.wait if rate else None
-    made_since = change is not None and previous is not None and "/" in previous.cgroups
-    return sample.wait if made_since else None
-
-
-def reclaimed_use_cores(snapshot: Snapshot, change: Rates | None) -> float | None:
-    """CPU that reclaimed pods use; None unless it is known of all of them."""
-    if change is None:
-        return None
-    total = 0.0
-    for pod in snapshot.pods:
-        if pod.qos is not QoSLevel.RECLAIMED:
-            continue
-        for container in pod.containers:
-            rate = change.cgroups.get(container.cgroup)
-            if rate is None or rate.cpu_cores is None:
-                if container.cgroup in snapshot.cgroups:
-                    return None
-                continue
-            total += rate.cpu_cores
-    return total
-
-
 def _latency(
     snapshot: Snapshot, change: Rates | None, need: float, config: AdvisorConfig, memory: Memory, now_ns: int
 ) -> tuple[Advice, Memory]:
@@ -113,16 +48,29 @@ def _latency(
     used = reclaimed_use_cores(snapshot, change)
     if used is not None:
         used = average(memory.reclaimed_use_cores, used, elapsed_ns / NS_PER_S, RECLAIMED_USE_WINDOW_S)
+    half_ns = config.latency.target_wait_ms * NS_PER_MS / 2
+    waits = online_waits(snapshot, change, memory.previous)
+    reclaimed = [c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers]
+    blames = blames_of(breaching(waits, half_ns, config.latency), reclaimed, snapshot, memory.previous)
     situation = latency.Situation(
         now_ns=now_ns,
         elapsed_ns=elapsed_ns,
         node_cpus=len(cpus),
-        waits=online_waits(snapshot, change, memory.previous),
+        waits=waits,
         reclaimed_use_cores=used,
         requirement_cores=need,
         enable_reclaim=config.enable_reclaim,
+        blames=blames,
     )
     lending = latency.lend(situation, memory, config.latency)
+    before = memory.lent_cores if memory.lent_cores is not None else float(len(cpus))
+    kept = claims(
+        memory.claims,
+        reclaimed,
+        blames,
+        taken_ratio=1 - lending.level_cores / before if lending.action == "shrink" else 0.0,
+        healed=config.latency.grow_ratio_per_s * elapsed_ns / NS_PER_S if lending.action == "grow" else 0.0,
+    )
     reserve = config.reclaim_reserve_cores(len(cpus), len(snapshot.topology.numa_nodes))
     advice = Advice(
         policy="latency",
@@ -133,12 +81,14 @@ def _latency(
         ),
         lent_cores=lending.lent_cores,
         idle=True,
+        claims=kept,
         action=lending.action,
         verdict=lending.verdict,
     )
     return advice, msgspec.structs.replace(
         memory,
         lent_cores=lending.level_cores,
+        claims=kept,
         reclaimed_use_cores=used,
         harmful_cores=lending.harmful_cores,
         own_wait_ns=lending.own_wait_ns,

@@ -42,6 +42,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """When the waits were last above half the target; growth waits for calm_s after it."""
     last_wait_ns: int | None = None
     """When the online pods' waits were last measured."""
+    claims: Mapping[str, float] = {}
+    """By reclaimed container that made online pods wait: the part of its claim that it keeps."""
     share_cores: int | None = None
     """Size of the share pool under disjoint cpusets."""
     share_cpus: tuple[int, ...] = ()

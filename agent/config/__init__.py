@@ -30,6 +30,9 @@ class LatencyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """What batch work keeps even in a breach, as a share of the node, so that it makes progress and can be measured."""
     gross_breach_factor: Annotated[float, Meta(ge=1, le=1000)] = 4.0
     """A wait so many times the target takes everything back down to the minimum at once instead of halving."""
+    least_blame_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    """Part of the waits for which batch work must have had the CPU before anything is taken from it; 0 takes from it whoever
+    it was. Counts where the kernel tells (probe `blame`)."""
     stale_s: Seconds = 5.0
     """Without wait measurements for so long, no more is lent than the estimated need of online pods leaves."""
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+import msgspec
+
 from api.cpus import format_cpu_list
 from api.decisions import Advice, Decision
 from api.knobs import Knob, Verdict
@@ -58,12 +60,23 @@ def decide(advice: Advice, snapshot: Snapshot, knobs: Mapping[str, Collection[Kn
                     pod=pod.key,
                     knob=knob,
                     value=value,
-                    verdict=YIELD if knob in (Knob.IDLE, Knob.WEIGHT) else advice.verdict,
+                    verdict=_why(knob, advice, container.cgroup),
                 )
                 for knob, value in values.items()
                 if knob in known
             )
     return tuple(decisions)
+
+
+def _why(knob: Knob, advice: Advice, cgroup: str) -> Verdict:
+    if knob in (Knob.IDLE, Knob.WEIGHT):
+        return YIELD
+    claim = advice.claims.get(cgroup) if knob is Knob.QUOTA else None
+    if claim is None:
+        return advice.verdict
+    why = advice.verdict
+    text = f"{why.text} This one made online pods wait: {claim:.0%} of its claim counts."
+    return msgspec.structs.replace(why, text=text, inputs={**why.inputs, "claim": round(claim, 3)})
 
 
 def _reclaimed(advice: Advice, quota: str, knobs: Collection[Knob]) -> dict[Knob, str]:
@@ -75,7 +88,8 @@ def _reclaimed(advice: Advice, quota: str, knobs: Collection[Knob]) -> dict[Knob
 
 
 def _quotas(advice: Advice, snapshot: Snapshot) -> Mapping[str, str]:
-    """What each reclaimed container may use: the lent CPU in proportion to requests, never above its own limit.
+    """What each reclaimed container may use: the lent CPU in proportion to requests, never above its own limit; those that
+    made online pods wait have less of a claim.
 
     A small share gets a longer period instead of the kernel's smallest quota in the usual one, so that all of them
     together are what is lent; its burst is then longer too.
@@ -88,10 +102,11 @@ def _quotas(advice: Advice, snapshot: Snapshot) -> Mapping[str, str]:
         if container.cgroup in snapshot.cgroups
     ]
     unlimited = advice.lent_cores >= len(snapshot.topology.cpus)
-    total = sum(_claim(container) for container in containers)
+    claims = {c.cgroup: _claim(c) * advice.claims.get(c.cgroup, 1.0) for c in containers}
+    total = sum(claims.values())
     result = {}
     for container in containers:
-        cores = None if unlimited else advice.lent_cores * _claim(container) / total
+        cores = None if unlimited else advice.lent_cores * claims[container.cgroup] / total
         if container.cpu_limit_cores is not None:
             cores = container.cpu_limit_cores if cores is None else min(cores, container.cpu_limit_cores)
         result[container.cgroup] = f"max {PERIODS_US[0]}" if cores is None else _quota(cores)
