@@ -50,6 +50,7 @@ class Loop:
         self._sinks, self._triggers, self._banner = sinks, triggers, banner
         # After a crash in the middle of a breach, growth goes on from what is lent now instead of starting at the node.
         self._memory = Memory(lent_cores=actuator.inherited_cores())
+        self._shadow = Memory()
         self._previous: Snapshot | None = None
         self._latest: Round | None = None
         self._online_ids: dict[str, list[int]] = {}
@@ -119,12 +120,14 @@ class Loop:
         except Exception as error:
             log.exception("round %d: the %s failed; nothing more is changed in this round", self._seq, stage)
             snapshot = _with_failure(snapshot, stage, error)
+        shadow, snapshot = self._shadowed(snapshot, started)
         finished = Round(
             snapshot=snapshot,
             previous=self._previous,
             act=self._act,
             trigger=trigger,
             advice=advice,
+            shadow=shadow,
             outcomes=outcomes,
             duration_ns=time.monotonic_ns() - started,
             banner=self._banner,
@@ -137,6 +140,19 @@ class Loop:
         for sink in self._sinks:
             sink.publish(finished)
         return finished
+
+    def _shadowed(self, snapshot: Snapshot, now_ns: int) -> tuple[Advice | None, Snapshot]:
+        """What the second policy makes of the same snapshot. Where it fails, it has no say in anything, and a source tells."""
+        config = self._config.shadow
+        if config is None:
+            return None, snapshot
+        try:
+            advice, self._shadow = advise(snapshot, config, self._shadow, now_ns)
+        except Exception as error:
+            log.exception("the shadow policy failed")
+            self._shadow = Memory()
+            return None, _with_failure(snapshot, "shadow", error)
+        return advice, snapshot
 
     async def _watch(self) -> None:
         """Between rounds, look at the waits of online pods alone; a breach starts a round without waiting for its time."""

@@ -100,6 +100,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     """`tick`, `wait` (online pods waited too long between ticks), `psi` (a pressure trigger fired), or `end` (the agent
     puts everything back)."""
     advice: Advice | None = None
+    shadow: Advice | None = None
+    """What another policy would have advised; nothing is done about it."""
     outcomes: tuple[Outcome, ...] = ()
     duration_ns: int = 0
     banner: tuple[str, ...] = ()

@@ -95,6 +95,10 @@ def now_text(now: Now) -> Iterator[tuple[str, str]]:
     if now.rule:
         limit = "" if now.threshold is None else f", threshold {now.threshold:g}"
         yield "rule", f"{words.clean(now.rule)}{limit}; policy {words.clean(now.policy)}"
+    if now.shadow is not None:
+        lent = words.cores(now.shadow.lent_cores)
+        text = f"{words.clean(now.shadow.policy)} would lend {lent} cores: {words.clean(now.shadow.reason)}"
+        yield "shadow", text
     for i, source in enumerate(now.sources):
         fate = f"{words.age(now.age_s)} old, took {words.duration(source.duration_ns / 1000)}"
         if not source.ok:

@@ -9,12 +9,14 @@ import msgspec
 from api.decisions import JournalEntry, Status
 from api.knobs import Knob
 from api.samples import Snapshot, SourceStatus
-from exporters.view import View
+from exporters.view import ShadowView, View
 
 EARLIER = 3
 IN_FORCE = (Status.APPLIED, Status.UNCHANGED)
 INPUT_SOURCES = {
     "wait_ms": "waits",
+    "blame_ratio": "blame",
+    "other_culprit": "blame",
     "waits": "waits",
     "cgroup": "waits",
     "reclaimed_use_cores": "cgroups",
@@ -60,6 +62,7 @@ class Now(msgspec.Struct, frozen=True, kw_only=True):
     rule: str
     text: str
     threshold: float | None
+    shadow: ShadowView | None
     sources: tuple[SourceStatus, ...]
 
 
@@ -103,7 +106,8 @@ def answer(target: str | None, view: View, entries: Sequence[JournalEntry], snap
     age_s = (now_ns - snapshot.wall_time_ns) / 1e9
     now = Now(
         seq=snapshot.seq, wall_time_ns=snapshot.wall_time_ns, age_s=age_s, act=view.act, policy=view.policy,
-        action=view.action, rule=view.rule, text=view.reason, threshold=view.threshold, sources=snapshot.sources,
+        action=view.action, rule=view.rule, text=view.reason, threshold=view.threshold, shadow=view.shadow,
+        sources=snapshot.sources,
     )  # fmt: skip
     return Answer(now=now, knobs=knobs, pools=pools, untouched=tuple(sorted(pods - touched)))
 

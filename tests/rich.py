@@ -159,4 +159,7 @@ def rich_round(seq: int = 2, *, cgroups: int = 0) -> Round:
         finished,
         snapshot=rich_snapshot(finished.snapshot),
         previous=None if finished.previous is None else rich_snapshot(finished.previous),
+        shadow=None
+        if finished.advice is None
+        else msgspec.structs.replace(finished.advice, policy="canonical", lent_cores=1.0, headroom_cores=0.5),
     )

@@ -95,4 +95,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     probes: tuple[str, ...] | None = None
     """Probes beside run-queue waits, by name; unless set all of them but counters and wakeups, none for []."""
     advisor: AdvisorConfig = AdvisorConfig()
+    shadow: AdvisorConfig | None = None
+    """A second policy that judges every round and touches nothing: what it would lend and promise is shown beside the first."""
     exporters: ExportersConfig = ExportersConfig()
