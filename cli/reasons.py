@@ -85,7 +85,7 @@ def answer(target: str | None, view: View, entries: Sequence[JournalEntry], snap
 
     Entries are oldest first. `now_ns` is CLOCK_REALTIME.
     """
-    knobs = tuple(story for story in stories(entries) if target is None or about(story, target))
+    knobs = tuple(story for story in stories(_until(target, entries)) if target is None or about(story, target))
     pools = tuple(
         PoolStory(
             name=name,
@@ -110,6 +110,18 @@ def answer(target: str | None, view: View, entries: Sequence[JournalEntry], snap
         sources=snapshot.sources,
     )  # fmt: skip
     return Answer(now=now, knobs=knobs, pools=pools, untouched=tuple(sorted(pods - touched)))
+
+
+def _event(target: str | None) -> int | None:
+    """The number of a decision, as in `#17`."""
+    digits = (target or "").removeprefix("#")
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else None
+
+
+def _until(target: str | None, entries: Sequence[JournalEntry]) -> Sequence[JournalEntry]:
+    """All entries, or those that one was preceded by where it is asked for by its number: its story as it was then."""
+    event = _event(target)
+    return entries if event is None else [entry for entry in entries if entry.seq <= event]
 
 
 def stories(entries: Sequence[JournalEntry]) -> list[KnobStory]:
@@ -147,6 +159,7 @@ def about(story: KnobStory, target: str) -> bool:
         story.knob == names.get(target.lower(), target)
         or _is_pod(story.pod, target)
         or _is_cgroup(story.cgroup, target)
+        or story.newest.seq == _event(target)
     )
 
 

@@ -7,7 +7,7 @@ a smaller breach halves what batch work uses. Deterministic: no clock, no chance
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import cos, erf, log, pi, sqrt
 
 import msgspec
@@ -321,5 +321,7 @@ class Entries:
     def __init__(self, entries: Sequence[JournalEntry] = ()) -> None:
         self.all = list(entries)
 
-    def entries(self, after: int = 0, limit: int = 200) -> Sequence[JournalEntry]:
-        return [entry for entry in self.all if entry.seq > after][-limit:]
+    def entries(
+        self, after: int = 0, limit: int = 200, wanted: Callable[[JournalEntry], bool] | None = None
+    ) -> Sequence[JournalEntry]:
+        return [entry for entry in self.all if entry.seq > after and (wanted is None or wanted(entry))][-limit:]
