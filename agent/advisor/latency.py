@@ -201,7 +201,7 @@ def _breach(
         f"{seen}; batch work had the CPU for {blamed.reclaimed_ratio:.0%} of that time, and {other} for "
         f"{blamed.other_ns / blamed.total_ns:.0%}: nothing is taken from batch work, and nothing more is lent."
     )
-    return _Ruling(lent, "wait_by_others", text, config.least_blame_ratio, uneasy=True)
+    return _Ruling(lent, "wait_by_others", text, config.target_wait_ms, uneasy=True)
 
 
 def _others_did(found: Blamed | None, config: LatencyConfig) -> bool:
