@@ -10,6 +10,9 @@ import msgspec
 
 from api.qos import Enhancements, QoSLevel
 
+RECLAIMED_CPU = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
+"""In thousandths of a CPU, as a whole number: `2k` is two CPUs."""
+RECLAIMED_MEMORY = "resource.katalyst.kubewharf.io/reclaimed_memory"
 _QUANTITY = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi|)", re.ASCII)
 _SCALE = {
     "m": Decimal("0.001"), "": Decimal(1),
@@ -62,6 +65,8 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     enhancements: Enhancements = Enhancements()
     bound_numa: tuple[int, ...] = ()
     """NUMA nodes that it was bound to (numa_bind_result); empty where to none."""
+    problems: tuple[str, ...] = ()
+    """What its labels and annotations say that cannot be taken as said: annotation, reason, remedy and what holds instead."""
 
     @property
     def key(self) -> str:
