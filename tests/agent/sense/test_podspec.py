@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.sense.pods import PodsError, parse_pods
 from agent.sense.podspec import Door
@@ -181,3 +186,42 @@ def test_priority(fields: dict[str, object], priority: int, problem: str) -> Non
 )  # fmt: skip
 def test_what_cannot_hold_is_refused_with_field_and_remedy(fields: dict[str, object], message: str) -> None:
     assert refusal(**fields).startswith(f"f: {message}")
+
+
+def test_the_documented_file_is_one() -> None:
+    document = (Path(__file__).parents[3] / "docs/operations.md").read_text()
+    found = re.search(r"## pods\.yaml\n\n```yaml\n(.*?)```", document, re.DOTALL)
+    assert found is not None
+    web, batch = parse_pods(found[1], "docs")
+    assert (web.problems, batch.problems) == ((), ())
+    assert batch.containers[0].reclaimed_cpu_cores == 2.0
+
+
+plain = st.none() | st.booleans() | st.integers(-5, 1 << 70) | st.floats(allow_nan=False, allow_infinity=False)
+values = st.recursive(
+    plain | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(("cpu", "memory", MILLICPU, "kubernetes.io/batch-cpu", "requests", "limits", "name", "cgroup",
+                         "resources", "restartPolicy", QOS_LEVEL_KEY, MEMORY_KEY, MAIN_CONTAINER_KEY)),
+        inner, max_size=4),
+    max_leaves=10,
+)  # fmt: skip
+fields = st.sampled_from(
+    ("name", "namespace", "labels", "annotations", "priority", "priorityClassName", "containers", "initContainers")
+)
+resources = st.fixed_dictionaries({}, optional={"requests": values, "limits": values})
+containers = st.lists(
+    st.fixed_dictionaries({"cgroup": st.sampled_from(("/a", "/b"))}, optional={"resources": resources, "name": values}),
+    max_size=2,
+)
+
+
+@given(
+    st.fixed_dictionaries({"name": st.just("web"), "containers": containers | values}), st.dictionaries(fields, values)
+)
+def test_no_pod_raises_anything_but_the_named_error(pod: dict[str, Any], more: dict[str, Any]) -> None:
+    try:
+        told = [repr(found) for found in parse_pods(json.dumps({"pods": [more | pod]}), "f")]
+    except PodsError as error:
+        told = [str(error)]
+    assert told[0].startswith(("f: ", "Pod("))
