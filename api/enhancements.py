@@ -33,8 +33,10 @@ _NOT_SYSTEM = (QoSLevel.SHARED, QoSLevel.DEDICATED, QoSLevel.RECLAIMED)
 _INTEGER = re.compile(r"[+-]?\d{1,9}", re.ASCII)
 _NUMBER = re.compile(r"\+?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][+-]?\d{1,3})?", re.ASCII)
 _POOL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
-_TAKEN = re.compile(r"reclaim|reserve|dedicated|interrupt|fallback|isolation.*|.*-NUMA\d+", re.ASCII)
+_TAKEN = re.compile(r"reclaim|reserve|dedicated|interrupt|fallback|isolation.*|system-.*|.*-NUMA\d+", re.ASCII)
 """Names of pools that the agent itself makes."""
+_OF_SYSTEM = re.compile(r"reserve|system-.*", re.ASCII)
+"""Those of them that system_cores pods may name, and nobody else."""
 _NAMESPACES = ("host_ns", "host_ns_preferred", "anti_host_ns", "anti_host_ns_preferred")
 
 _Read = tuple[Any, str]
@@ -74,9 +76,9 @@ def enhancements(
         if problem:
             problems.append(f"{where}: {problem}")
     for name, text in dialect.defaults.items():
-        rule = _RULES[name]
-        if name not in said and level in rule.levels and rule.field:
-            values[rule.field] = rule.read(text, level)[0]
+        usual = _RULES.get(name)
+        if usual is not None and name not in said and level in usual.levels and usual.field:
+            values[usual.field] = usual.read(text, level)[0]
     found = _possible(Enhancements(**values), level, said, problems)
     _check_nodes(found, said, numa_nodes, problems)
     return found, tuple(problems)
@@ -231,7 +233,7 @@ def _oom_priority(text: str, level: QoSLevel) -> _Read:
 def _pool(text: str, level: QoSLevel) -> _Read:
     if not _POOL.fullmatch(text):
         return "", f"{text!r:.80} is no name of a pool; use letters, digits, '-', '.' and '_', at most 63"
-    if level is QoSLevel.SHARED and _TAKEN.fullmatch(text):
+    if _TAKEN.fullmatch(text) and not (level is QoSLevel.SYSTEM and _OF_SYSTEM.fullmatch(text)):
         return "", f"{text!r:.80} is a pool that the agent makes itself; choose another name"
     return text, ""
 

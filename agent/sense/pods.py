@@ -118,15 +118,23 @@ def parse_pods(text: str, source: str, door: Door = _DOOR) -> tuple[Pod, ...]:
 def _own(document: object, door: Door) -> tuple[Pod, ...]:
     raws = msgspec.convert(document, _File).pods
     places = [Place(f"pods[{index}]", f"pods[{index}]") for index in range(len(raws))]
-    pods = tuple(pod_of(raw, place, door) for raw, place in zip(raws, places, strict=True))
+    return _pods(raws, places, door)
+
+
+def _pods(raws: Sequence[RawPod], places: Sequence[Place], door: Door) -> tuple[Pod, ...]:
+    pods = []
+    for raw, place in zip(raws, places, strict=True):
+        try:
+            pods.append(pod_of(raw, place, door))
+        except FieldError as error:
+            raise error.of(raw.name) from None
     _check_unique(pods, places, raws)
-    return pods
+    return tuple(pods)
 
 
 def _manifest(document: Mapping[str, Any], door: Door) -> tuple[Pod, ...]:
     found = read_manifest(document)
-    pods = tuple(pod_of(each.raw, each.place, door) for each in found)
-    _check_unique(pods, [each.place for each in found], [each.raw for each in found])
+    pods = _pods([each.raw for each in found], [each.place for each in found], door)
     return tuple(msgspec.structs.replace(pod, uid=each.uid or pod.uid) for pod, each in zip(pods, found, strict=True))
 
 

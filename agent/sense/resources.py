@@ -20,6 +20,12 @@ class FieldError(ValueError):
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")
+        self._parts = field, reason
+
+    def of(self, pod: str) -> FieldError:
+        """The same, with the name of the pod that it is about."""
+        field, reason = self._parts
+        return FieldError(field, f"{reason} (pod {pod!r:.80})")
 
 
 class Ask(NamedTuple):

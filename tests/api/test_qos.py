@@ -112,6 +112,7 @@ BOUND = {MEMORY_KEY: '{"numa_binding": "true"}'}
         (SYSTEM, memory(oom_priority="-300"), "oom_priority", 200),
         (SHARED, cpu(cpuset_pool="batch"), "cpuset_pool", "batch"),
         (SYSTEM, cpu(cpuset_pool="reserve"), "cpuset_pool", "reserve"),
+        (SYSTEM, cpu(cpuset_pool="system-a"), "cpuset_pool", "system-a"),
         (SHARED, cpu(numa_share="false"), "numa_share", False), (SHARED, {}, "numa_share", True),
         (RECLAIMED, cpu(suppression_tolerance_rate="1.5"), "suppression_tolerance_rate", 1.5),
         (RECLAIMED, cpu(suppression_tolerance_rate="0"), "suppression_tolerance_rate", 0.0),
@@ -172,6 +173,8 @@ def test_enhancements_are_read(level: QoSLevel, annotations: dict[str, str], fie
         (RECLAIMED, cpu(cpuset_pool="x"), "cpuset_pool", "", "cpuset_pool: is for shared_cores and system_cores only"),
         (SHARED, cpu(cpuset_pool="reclaim"), "cpuset_pool", "", "'reclaim' is a pool that the agent makes itself; choose"),
         (SHARED, cpu(cpuset_pool="share-NUMA1"), "cpuset_pool", "", "'share-NUMA1' is a pool that the agent makes"),
+        (SHARED, cpu(cpuset_pool="system-a"), "cpuset_pool", "", "'system-a' is a pool that the agent makes itself"),
+        (SYSTEM, cpu(cpuset_pool="interrupt"), "cpuset_pool", "", "'interrupt' is a pool that the agent makes itself"),
         (SHARED, cpu(cpuset_pool="a/b"), "cpuset_pool", "", "'a/b' is no name of a pool; use letters"),
         (SHARED, cpu(suppression_tolerance_rate="1"), "suppression_tolerance_rate", None, "is for reclaimed_cores only"),
         (RECLAIMED, cpu(suppression_tolerance_rate="x"), "suppression_tolerance_rate", None, "'x' is no number; write one"),
@@ -202,7 +205,13 @@ def test_what_cannot_hold_is_left_out_and_told(
 def test_other_keys_and_defaults_of_a_cluster() -> None:
     dialect = Dialect(
         renamed={MEMORY_KEY: "corp/memory"},
-        defaults={"numa_binding": "true", "oom_priority": "500", "cpuset_pool": "corp", "numa_number": "1"},
+        defaults={
+            "numa_binding": "true",
+            "oom_priority": "500",
+            "cpuset_pool": "corp",
+            "numa_number": "1",
+            "none": "x",
+        },
         numa_ids_key="corp/nodes",
     )
     found, problems = enhancements({"corp/memory": '{"oom_priority": "7"}', "corp/nodes": "1"}, SHARED, dialect)

@@ -109,7 +109,7 @@ def test_a_class_that_is_none_is_an_error_unless_katalyst_says_the_level() -> No
     told = f"label {CLASS}: 'best' is not a QoS class; use one of LSE, LSR, LS, BE, SYSTEM"
     with pytest.raises(PodsError) as caught:
         parsed("best")
-    assert str(caught.value) == f"f: pods[0].{told.replace('label ', 'labels: ')}"
+    assert str(caught.value) == f"f: pods[0].{told.replace('label ', 'labels: ')} (pod 'a')"
     pod = parsed("best", annotations={QOS_LEVEL_KEY: "reclaimed_cores"})
     assert (pod.qos, pod.problems) == (QoSLevel.RECLAIMED, (told,))
 
