@@ -119,7 +119,7 @@ def _quota(cores: float) -> str:
 
 
 def _claim(container: Container) -> float:
-    return container.cpu_request_cores or 1.0
+    return container.reclaimed_cpu_cores or container.cpu_request_cores or 1.0
 
 
 def managed(pods: tuple[Pod, ...]) -> frozenset[str]:

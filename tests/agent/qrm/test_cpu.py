@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from agent.qrm.bounds import Limits, bound
@@ -105,6 +106,25 @@ def test_lent_cpu_is_shared_by_request_and_bounded_by_the_own_limit() -> None:
     ]
     quotas = {cgroup: value for (cgroup, knob), value in values(advice(2.5), pods, cpus=4).items() if knob == "cpu.max"}
     assert quotas == {"/a": "150000 100000", "/b": "50000 100000", "/c": "10000 100000"}
+
+
+@pytest.mark.parametrize(
+    ("reclaimed", "request_cores", "quota"),
+    [
+        (3.0, 1.0, "150000 100000"),
+        (None, 3.0, "150000 100000"),
+        (1.0, 3.0, "100000 100000"),
+        (0.0, None, "100000 100000"),
+    ],
+)
+def test_the_claim_of_a_pod_is_what_it_reclaims_and_else_what_it_requests(
+    reclaimed: float | None, request_cores: float | None, quota: str
+) -> None:
+    """Two CPUs between this pod and one that claims a core."""
+    first = pod("a", QoSLevel.RECLAIMED, request=request_cores)
+    container = msgspec.structs.replace(first.containers[0], reclaimed_cpu_cores=reclaimed)
+    pods = [msgspec.structs.replace(first, containers=(container,)), pod("b", QoSLevel.RECLAIMED)]
+    assert values(advice(2.0), pods, cpus=4)[("/a", "cpu.max")] == quota
 
 
 def test_a_limit_of_its_own_holds_also_when_everything_is_lent() -> None:
