@@ -78,7 +78,9 @@ def test_normalised_sizes_have_the_sum_and_nobody_is_without(sizes: dict[str, in
         assert result is not None
         assert sum(result.values()) == target
         assert min(result.values()) >= 1
-        assert all(abs(result[pool] - size * target / sum(sizes.values())) < len(sizes) + 1 for pool, size in sizes.items())
+        assert all(
+            abs(result[pool] - size * target / sum(sizes.values())) < len(sizes) + 1 for pool, size in sizes.items()
+        )
 
 
 @given(SIZES)
