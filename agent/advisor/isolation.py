@@ -29,7 +29,7 @@ class Isolation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def isolate(situation: Situation, memory: ProvisionMemory, config: IsolationConfig) -> Isolation:
-    """Go through the containers of every pool, in an order that never changes, as long as its bounds allow one more."""
+    """Go through the pods of every pool as long as its bounds allow one more: those that are apart first, then by uid."""
     if not config.enabled:
         return Isolation()
     numa_nodes = situation.snapshot.topology.numa_nodes
@@ -62,7 +62,7 @@ def _isolate_in(
     most = sum(sizes.values()) * config.max_resource_ratios.get(base, config.max_resource_ratio)
     most_pods = min(len(pods) - 1, int(len(pods) * config.max_pod_ratios.get(base, config.max_pod_ratio)))
     apart: list[str] = []
-    for pod in sorted(pods, key=lambda pod: pod.key):
+    for pod in sorted(sorted(pods, key=_uid, reverse=True), key=lambda pod: pod.key not in memory.isolated):
         fits = sum(sizes[key] for key in apart) + sizes[pod.key] <= most and len(apart) < most_pods
         for container in pod.containers:
             if _ramping(container, situation):
@@ -77,6 +77,10 @@ def _isolate_in(
             if _apart(now, runnable, situation.now_ns, config, was=was):
                 chosen[pod.key] = _verdict(pod, container, runnable, now, config)
                 apart.append(pod.key)
+
+
+def _uid(pod: Pod) -> str:
+    return pod.uid
 
 
 def _ramping(container: Container, situation: Situation) -> bool:
