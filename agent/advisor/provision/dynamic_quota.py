@@ -16,7 +16,7 @@ def dynamic_quota(case: Case, settings: Settings) -> Answer:  # noqa: ARG001 - e
         return "it is not bound to a NUMA node"
     signal = next((signal for signal in case.signals if signal.name == INDICATOR), None)
     cpus, used = case.reclaim_cpus, case.reclaim_use_cores
-    if signal is None or cpus is None or used is None:
+    if signal is None or used is None:
         return _unknown(case)
     reserved = case.bounds.reserved_for_reclaim
     quota = max(cpus * (signal.target - signal.current) + used, reserved)

@@ -28,7 +28,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     enable_reclaim: bool = True
     signals: tuple[Signal, ...] = ()
     memory: RegionMemory = RegionMemory()
-    reclaim_cpus: int | None = None
+    reclaim_cpus: int = 0
     """CPUs that reclaimed pods may run on in the region's NUMA nodes."""
     reclaim_use_cores: float | None = None
     """What they use of them."""

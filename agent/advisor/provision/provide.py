@@ -53,6 +53,9 @@ class _Round(msgspec.Struct, frozen=True, kw_only=True):
     node: Node
     indicators: Indicators
     numa_of: Mapping[int, int]
+    smt: bool
+    reclaim: Mapping[int, int] | None
+    """CPUs of the reclaim pool as it is now, by NUMA node."""
 
 
 def provision(
@@ -62,7 +65,8 @@ def provision(
 
     Where pods that are to be kept apart do not fit, the round is done over without keeping any apart.
     """
-    topology = situation.snapshot.topology
+    topology, reclaim = situation.snapshot.topology, situation.pools.get(RECLAIM_POOL)
+    numa_of = {cpu.id: cpu.numa for cpu in topology.cpus}
     turn = _Round(
         situation=situation,
         memory=memory,
@@ -70,7 +74,9 @@ def provision(
         config=config,
         node=node(topology, situation.reserve, situation.forbidden, advisor, config),
         indicators=Indicators(situation),
-        numa_of={cpu.id: cpu.numa for cpu in topology.cpus},
+        numa_of=numa_of,
+        smt=topology.smt,
+        reclaim=None if reclaim is None else Counter(numa_of[cpu] for cpu in reclaim if cpu in numa_of),
     )
     isolation = isolate(situation, memory, config.isolation)
     apart = dict(isolation.pods)
@@ -131,13 +137,15 @@ def _decide(member: Members, limits: Bounds, turn: _Round, apart: Mapping[str, V
     proposal, skipped = _propose(case, turn)
     if not proposal.controls:
         region = msgspec.structs.replace(region, reclaimable=False)
+    if region.kind is RegionKind.SHARE and not region.reclaimable and _silent(member):
+        request = max(request, need)  # pods that ask for nothing would have nothing
     regulated = regulate(
         proposal.controls.get(Control.REQUIREMENT, need),
         limits,
         before,
         turn.advisor,
         may_shrink=may_shrink(case.memory.last_ramp_down_ns, turn.situation.now_ns, turn.advisor),
-        even=turn.situation.snapshot.topology.smt and region.kind is RegionKind.SHARE and not turn.config.overlap,
+        even=turn.smt and region.kind is RegionKind.SHARE and not turn.config.overlap,
     )
     want = Want(
         region=region,
@@ -159,16 +167,16 @@ def _decide(member: Members, limits: Bounds, turn: _Round, apart: Mapping[str, V
     )
 
 
+def _silent(member: Members) -> bool:
+    return any(container.cpu_request_cores is None for pod in member.pods for container in pod.containers)
+
+
 def _case(member: Members, limits: Bounds, need: float, before: int | None, turn: _Round) -> Case:
     region, situation = member.region, turn.situation
     quota = situation.reclaim_quota_cores.get(region.numa_nodes[0], 0.0) if region.bound and turn.config.quota else 0.0
     requirement = float(ceil(need) if before is None else before)
     use = [situation.reclaim_use_cores.get(numa) for numa in region.numa_nodes]
-    reclaim = situation.pools.get(RECLAIM_POOL)
-    if reclaim is None:
-        cpus = sum(turn.node.cpus[numa] for numa in region.numa_nodes)
-    else:
-        cpus = sum(turn.numa_of.get(cpu) in region.numa_nodes for cpu in reclaim)
+    reclaim = turn.node.cpus if turn.reclaim is None else turn.reclaim
     follows = set(_names(region, turn.config)) - {"none", "canonical"}
     return Case(
         region=region,
@@ -178,7 +186,7 @@ def _case(member: Members, limits: Bounds, need: float, before: int | None, turn
         enable_reclaim=turn.advisor.enable_reclaim,
         signals=turn.indicators.signals(member, turn.config.targets) if follows else (),
         memory=turn.memory.regions.get(region.name, RegionMemory()),
-        reclaim_cpus=cpus,
+        reclaim_cpus=sum(reclaim.get(numa, 0) for numa in region.numa_nodes),
         reclaim_use_cores=None if None in use else sum(cores for cores in use if cores is not None),
     )
 
@@ -246,8 +254,8 @@ def _before(region: Region, request: float, turn: _Round) -> int | None:
         return known.requirement
     pools = turn.situation.pools
     if region.exclusive:
-        reclaimed = sum(turn.numa_of.get(cpu) in region.numa_nodes for cpu in pools.get(RECLAIM_POOL, ()))
-        return max(sum(turn.node.available[numa] for numa in region.numa_nodes) - reclaimed, 0)
+        reclaimed = turn.reclaim or {}
+        return max(sum(turn.node.available[numa] - reclaimed.get(numa, 0) for numa in region.numa_nodes), 0)
     if region.kind is RegionKind.DEDICATED or turn.config.overlap:
         return ceil(request)
     return len(pools[region.pool]) if region.pool in pools else None

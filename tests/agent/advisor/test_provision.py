@@ -136,6 +136,13 @@ def test_a_pool_of_which_nothing_is_lent_keeps_what_its_pods_asked_for() -> None
     assert cpus_of(advice) == {"share": 4, "batch": 16, "reclaim": 4, ("batch-NUMA1", 1): 9, ("reclaim", 1): 15}
 
 
+def test_pods_that_ask_for_nothing_are_not_left_with_one_cpu() -> None:
+    config = ProvisionConfig(disable_reclaim_share_pools=("batch",))
+    pods = [shared("a", 4), shared("b", 2, pool="batch"), shared("c", pool="batch")]
+    advice, _ = provision(situation(pods, usage={"a": 2.0, "b": 4.0, "c": 6.0}), FRESH, ADVISOR, config)
+    assert cpus_of(advice)["batch"] == 13  # 1.25 x (4 + 6), where their requests are 2
+
+
 def test_nobody_says_what_a_region_without_a_policy_needs() -> None:
     config = ProvisionConfig(share_policies=("none",))
     advice, _ = provision(situation([shared("a", 20)], usage={"a": 0.1}), FRESH, ADVISOR, config)
