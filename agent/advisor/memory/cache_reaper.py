@@ -1,0 +1,132 @@
+"""Whose page cache is dropped when memory is short: Katalyst's cache reaper.
+
+Only where the node or a NUMA node is below its critical watermark, only of reclaimed pods' main containers, only of those
+with a cache that is worth it, the largest first, and no more than is missing. What was asked for and is not seen yet counts
+as given: it is not asked for again, of this container or another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from agent.advisor.memory.situation import Situation, Unknown, elapsed
+from agent.advisor.memory.state import Asked
+from agent.advisor.memory.stats import cache_bytes, gib, node_total, numa_size, on_numa, sample_of
+from agent.config.memory import MemoryConfig
+from api.advice import UNBOUND, Wish
+from api.knobs import Knob, Verdict
+from api.memory_advice import MemoryCondition, MemoryPressure
+from api.qos import QoSLevel
+from api.samples import CgroupSample
+
+
+class Reaped(NamedTuple):
+    """Who is to drop cache, and what to remember of it."""
+
+    wishes: tuple[Wish, ...]
+    asked: Mapping[str, Asked]
+    verdict: Verdict
+
+
+class _Candidate(NamedTuple):
+    sample: CgroupSample
+    waiting: int
+    """Bytes it was told to drop and that are not seen yet."""
+    may: bool
+    """Whether it may be asked now."""
+
+
+def reap(
+    situation: Situation, config: MemoryConfig, conditions: Mapping[int, MemoryCondition], before: Mapping[str, Asked]
+) -> Reaped:
+    """Cache to drop; `conditions` are those of NUMA nodes and, as UNBOUND, the node's."""
+    asked = {path: ask for path, ask in before.items() if path in situation.snapshot.cgroups}
+    short = {where: it for where, it in conditions.items() if it.state is MemoryPressure.DROP_CACHE}
+    if not config.reaper.enable or not short:
+        rule = "memory_reap_not_needed" if config.reaper.enable else "memory_reap_disabled"
+        text = "Memory is not short" if config.reaper.enable else "The cache reaper is switched off"
+        return Reaped((), asked, Verdict(rule=rule, text=f"{text}: no cache is dropped."))
+    candidates, unmeasured = _candidates(situation, config, asked)
+    chosen: dict[str, int] = {}
+    for where, condition in sorted(short.items()):
+        try:
+            total = _total(situation, config, where)
+        except Unknown:
+            continue  # without the memory's size the condition is unknown, too
+        _choose(candidates, where, condition.target_bytes, total * config.reaper.min_cache_ratio, chosen)
+    worst = short[min(short)]
+    whole = sum(chosen.values())
+    verdict = Verdict(
+        rule="memory_reap_cache",
+        text=f"{worst.verdict.text} {len(chosen)} reclaimed containers are to drop {gib(whole)} of cache.",
+        threshold=worst.verdict.threshold,
+        inputs={
+            "target_bytes": worst.target_bytes,
+            "asked_bytes": whole,
+            "asked_before_bytes": sum(candidate.waiting for candidate in candidates.values()),
+            "unmeasured_containers": unmeasured,
+            "min_cache_ratio": config.reaper.min_cache_ratio,
+        },
+    )
+    wishes = tuple(
+        Wish(cgroup=path, knob=Knob.DROP_CACHE, value=str(size), verdict=verdict) for path, size in chosen.items()
+    )
+    for path, size in chosen.items():
+        sample = candidates[path].sample
+        asked[path] = Asked(cgroup_id=sample.id, at_ns=situation.now_ns, read_at_ns=sample.files_read_at_ns, bytes=size)
+    return Reaped(wishes, asked, verdict)
+
+
+def _candidates(
+    situation: Situation, config: MemoryConfig, asked: Mapping[str, Asked]
+) -> tuple[dict[str, _Candidate], int]:
+    """Reclaimed main containers, by cgroup, and how many of them are not measured."""
+    found: dict[str, _Candidate] = {}
+    unmeasured = 0
+    for pod in situation.snapshot.pods:
+        if pod.qos is not QoSLevel.RECLAIMED:
+            continue
+        for container in pod.containers:
+            if container.sidecar or container.cgroup not in situation.snapshot.cgroups:
+                continue
+            sample = sample_of(situation.snapshot, container.cgroup, config.stale_s)
+            if sample is None or cache_bytes(sample) is None:
+                unmeasured += 1
+                continue
+            ask = asked.get(container.cgroup)
+            if ask is None or ask.cgroup_id != sample.id:
+                found[container.cgroup] = _Candidate(sample, 0, may=True)
+                continue
+            over = elapsed(situation.now_ns, ask.at_ns, config.reaper.interval_s)
+            seen = over if ask.read_at_ns is None else ask.read_at_ns != sample.files_read_at_ns
+            found[container.cgroup] = _Candidate(sample, 0 if seen else ask.bytes, may=over and seen)
+    return found, unmeasured
+
+
+def _choose(
+    candidates: Mapping[str, _Candidate], where: int, target: int, least: float, chosen: dict[str, int]
+) -> None:
+    """Add to the chosen ones, by cgroup, until what they give makes up for what is missing there."""
+    sizes = {path: _cache(candidate.sample, where) for path, candidate in candidates.items()}
+    left = target
+    for path, candidate in candidates.items():
+        left -= min(candidate.waiting + chosen.get(path, 0), sizes[path])
+    order = sorted(sizes, key=lambda path: (-sizes[path], path))
+    for path in order:
+        if left <= 0 or sizes[path] < least or not sizes[path]:
+            return
+        if candidates[path].may and path not in chosen:
+            chosen[path] = min(sizes[path], left)
+            left -= chosen[path]
+
+
+def _cache(sample: CgroupSample, where: int) -> int:
+    if where == UNBOUND:
+        return cache_bytes(sample) or 0
+    return (on_numa(sample, "cache") or {}).get(where, 0)
+
+
+def _total(situation: Situation, config: MemoryConfig, where: int) -> int:
+    snapshot = situation.snapshot
+    return node_total(snapshot) if where == UNBOUND else numa_size(snapshot, where, "MemTotal", config.stale_s)
