@@ -60,7 +60,7 @@ def thresholds(config: BalancerConfig, codename: str) -> Thresholds:
 
 
 def plan(situation: Situation, config: BalancerConfig, moves: Sequence[Move]) -> Plan | None:
-    """What should move; None where nothing has to. Where something has to and cannot, there is no destination. Raises Unknown."""
+    """What should move; None where nothing has to. No destination where something has to, but cannot. Raises Unknown."""
     loads = _loads(situation)
     slowest = max(loads, key=lambda numa: (loads[numa].read_latency_ns, -numa))
     busiest = max(loads, key=lambda numa: (loads[numa].bandwidth_bytes, -numa))

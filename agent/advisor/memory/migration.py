@@ -42,6 +42,11 @@ class Mover(NamedTuple):
     def bytes(self) -> int:
         return sum(self.anon.values())
 
+    @property
+    def goal(self) -> int:
+        """The best destination."""
+        return self.goals[0]
+
 
 def balance(situation: Situation, config: MemoryConfig, moves: Sequence[Move], before_ns: int | None) -> Balanced:
     """One turn of the balancer, once in its interval."""
@@ -65,18 +70,19 @@ def balance(situation: Situation, config: MemoryConfig, moves: Sequence[Move], b
     if found is None:
         verdict = Verdict(rule="memory_balanced", text="No NUMA node is so slow that memory should move.")
         return Balanced((), (), kept, situation.now_ns, verdict)
-    goals, room = _with_room(situation, config, found)
-    movers = _select(situation, config, found, goals, room) if goals else []
+    spare = _spare(situation, config, found)
+    movers = _select(situation, config, found, dict(spare))
     if not movers:
         return _evict(situation, config, found, kept)
     whole = sum(mover.bytes for mover in movers)
+    goals = sorted({mover.goal for mover in movers})
     text = f"{found.text} for {format_cpu_list(goals)}: {gib(whole)} of {len(movers)} pods."
     inputs: dict[str, float | int | str | None] = {
         "source": found.source,
         "destinations": format_cpu_list(goals),
         "bytes": whole,
         "pods": len(movers),
-        "room_bytes": room,
+        "spare_bytes": sum(spare.values()),
     }
     verdict = Verdict(rule=f"memory_balance_{found.level}", text=text, threshold=settings.success_ratio, inputs=inputs)
     anon = {cgroup: size for mover in movers for cgroup, size in mover.anon.items()}
@@ -84,19 +90,18 @@ def balance(situation: Situation, config: MemoryConfig, moves: Sequence[Move], b
         Wish(
             cgroup=cgroup,
             knob=Knob.MIGRATE_PAGES,
-            value=f"{found.source} {format_cpu_list(mover.goals)}",
+            value=f"{found.source} {mover.goal}",
             verdict=verdict,
         )
         for mover in movers
         for cgroup in mover.anon
     )
-    used = sorted({numa for mover in movers for numa in mover.goals})
-    move = Move(at_ns=situation.now_ns, source=found.source, destinations=tuple(used), anon=anon)
+    move = Move(at_ns=situation.now_ns, source=found.source, destinations=tuple(goals), anon=anon)
     return Balanced(wishes, (), (*kept, move), situation.now_ns, verdict)
 
 
 def _reviewed(move: Move, situation: Situation, config: MemoryConfig) -> Move:
-    """The move with its success, now that its effect is to be seen. One whose groups are gone is taken as a success."""
+    """The move with its success, now that its effect is to be seen; as it was where none of its groups can be measured."""
     if move.succeeded is not None:
         return move
     left = asked = 0
@@ -106,29 +111,32 @@ def _reviewed(move: Move, situation: Situation, config: MemoryConfig) -> Move:
         if sizes is not None:
             left += min(sizes.get(move.source, 0), size)
             asked += size
-    succeeded = not asked or (asked - left) / asked >= config.balancer.success_ratio
+    if not asked:
+        return move
+    succeeded = (asked - left) / asked >= config.balancer.success_ratio
     return msgspec.structs.replace(move, succeeded=succeeded)
 
 
-def _with_room(situation: Situation, config: MemoryConfig, found: Plan) -> tuple[list[int], int]:
-    """Destinations that keep their critical watermark, and what they can take; none of those that are not known."""
-    goals, room = [], 0
+def _spare(situation: Situation, config: MemoryConfig, found: Plan) -> dict[int, int]:
+    """By destination, the best first: what it can take above its critical watermark. Those not known can take nothing."""
+    result = {}
     for numa in found.destinations:
         try:
             total = numa_size(situation.snapshot, numa, "MemTotal", config.stale_s)
             spare = numa_size(situation.snapshot, numa, "MemFree", config.stale_s) - config.critical_bytes(total)
         except Unknown:
             continue
-        if spare > 0:
-            goals.append(numa)
-            room += spare
-    return goals, room
+        result[numa] = spare
+    return result
 
 
-def _select(situation: Situation, config: MemoryConfig, found: Plan, goals: Sequence[int], room: int) -> list[Mover]:
-    """Reclaimed pods first, the smallest first; online ones only while that is not enough."""
+def _select(situation: Situation, config: MemoryConfig, found: Plan, spare: dict[int, int]) -> list[Mover]:
+    """Reclaimed pods first, the smallest first; online ones only while that is not enough.
+
+    Each goes to one node: of several the kernel takes the first for all that comes from one (migrate_pages, mm/mempolicy.c).
+    """
     settings = config.balancer
-    everyone = list(_movers(situation, config, found.source, goals))
+    everyone = list(_movers(situation, config, found.source, tuple(spare)))
     reclaimed = [mover for mover in everyone if mover.pod.qos is QoSLevel.RECLAIMED]
     online = [mover for mover in everyone if mover.pod.qos is not QoSLevel.RECLAIMED]
     chosen: list[Mover] = []
@@ -143,9 +151,13 @@ def _select(situation: Situation, config: MemoryConfig, found: Plan, goals: Sequ
         for mover in sorted(movers, key=lambda mover: (mover.bytes, mover.pod.key)):
             if not settings.min_pod_bytes < mover.bytes < most_each:
                 continue
-            if whole + mover.bytes > min(most, room):
+            if whole + mover.bytes > most:
                 break
-            chosen.append(mover)
+            goal = next((numa for numa in mover.goals if spare[numa] >= mover.bytes), None)
+            if goal is None:
+                break
+            chosen.append(mover._replace(goals=(goal,)))
+            spare[goal] -= mover.bytes
             whole += mover.bytes
     return chosen
 
