@@ -25,8 +25,8 @@ def advise_memory(situation: Situation, memory: MemoryState, config: MemoryConfi
     promised = promise(situation, config, memory.headroom_bytes)
     node, by_numa = node_condition(situation, config), numa_conditions(situation, config)
     guarded = guard(situation, config, memory.guard_bytes)
-    reaped = reap(situation, config, {UNBOUND: node, **by_numa}, memory.asked)
-    offloads = offload(situation, config, memory.offloaded, {wish.cgroup for wish in reaped.wishes})
+    reaped = reap(situation, config, {UNBOUND: node, **by_numa}, memory)
+    offloads = offload(situation, config, memory.offloaded, reaped.busy)
     dying = reclaim_dying(situation, config, memory.dying_ns)
     balanced = balance(situation, config, memory.moves, memory.balanced_ns)
     advice = MemoryAdvice(

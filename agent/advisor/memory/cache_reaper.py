@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from agent.advisor.memory.situation import Situation, Unknown, elapsed
-from agent.advisor.memory.state import Asked
-from agent.advisor.memory.stats import cache_bytes, gib, node_total, numa_size, on_numa, sample_of
+from agent.advisor.memory.state import Asked, MemoryState
+from agent.advisor.memory.stats import cache_bytes, counted, human, node_total, numa_size, on_numa, sample_of
 from agent.config.memory import MemoryConfig
 from api.advice import UNBOUND, Wish
 from api.knobs import Knob, Verdict
@@ -26,28 +26,32 @@ class Reaped(NamedTuple):
 
     wishes: tuple[Wish, ...]
     asked: Mapping[str, Asked]
+    busy: frozenset[str]
+    """Those who were told, now or before, and of whom it is not seen yet what they gave."""
     verdict: Verdict
 
 
 class _Candidate(NamedTuple):
     sample: CgroupSample
     waiting: int
-    """Bytes it was told to drop and that are not seen yet."""
+    """Bytes that it was told to give up and that are not seen yet."""
     may: bool
     """Whether it may be asked now."""
 
 
 def reap(
-    situation: Situation, config: MemoryConfig, conditions: Mapping[int, MemoryCondition], before: Mapping[str, Asked]
+    situation: Situation, config: MemoryConfig, conditions: Mapping[int, MemoryCondition], before: MemoryState
 ) -> Reaped:
     """Cache to drop; `conditions` are those of NUMA nodes and, as UNBOUND, the node's."""
-    asked = {path: ask for path, ask in before.items() if path in situation.snapshot.cgroups}
+    cgroups = situation.snapshot.cgroups
+    asked = {path: ask for path, ask in before.asked.items() if path in cgroups and cgroups[path].id == ask.cgroup_id}
+    busy = {path for path, ask in asked.items() if not _seen(ask, cgroups[path], situation, config)}
     short = {where: it for where, it in conditions.items() if it.state is MemoryPressure.DROP_CACHE}
     if not config.reaper.enable or not short:
         rule = "memory_reap_not_needed" if config.reaper.enable else "memory_reap_disabled"
         text = "Memory is not short" if config.reaper.enable else "The cache reaper is switched off"
-        return Reaped((), asked, Verdict(rule=rule, text=f"{text}: no cache is dropped."))
-    candidates, unmeasured = _candidates(situation, config, asked)
+        return Reaped((), asked, frozenset(busy), Verdict(rule=rule, text=f"{text}: no cache is dropped."))
+    candidates, unmeasured = _candidates(situation, config, asked, before)
     chosen: dict[str, int] = {}
     for where, condition in sorted(short.items()):
         try:
@@ -59,7 +63,7 @@ def reap(
     whole = sum(chosen.values())
     verdict = Verdict(
         rule="memory_reap_cache",
-        text=f"{worst.verdict.text} {len(chosen)} reclaimed containers are to drop {gib(whole)} of cache.",
+        text=f"{worst.verdict.text} {counted(len(chosen), 'reclaimed container')} must drop {human(whole)} of cache.",
         threshold=worst.verdict.threshold,
         inputs={
             "target_bytes": worst.target_bytes,
@@ -75,11 +79,18 @@ def reap(
     for path, size in chosen.items():
         sample = candidates[path].sample
         asked[path] = Asked(cgroup_id=sample.id, at_ns=situation.now_ns, read_at_ns=sample.files_read_at_ns, bytes=size)
-    return Reaped(wishes, asked, verdict)
+    return Reaped(wishes, asked, frozenset(busy | chosen.keys()), verdict)
+
+
+def _seen(ask: Asked, sample: CgroupSample, situation: Situation, config: MemoryConfig) -> bool:
+    """Whether the cgroup was read since it was told; where nobody says when, whether it had the time."""
+    if ask.read_at_ns is None or situation.now_ns < ask.at_ns:
+        return elapsed(situation.now_ns, ask.at_ns, config.reaper.interval_s)
+    return ask.read_at_ns != sample.files_read_at_ns
 
 
 def _candidates(
-    situation: Situation, config: MemoryConfig, asked: Mapping[str, Asked]
+    situation: Situation, config: MemoryConfig, asked: Mapping[str, Asked], before: MemoryState
 ) -> tuple[dict[str, _Candidate], int]:
     """Reclaimed main containers, by cgroup, and how many of them are not measured."""
     found: dict[str, _Candidate] = {}
@@ -94,13 +105,16 @@ def _candidates(
             if sample is None or cache_bytes(sample) is None:
                 unmeasured += 1
                 continue
+            given = before.offloaded.get(container.cgroup)
+            unseen = given is not None and given.read_at_ns == sample.files_read_at_ns is not None
+            waiting = int(given.target_bytes) if given is not None and unseen else 0
             ask = asked.get(container.cgroup)
-            if ask is None or ask.cgroup_id != sample.id:
-                found[container.cgroup] = _Candidate(sample, 0, may=True)
+            if ask is None:
+                found[container.cgroup] = _Candidate(sample, waiting, may=True)
                 continue
-            over = elapsed(situation.now_ns, ask.at_ns, config.reaper.interval_s)
-            seen = over if ask.read_at_ns is None else ask.read_at_ns != sample.files_read_at_ns
-            found[container.cgroup] = _Candidate(sample, 0 if seen else ask.bytes, may=over and seen)
+            seen = _seen(ask, sample, situation, config)
+            may = seen and elapsed(situation.now_ns, ask.at_ns, config.reaper.interval_s)
+            found[container.cgroup] = _Candidate(sample, waiting if seen else waiting + ask.bytes, may=may)
     return found, unmeasured
 
 
@@ -117,7 +131,7 @@ def _choose(
         if left <= 0 or sizes[path] < least or not sizes[path]:
             return
         if candidates[path].may and path not in chosen:
-            chosen[path] = min(sizes[path], left)
+            chosen[path] = min(max(sizes[path] - candidates[path].waiting, 0), left)
             left -= chosen[path]
 
 

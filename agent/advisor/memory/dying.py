@@ -12,7 +12,7 @@ from mmap import PAGESIZE
 from typing import NamedTuple
 
 from agent.advisor.memory.situation import Situation, elapsed
-from agent.advisor.memory.stats import gib
+from agent.advisor.memory.stats import human
 from agent.config.memory import MemoryConfig
 from api.advice import Wish
 from api.knobs import Knob, Verdict
@@ -48,7 +48,7 @@ def reclaim_dying(situation: Situation, config: MemoryConfig, before_ns: int | N
             continue  # a member that is not measured is not dead
         left = whole - sum(known)
         if left > noise:
-            text = f"{path} is charged with {gib(left)} that no living member has: it is reclaimed."
+            text = f"{path} is charged with {human(left)} that no living member has: it is reclaimed."
             inputs: dict[str, float | int | str | None] = {"group_bytes": whole, "members_bytes": sum(known)}
             verdict = Verdict(rule="memory_dying_reclaim", text=text, threshold=noise, inputs=inputs)
             wishes.append(Wish(cgroup=path, knob=Knob.MEMORY_RECLAIM, value=str(left), verdict=verdict))

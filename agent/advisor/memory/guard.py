@@ -1,6 +1,6 @@
 """A limit on all reclaimed pods together, so that their growth never takes the last free memory: Katalyst's memory guard.
 
-The limit is what they use and what is free beyond the critical watermark, of every NUMA node of which something may be lent.
+The limit is what they use, and what is free beyond the critical watermark on each NUMA node of which something may be lent.
 It shrinks at once and grows only by steps that are worth a write. Where an input is missing it stays as it was.
 """
 
@@ -11,7 +11,7 @@ from mmap import PAGESIZE
 from typing import NamedTuple
 
 from agent.advisor.memory.situation import Situation, Unknown, available_numa
-from agent.advisor.memory.stats import gib, numa_size, reclaimed_on_numa, zone_low_bytes
+from agent.advisor.memory.stats import human, numa_size, reclaimed_on_numa, zone_low_bytes
 from agent.config.memory import MemoryConfig
 from api.advice import Wish
 from api.knobs import Knob, Verdict
@@ -39,7 +39,13 @@ def guard(situation: Situation, config: MemoryConfig, before: Mapping[str, int])
         wishes = [wish for root in sorted(roots) for wish in _wishes(root, None, config, verdict)]
         return Guarded(tuple(wishes), {}, verdict)
     try:
-        shares = {numa: share(situation, config, numa) for numa in available_numa(situation)}
+        open_nodes = available_numa(situation)
+        shares = {
+            numa: share(situation, config, numa, lent=numa in open_nodes)
+            for numa in situation.snapshot.topology.numa_nodes
+        }
+        if not shares:
+            raise Unknown("the NUMA nodes of this machine")
     except Unknown as missing:
         text = f"Not known: {missing}. The limit on reclaimed pods stays as it was."
         verdict = Verdict(rule="memory_guard_unknown", text=text, inputs={"missing": str(missing)})
@@ -47,7 +53,7 @@ def guard(situation: Situation, config: MemoryConfig, before: Mapping[str, int])
         wishes = [wish for root, size in sorted(kept.items()) for wish in _wishes(root, size, config, verdict)]
         return Guarded(tuple(wishes), kept, verdict)
     whole = sum(shares.values())
-    text = f"Reclaimed pods may use {gib(whole)}: what they have and what is free beyond the critical watermark."
+    text = f"Reclaimed pods may use {human(whole)}: what they have and what is free beyond the critical watermark."
     inputs: dict[str, float | int | str | None] = {f"numa{numa}_bytes": round(size) for numa, size in shares.items()}
     verdict = Verdict(
         rule="memory_guard", text=text, threshold=config.guard.critical_watermark_scale_factor, inputs=inputs
@@ -60,13 +66,18 @@ def guard(situation: Situation, config: MemoryConfig, before: Mapping[str, int])
     return Guarded(tuple(wishes), sizes, verdict)
 
 
-def share(situation: Situation, config: MemoryConfig, numa: int) -> float:
-    """What reclaimed pods may use of one NUMA node, in bytes. Raises Unknown."""
+def share(situation: Situation, config: MemoryConfig, numa: int, *, lent: bool) -> float:
+    """What reclaimed pods may use of one NUMA node, in bytes: no more than they have where nothing is lent. Raises Unknown.
+
+    What they have there counts all the same: a limit below it would have the kernel kill them for it.
+    """
     snapshot, root = situation.snapshot, situation.root
     own = situation.numa_roots.get(numa, "")
     used = reclaimed_on_numa(snapshot, root.path, root.members, config.stale_s).get(numa, 0)
     if own and not own.startswith(f"{root.path}/"):
         used += reclaimed_on_numa(snapshot, own, (), config.stale_s).get(numa, 0)
+    if not lent:
+        return float(used)
     free = numa_size(snapshot, numa, "MemFree", config.stale_s)
     least = config.critical_bytes(numa_size(snapshot, numa, "MemTotal", config.stale_s))
     low = zone_low_bytes(snapshot, numa, config.stale_s) * config.guard.critical_watermark_scale_factor

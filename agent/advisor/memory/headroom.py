@@ -14,7 +14,8 @@ from typing import NamedTuple
 from agent.advisor.memory import estimation
 from agent.advisor.memory.situation import Situation, Unknown, available_numa
 from agent.advisor.memory.stats import (
-    gib,
+    counted,
+    human,
     node_size,
     node_total,
     numa_size,
@@ -59,7 +60,9 @@ def promise(situation: Situation, config: MemoryConfig, before: float | None) ->
     if not found.assumed or before is None or found.bytes is None or found.bytes <= before:
         return found
     part = before / found.bytes
-    text = f"{found.assumed} containers are not measured: not more than the {gib(before)} of before is promised."
+    text = (
+        f"{counted(found.assumed, 'container')} not measured: no more than the {human(before)} of before is promised."
+    )
     verdict = Verdict(rule="memory_headroom_frozen", text=text, threshold=before, inputs=found.verdict.inputs)
     return Promise(before, {numa: size * part for numa, size in found.by_numa.items()}, verdict, found.assumed)
 
@@ -79,10 +82,10 @@ def canonical(situation: Situation, config: MemoryConfig) -> Promise:
     if config.util_based.enable:
         buffer = _buffer(situation, config, need, inputs)
     size = min(max(most - need.bytes, 0.0) + buffer, float(most))
-    text = f"Of {gib(total)} {gib(most)} can be allocated and online pods need {gib(need.bytes)}"
-    text += f", with a buffer of {gib(buffer)}" if config.util_based.enable else ""
+    text = f"Of {human(total)} {human(most)} can be allocated and online pods need {human(need.bytes)}"
+    text += f", with a buffer of {human(buffer)}" if config.util_based.enable else ""
     verdict = Verdict(
-        rule="memory_headroom_canonical", text=f"{text}: {gib(size)} are promised.", threshold=most, inputs=inputs
+        rule="memory_headroom_canonical", text=f"{text}: {human(size)} are promised.", threshold=most, inputs=inputs
     )
     return Promise(size, _spread(situation, config, size), verdict, need.assumed)
 
@@ -150,8 +153,8 @@ def numa_aware(situation: Situation, config: MemoryConfig) -> Promise:
     by_numa = {numa: min(size, caps.get(numa, inf)) for numa, size in by_numa.items()}
     size = sum(by_numa.values())
     text = (
-        f"{gib(reclaimable)} are free or can be on {len(open_nodes)} of {count} NUMA nodes, {gib(watermark + reserve + kept)}"
-        f" of it are kept, and reclaimed pods requested {gib(requested)}: {gib(size)} are promised."
+        f"{human(reclaimable)} are free or can be on {len(open_nodes)} of {count} NUMA nodes, {human(watermark + reserve + kept)}"
+        f" of it are kept, and reclaimed pods requested {human(requested)}: {human(size)} are promised."
     )
     inputs: Inputs = {
         "reclaimable_bytes": round(reclaimable),

@@ -11,7 +11,7 @@ from agent.advisor.memory.balancer import Level, Plan, plan
 from agent.advisor.memory.layers import pool_of
 from agent.advisor.memory.situation import Situation, Unknown, elapsed
 from agent.advisor.memory.state import Move
-from agent.advisor.memory.stats import gib, numa_size, on_numa, sample_of
+from agent.advisor.memory.stats import counted, human, numa_size, on_numa, sample_of
 from agent.config.memory import MemoryConfig
 from api.advice import Wish
 from api.cpus import format_cpu_list, parse_cpu_list
@@ -76,7 +76,7 @@ def balance(situation: Situation, config: MemoryConfig, moves: Sequence[Move], b
         return _evict(situation, config, found, kept)
     whole = sum(mover.bytes for mover in movers)
     goals = sorted({mover.goal for mover in movers})
-    text = f"{found.text} for {format_cpu_list(goals)}: {gib(whole)} of {len(movers)} pods."
+    text = f"{found.text} for {format_cpu_list(goals)}: {human(whole)} of {counted(len(movers), 'pod')}."
     inputs: dict[str, float | int | str | None] = {
         "source": found.source,
         "destinations": format_cpu_list(goals),
@@ -208,7 +208,7 @@ def _evict(situation: Situation, config: MemoryConfig, found: Plan, moves: tuple
         verdict = Verdict(rule="memory_balance_stuck", text=text, inputs={"source": found.source})
         return Balanced((), (), moves, situation.now_ns, verdict)
     victim = max(held, key=lambda mover: (mover.bytes, mover.pod.key))
-    text = f"{found.text}, but nothing can move: {victim.pod.key} has most there, {gib(victim.bytes)}."
+    text = f"{found.text}, but nothing can move: {victim.pod.key} has most there, {human(victim.bytes)}."
     inputs: dict[str, float | int | str | None] = {"source": found.source, "bytes": victim.bytes}
     verdict = Verdict(rule="memory_balance_evict", text=text, inputs=inputs)
     eviction = MemoryEviction(pod=victim.pod.key, numa=found.source, verdict=verdict)

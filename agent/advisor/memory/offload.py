@@ -13,7 +13,7 @@ from agent.advisor.memory import laws
 from agent.advisor.memory.layers import Offload, of_cgroup, of_pod
 from agent.advisor.memory.situation import NS_PER_S, Situation, Unknown, elapsed
 from agent.advisor.memory.state import Offloaded
-from agent.advisor.memory.stats import activated, gib, sample_of, stat
+from agent.advisor.memory.stats import activated, human, sample_of, stat
 from agent.config.memory import MemoryConfig, OffloadingConfig
 from api.advice import Wish
 from api.knobs import Knob, Verdict
@@ -41,7 +41,7 @@ class _Result(NamedTuple):
 def offload(
     situation: Situation, config: MemoryConfig, before: Mapping[str, Offloaded], busy: Collection[str]
 ) -> Offloads:
-    """One round; `busy` are cgroups that are told to drop their cache in this same round."""
+    """One round; `busy` are cgroups that were told to drop cache and have not been read since."""
     swap, has_swap = _swap(situation.snapshot, config.offloading)
     wishes: list[Wish] = []
     verdicts: list[Verdict] = []
@@ -163,7 +163,7 @@ def _advance(
         "size_bytes": None if size is None else round(size),
         "swap": int(swap),
     }
-    text = f"Policy {settings.policy} asks {sample.path} for {gib(target)} of {gib(usage)}; it can give {gib(asked)}."
+    text = f"Policy {settings.policy} asks {sample.path} for {human(target)} of {human(usage)}; it can give {human(asked)}."
     verdict = Verdict(rule="memory_offload", text=text, threshold=settings.psi_avg60_threshold, inputs=inputs)
     past = Offloaded(
         **{name: getattr(now, name) for name in now.__struct_fields__ if name not in ("target_bytes", "size_bytes")},

@@ -8,7 +8,7 @@ missing nothing is known, and so nothing is done.
 from __future__ import annotations
 
 from agent.advisor.memory.situation import Situation, Unknown
-from agent.advisor.memory.stats import gib, node_size, node_total, numa_size, scale_factor
+from agent.advisor.memory.stats import human, node_size, node_total, numa_size, scale_factor
 from agent.config.memory import MemoryConfig
 from api.knobs import Verdict
 from api.memory_advice import MemoryCondition, MemoryPressure
@@ -48,18 +48,18 @@ def _judge(where: str, free: int, total: int, least: int, scale: int) -> MemoryC
         state, rule, what = (
             MemoryPressure.DROP_CACHE,
             "memory_drop_cache",
-            f"less than the {gib(critical)} that it must",
+            f"less than the {human(critical)} that it must",
         )
     elif free < 2 * critical:
-        state, rule, what = MemoryPressure.TUNE_MEMCG, "memory_tune_memcg", f"less than twice {gib(critical)}"
+        state, rule, what = MemoryPressure.TUNE_MEMCG, "memory_tune_memcg", f"less than twice {human(critical)}"
     else:
-        state, rule, what = MemoryPressure.NO_RISK, "memory_no_risk", f"at least twice {gib(critical)}"
+        state, rule, what = MemoryPressure.NO_RISK, "memory_no_risk", f"at least twice {human(critical)}"
     return MemoryCondition(
         state=state,
         target_bytes=max(round(2 * critical - free), 0),
         verdict=Verdict(
             rule=rule,
-            text=f"{where[0].upper()}{where[1:]} has {gib(free)} free, {what}.",
+            text=f"{where[0].upper()}{where[1:]} has {human(free)} free, {what}.",
             threshold=critical,
             inputs={"free_bytes": free, "total_bytes": total, "min_critical_bytes": least, "scale_factor": scale},
         ),

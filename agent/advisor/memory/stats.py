@@ -135,6 +135,11 @@ def zone_low_bytes(snapshot: Snapshot, numa: int, stale_s: float) -> int:
     return sum(zones) * PAGESIZE
 
 
-def gib(size: float | None) -> str:
-    """For people: `1.5 GiB`."""
-    return "unknown" if size is None else f"{size / (1 << 30):.4g} GiB"
+def human(size: float) -> str:
+    """For people: `1.5 GiB`, `81.9 MiB`."""
+    return f"{size / (1 << 30):.4g} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.3g} MiB"
+
+
+def counted(count: int, noun: str) -> str:
+    """For people: `1 pod`, `2 pods`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from agent.advisor.memory.cache_reaper import Reaped, reap
 from agent.advisor.memory.pressure import node_condition, numa_conditions
 from agent.advisor.memory.situation import Situation
+from agent.advisor.memory.state import MemoryState, Offloaded
 from agent.config.memory import MemoryConfig, ReaperConfig
 from api.advice import UNBOUND
 from api.memory_advice import MemoryPressure
@@ -29,9 +30,15 @@ def node(caches: Sequence[float], *, free: float = 3, at_s: float = 1000, read_s
     return situation(pods, groups, free=free, at_s=at_s)
 
 
-def run(of: Situation, before: Reaped | None = None, config: MemoryConfig = CONFIG, where: int = UNBOUND) -> Reaped:
+def run(
+    of: Situation,
+    before: Reaped | None = None,
+    config: MemoryConfig = CONFIG,
+    where: int = UNBOUND,
+    given: Mapping[str, Offloaded] | None = None,
+) -> Reaped:
     conditions = {UNBOUND: node_condition(of, config)} if where == UNBOUND else numa_conditions(of, config)
-    return reap(of, config, conditions, before.asked if before else {})
+    return reap(of, config, conditions, MemoryState(asked=before.asked if before else {}, offloaded=given or {}))
 
 
 def asked(found: Reaped) -> dict[str, float]:
@@ -84,6 +91,14 @@ def test_what_was_asked_for_is_not_asked_for_again_until_it_can_be_seen() -> Non
     assert asked(seen) == {"b2": 2}
     later = run(node((0, 3, 0), free=3.5, at_s=1030, read_s=1030), seen)
     assert asked(later) == {"b1": 3}
+
+
+@pytest.mark.parametrize(("read_s", "expected"), [(1000, 3), (995, 5)])
+def test_what_offloading_asked_for_counts_as_given_until_it_can_be_seen(read_s: float, expected: float) -> None:
+    past = Offloaded(cgroup_id=7, at_ns=999 * S, read_at_ns=round(read_s * S), target_bytes=2 * GIB)
+    found = run(node((5, 3, 2), free=3), given={f"{ROOT}/b0": past})
+    assert asked(found) == {"b0": expected}
+    assert found.busy == {f"{ROOT}/b0"}
 
 
 def test_a_container_made_anew_is_another_one() -> None:

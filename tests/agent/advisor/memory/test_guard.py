@@ -41,9 +41,11 @@ def test_the_zones_watermark_counts_where_it_is_higher(low: float, factor: float
     assert limits(of, config)[f"{ROOT} memory.max"] == str(round(expected * GIB))
 
 
-def test_a_numa_node_that_a_pod_has_for_itself_adds_nothing() -> None:
-    of = situation([OWN], [root(on_numa={0: (1, 0), 1: (0, 0)})], numa=2, free=20, not_reclaimable=("default/own",))
-    assert limits(of)[f"{ROOT} memory.max"] == str(17 * GIB)
+def test_a_numa_node_that_a_pod_has_for_itself_adds_only_what_they_have_there_already() -> None:
+    of = situation([OWN], [root(on_numa={0: (1, 0), 1: (2, 0)})], numa=2, free=20, not_reclaimable=("default/own",))
+    assert limits(of)[f"{ROOT} memory.max"] == str((17 + 2) * GIB)
+    nowhere = msgspec.structs.replace(of, forbidden_numa=(0, 1))
+    assert limits(nowhere)[f"{ROOT} memory.max"] == str(3 * GIB)
 
 
 def test_roots_of_numa_nodes_have_limits_of_their_own() -> None:
