@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from agent.config import AdvisorConfig, Config, ExportersConfig, LatencyConfig
+from agent.config.qos import QosConfig
 from api import VERSION
 from api.catalogue import BY_NAME
 from cli.agent import agent
@@ -124,6 +125,7 @@ def test_every_setting_is_documented() -> None:
         ("advisor.", AdvisorConfig),
         ("advisor.latency.", LatencyConfig),
         ("exporters.", ExportersConfig),
+        ("qos.", QosConfig),
     ):
         for field in msgspec.structs.fields(section):
             if not (isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)):

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from agent.config.qos import QosConfig
 from agent.config.units import Cores, Ratio, Seconds
 
 _SMALL_NODE_SHARE = 4
@@ -94,6 +95,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """More cgroups than this are not read, those of pods excepted; how many were left out is shown."""
     probes: tuple[str, ...] | None = None
     """Probes beside run-queue waits, by name; unless set all of them but counters and wakeups, none for []."""
+    qos: QosConfig = QosConfig()
     advisor: AdvisorConfig = AdvisorConfig()
     shadow: AdvisorConfig | None = None
     """A second policy that judges every round and touches nothing: what it would lend and promise is shown beside the first."""
