@@ -142,11 +142,9 @@ class _Regions:
     def mems(self, pod: Pod, cpus: frozenset[int]) -> tuple[int, ...]:
         """NUMA nodes whose memory the pod may use: its own where it is bound, else all that are not somebody's own."""
         bound = self._homes.bindings.nodes.get(pod.uid, ())
-        if bound and pod.qos.online:
-            return bound
-        wide = self._unbound if pod.qos is QoSLevel.SHARED else self._not_owned
-        if bound:
-            wide = frozenset(bound)
+        wide = frozenset(bound)
+        if not bound:
+            wide = self._unbound if pod.qos is QoSLevel.SHARED else self._not_owned
         key = (cpus, wide)
         if key not in self._mems:
             self._mems[key] = tuple(sorted(wide.union(self._homes.layout.nodes_of(cpus))))

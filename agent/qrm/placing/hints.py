@@ -67,7 +67,9 @@ def hints(ask: Ask, available: Mapping[int, float], free: Collection[int], layou
     )
     found = []
     for nodes in _masks(ask, fewest, layout):
-        if sum(available.get(node, 0.0) for node in nodes) < ask.cores:
+        left = [available.get(node, 0.0) for node in nodes]
+        # A node that has nothing is no part of a set, even where the others hold it all: it may be somebody's own.
+        if min(left) <= 0 or sum(left) < ask.cores:
             continue
         crosses = len(layout.sockets_of(nodes)) > 1
         if wants.numa_ids is None and crosses and len(nodes) <= per_socket:
@@ -75,8 +77,8 @@ def hints(ask: Ask, available: Mapping[int, float], free: Collection[int], layou
         if _fits(ask, nodes, available, free, layout):
             found.append(Hint(nodes=nodes, preferred=len(nodes) == (_number(wants) or fewest)))
     if not found:
-        left = ", ".join(f"{node}: {available.get(node, 0.0):g}" for node in layout.numa)
-        raise NoHint(f"asks for {ask.cores:g} CPUs{_conditions(wants)}, no NUMA nodes have them (left on node {left})")
+        rooms = ", ".join(f"{node}: {available.get(node, 0.0):g}" for node in layout.numa)
+        raise NoHint(f"asks for {ask.cores:g} CPUs{_conditions(wants)}, no NUMA nodes have them (left on node {rooms})")
     return tuple(found)
 
 
