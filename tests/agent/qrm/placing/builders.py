@@ -59,16 +59,16 @@ def pod(
 
 def bound(name: str, cores: float, **wants: object) -> Pod:
     """A shared pod with numa_binding."""
-    return pod(name, cores=cores, wants=Enhancements(numa_binding=True, **wants))  # type: ignore[arg-type]
+    return pod(name, cores=cores, wants=Enhancements(numa_binding=True, **wants))
 
 
 def dedicated(name: str, cores: float, **wants: object) -> Pod:
     """A dedicated pod with numa_binding."""
-    return pod(name, QoSLevel.DEDICATED, cores, Enhancements(numa_binding=True, **wants))  # type: ignore[arg-type]
+    return pod(name, QoSLevel.DEDICATED, cores, Enhancements(numa_binding=True, **wants))
 
 
 def reclaimed(name: str, cores: float | None = 1.0, **wants: object) -> Pod:
-    return pod(name, QoSLevel.RECLAIMED, cores, Enhancements(**wants))  # type: ignore[arg-type]
+    return pod(name, QoSLevel.RECLAIMED, cores, Enhancements(**wants))
 
 
 def size(pool: str, cpus: int, numa: int = UNBOUND, **overlap: int) -> PoolSize:
@@ -102,7 +102,11 @@ def cpus(placement: Placement) -> dict[str, str]:
 @st.composite
 def machines(draw: st.DrawFn) -> Topology:
     """Up to 256 CPUs, 8 NUMA nodes and 2 threads a core; now and then with CPUs offline."""
-    sockets, nodes, caches = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 4]))
+    sockets, nodes, caches = (
+        draw(st.sampled_from([1, 2])),
+        draw(st.sampled_from([1, 2, 4])),
+        draw(st.sampled_from([1, 2, 4])),
+    )
     threads = draw(st.sampled_from([1, 2]))
     cores = draw(st.integers(1, max(256 // (sockets * nodes * caches * threads), 1)))
     whole = machine(sockets, nodes, caches, min(cores, 16), threads)
@@ -141,11 +145,15 @@ def some_pods(draw: st.DrawFn) -> tuple[Pod, ...]:
 @st.composite
 def some_sizes(draw: st.DrawFn) -> tuple[PoolSize, ...]:
     """Sensible and senseless ones: too large, of pools without pods, of nodes that are not there."""
-    names = draw(st.sets(st.sampled_from(["share", "batch", "share-NUMA0", "share-NUMA1", "reclaim", "isolation-default/p0"])))
+    names = draw(
+        st.sets(st.sampled_from(["share", "batch", "share-NUMA0", "share-NUMA1", "reclaim", "isolation-default/p0"]))
+    )
     result = []
     for name in sorted(names):
         numa = int(name[-1]) if "NUMA" in name else UNBOUND
-        overlap = draw(st.dictionaries(st.sampled_from(["share", "batch"]), st.integers(0, 9))) if name == "reclaim" else {}
+        overlap = (
+            draw(st.dictionaries(st.sampled_from(["share", "batch"]), st.integers(0, 9))) if name == "reclaim" else {}
+        )
         result.append(PoolSize(pool=name, numa=numa, cpus=draw(st.integers(0, 80)), overlap=overlap))
     return tuple(result)
 

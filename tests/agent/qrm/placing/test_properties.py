@@ -46,9 +46,9 @@ def check(placement: Placement, pods: tuple[Pod, ...], topology: Topology) -> No
     for name, cpus in pools.items():
         assert not cpus & (kept["reserve"] | kept["interrupt"]), name
     numa = {cpu.id: cpu.numa for cpu in topology.cpus}
-    for cgroup, given in placement.cpus.items():
-        assert not kept["interrupt"].intersection(given), cgroup
-        assert {numa[cpu] for cpu in given} <= set(placement.mems[cgroup])
+    for cgroup, has in placement.cpus.items():
+        assert not kept["interrupt"].intersection(has), cgroup
+        assert {numa[cpu] for cpu in has} <= set(placement.mems[cgroup])
 
 
 @given(some_sizes(), some_pods(), machines(), CONFIGS)
@@ -94,14 +94,20 @@ def test_dedicated_containers_share_with_nobody_but_their_pod_and_reclaim(
             for container in each.containers:
                 for cpu in placement.cpus[container.cgroup]:
                     assert owned.setdefault(cpu, each.key) == each.key
-    left = set(topology.ids) - set(owned) - {cpu for name in ("reserve", "interrupt") for cpu in sets(placement).get(name, ())}
+    left = (
+        set(topology.ids)
+        - set(owned)
+        - {cpu for name in ("reserve", "interrupt") for cpu in sets(placement).get(name, ())}
+    )
     if left:
         for name, cpus in sets(placement).items():
             if name not in ("reserve", "interrupt"):
                 assert not cpus & owned.keys(), name
 
 
-@given(machines(), st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(0, 40)), min_size=1, max_size=6))
+@given(
+    machines(), st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(0, 40)), min_size=1, max_size=6)
+)
 @MANY
 def test_pools_are_disjoint_and_as_large_as_asked_for_and_move_as_little_as_can_be(
     topology: Topology, rounds: list[tuple[int, int, int]]
