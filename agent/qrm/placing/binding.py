@@ -16,7 +16,7 @@ from agent.qrm.placing.layout import Layout
 from agent.qrm.placing.ledger import Ledger
 from agent.qrm.placing.picking import pick, spread_evenly
 from agent.qrm.placing.reclaimed import bind_reclaimed
-from agent.qrm.placing.state import DEDICATED, RECLAIM, Allocation, CpuState, requested
+from agent.qrm.placing.state import DEDICATED, POOL_ENTRY, RECLAIM, Allocation, CpuState, requested
 from api.knobs import Verdict
 from api.pods import Container, Pod
 from api.qos import QoSLevel
@@ -42,7 +42,7 @@ def bind(
 ) -> Bindings:
     """Bind every pod that asks for it. `pods` in the order in which they are to have their turn."""
     unbound = sum(cores_of(pod, config) for pod in pods if _is_shared(pod) and not pod.enhancements.numa_binding)
-    result = Bindings(ledger=Ledger(layout=layout, usable=usable, unbound_cores=unbound))
+    result = Bindings(ledger=Ledger(layout=layout, usable=usable, unbound_cores=unbound, used=_used(state)))
     _keep_residual(result.ledger, pods, state)
     claimants = [
         pod for pod in pods if pod.qos is QoSLevel.DEDICATED or (_is_shared(pod) and pod.enhancements.numa_binding)
@@ -73,6 +73,11 @@ def cores_of(pod: Pod, config: CpuPlacementConfig) -> float:
     return sum(missing if cores is None else cores for cores in asked)
 
 
+def _used(state: CpuState) -> frozenset[int]:
+    pools = (name for name, entry in state.pod_entries.items() if POOL_ENTRY in entry and name != RECLAIM)
+    return frozenset[int]().union(*map(state.pool, pools))
+
+
 def _keep_residual(ledger: Ledger, pods: Iterable[Pod], state: CpuState) -> None:
     """What pods had that are not listed any more, until they are forgotten."""
     there = {pod.uid for pod in pods}
@@ -97,7 +102,8 @@ def _dedicate(pod: Pod, result: Bindings, state: CpuState, config: CpuPlacementC
             "it runs with the shared pods.",
         )
         return
-    ledger, known = result.ledger, state.pod(pod.uid)
+    ledger = result.ledger
+    known = {name: entry for name, entry in state.pod(pod.uid).items() if entry.owner_pool_name == DEDICATED}
     mains = [container for container in pod.containers if not container.sidecar] or list(pod.containers[:1])
     counts = {container.name: _count(pod, container, known, ledger.layout, config) for container in mains}
     if any(_resized(pod, container, known) for container in mains):
@@ -108,7 +114,7 @@ def _dedicate(pod: Pod, result: Bindings, state: CpuState, config: CpuPlacementC
     nodes = _nodes_kept(pod, known, ledger, sum(counts.values()))
     if nodes is None:
         alone = wants.numa_exclusive or not wants.numa_share
-        available = ledger.available(alone=alone)
+        available = ledger.available(alone=alone, first=bool(known))
         ask = Ask(cores=sum(counts.values()), wants=wants, several=wants.numa_exclusive)
         nodes = choose(hints(ask, available, ledger.free, ledger.layout), available, config.numa_hint).nodes
     if wants.numa_exclusive:
@@ -172,7 +178,11 @@ def _give(
     here = ledger.layout.on(nodes) & ledger.free
     kept = known[name].cpus if name in known else frozenset[int]()
     even = pod.enhancements.distribute_evenly and not kept
-    cpus = spread_evenly(ledger.layout, count, here, nodes) if even else pick(ledger.layout, count, here, kept)
+    cpus = (
+        spread_evenly(ledger.layout, count, here, nodes)
+        if even
+        else pick(ledger.layout, count, here, kept, ledger.used)
+    )
     ledger.take(f"{pod.uid}/{name}", cpus)
     return cpus
 

@@ -88,10 +88,6 @@ def _reclaim(
     chosen = NONE
     for want in sorted((want for want in wants if want.pool == RECLAIM), key=lambda want: -want.numa):
         here = left if want.numa == UNBOUND else left & layout.on([want.numa])
-        if want.shared:
-            scope = ground.free if want.numa == UNBOUND else ground.free & layout.on([want.numa])
-            chosen |= scope or ground.everybody
-            continue
         far = layout.on(ground.bound) if want.numa == UNBOUND else NONE
         mine = pick(layout, want.cpus, here, before, far - before)
         owners = ground.owned & layout.on([want.numa])

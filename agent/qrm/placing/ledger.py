@@ -16,6 +16,8 @@ class Ledger:
     usable: frozenset[int]
     unbound_cores: float
     """Requests of the shared pods that are bound to no node."""
+    used: frozenset[int]
+    """What online pools had: to be taken last."""
     taken: dict[str, frozenset[int]] = field(default_factory=dict)
     """CPUs by container, whatever names it."""
     requested: dict[int, float] = field(default_factory=dict)
@@ -55,10 +57,11 @@ class Ledger:
             self.requested[node] = self.requested.get(node, 0.0) + cores / len(nodes)
         self.bound.update(nodes)
 
-    def available(self, *, alone: bool) -> Mapping[int, float]:
-        """Cores of each node that a new pod can be bound to; `alone`: one that shares with no other bound pod.
+    def available(self, *, alone: bool, first: bool = False) -> Mapping[int, float]:
+        """Cores of each node that a pod can be bound to; `alone`: one that shares with no other bound pod.
 
-        A node that is not bound to yet has none where the shared pods that are not bound would not fit on what is left.
+        A node that is not bound to yet has none where the shared pods that are not bound would not fit on what is left,
+        unless the pod goes `first`.
         """
         free = {node: float(len(self._free.intersection(cpus))) for node, cpus in self.layout.numa.items()}
         unbound = {node: cores for node, cores in free.items() if node not in self.bound}
@@ -68,8 +71,10 @@ class Ledger:
             left = cores - self.requested.get(node, 0.0)
             if node in self.closed or (alone and node in self.bound):
                 left = 0.0
-            elif node in unbound and spare < cores:
-                # Of one node alone the others have what the bound pod leaves.
-                left = spare if len(free) == 1 else 0.0
+            elif len(free) == 1 and not first:
+                # The only node there is holds everybody.
+                left -= self.unbound_cores
+            elif node in unbound and spare < cores and not first:
+                left = 0.0
             result[node] = max(left, 0.0)
         return result

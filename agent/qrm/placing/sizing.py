@@ -94,25 +94,36 @@ def complete(
 
 
 def fit(sizes: Sequence[PoolSize], room: Room) -> tuple[Want, ...]:
-    """Sizes of pools so that those of each node, and those of no node, have CPUs of their own as far as there are any."""
+    """Sizes of online pools so that those of each node, and those of no node, have CPUs of their own as far as there are any.
+
+    Where all is too much it is reclaim that gives way, but for one CPU in each place where it is to have some; its own
+    sizes stay as they are, and it gets what is left.
+    """
     wants: list[Want] = []
+    left = room.total
     for node, available in room.bound.items():
-        wants += _fit([size for size in sizes if size.numa == node], available)
-    taken = sum(want.cpus for want in wants if not want.shared)
-    rest = [size for size in sizes if size.numa not in room.bound]
-    return (*wants, *_fit(rest, max(room.total - taken, 0)))
+        here = [size for size in sizes if size.numa == node]
+        fitted, kept = _fit(here, available)
+        wants += fitted
+        left -= kept + (0 if any(want.shared for want in fitted) else sum(want.cpus for want in fitted))
+    wants += _fit([size for size in sizes if size.numa not in room.bound], max(left, 0))[0]
+    wants += [Want(size.pool, size.numa, size.cpus) for size in sizes if size.pool == RECLAIM and size.cpus > 0]
+    return tuple(wants)
 
 
-def _fit(sizes: Sequence[PoolSize], available: int) -> list[Want]:
+def _fit(sizes: Sequence[PoolSize], available: int) -> tuple[list[Want], int]:
+    """Wants of the online pools, and how many CPUs reclaim keeps beside them at least."""
     wanted: dict[Key, int] = {}
     for size in sizes:
-        if size.cpus > 0 or size.pool != RECLAIM:
+        if size.pool != RECLAIM:
             key = (size.pool, size.numa)
             wanted[key] = wanted.get(key, 0) + max(size.cpus, 1)
-    regulated = regulate(wanted, available)
+    lends = any(size.pool == RECLAIM and size.cpus > 0 for size in sizes)
+    kept = 1 if lends and available > len(wanted) else 0
+    regulated = regulate(wanted, available - kept)
     if regulated is None:
-        return [Want(pool, numa, available, shared=True) for pool, numa in wanted]
-    return [Want(pool, numa, cpus) for (pool, numa), cpus in regulated.items()]
+        return [Want(pool, numa, available, shared=True) for pool, numa in wanted], 0
+    return [Want(pool, numa, cpus) for (pool, numa), cpus in regulated.items()], kept
 
 
 def _own(wanted: Mapping[Key, int], room: Room, reserve: Mapping[int, int], *, expand: bool) -> dict[Key, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import msgspec
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.config.qrm import CpuPlacementConfig
@@ -26,7 +26,7 @@ from tests.agent.qrm.placing.builders import (
     some_sizes,
 )
 
-MANY = settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow], phases=[Phase.generate])
+MANY = settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 
 
 def sets(placement: Placement) -> dict[str, set[int]]:
