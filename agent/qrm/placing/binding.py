@@ -16,7 +16,7 @@ from agent.qrm.placing.layout import Layout
 from agent.qrm.placing.ledger import Ledger
 from agent.qrm.placing.picking import pick, spread_evenly
 from agent.qrm.placing.reclaimed import bind_reclaimed
-from agent.qrm.placing.state import DEDICATED, POOL_ENTRY, RECLAIM, Allocation, CpuState, requested
+from agent.qrm.placing.state import DEDICATED, POOL_ENTRY, RECLAIM, Allocation, CpuState, bound_of, requested
 from api.knobs import Verdict
 from api.pods import Container, Pod
 from api.qos import QoSLevel
@@ -192,34 +192,21 @@ def _bind_shared(pod: Pod, result: Bindings, state: CpuState, config: CpuPlaceme
     ledger, cores = result.ledger, cores_of(pod, config)
     wants = pod.enhancements
     available = ledger.available(alone=not wants.numa_share)
-    found = hints(
-        Ask(cores=cores, wants=wants, several=False),
-        _at_least(available, pod, state, cores),
-        ledger.free,
-        ledger.layout,
-    )
-    bound = _bound_before(pod, state)
-    fits = [hint for hint in found if hint.nodes == bound]
-    best = fits[0] if fits else choose(found, available, config.numa_hint)
-    if len(best.nodes) > 1:
-        raise NoHint(f"asks for {len(best.nodes)} NUMA nodes; shared_cores are bound to one")
-    ledger.ask(best.nodes, cores)
+    nodes = bound_of(pod, state)
+    # A pod that runs there is not moved because the node has become too small for all.
+    if len(nodes) != 1 or nodes[0] not in ledger.layout.numa or nodes[0] in ledger.closed:
+        found = hints(Ask(cores=cores, wants=wants, several=False), available, ledger.free, ledger.layout)
+        named = [hint for hint in found if hint.nodes == pod.bound_numa]
+        nodes = (named[0] if named else choose(found, available, config.numa_hint)).nodes
+    if len(nodes) > 1:
+        raise NoHint(f"asks for {len(nodes)} NUMA nodes; shared_cores are bound to one")
+    ledger.ask(nodes, cores)
     if not wants.numa_share:
-        ledger.closed.update(best.nodes)
-    result.nodes[pod.uid] = best.nodes
-    node = best.nodes[0]
+        ledger.closed.update(nodes)
+    result.nodes[pod.uid] = nodes
+    node = nodes[0]
     result.verdicts[pod.key] = Verdict(
         rule="shared_numa_binding",
         text=f"{pod.key} asks for {cores:g} CPUs and is bound to NUMA node {node}, which had {available[node]:g} left.",
         inputs={"request_cores": cores, "numa": node, "available_cores": available[node]},
     )
-
-
-def _bound_before(pod: Pod, state: CpuState) -> tuple[int, ...]:
-    return next((entry.bound_numa for entry in state.pod(pod.uid).values() if entry.bound_numa), pod.bound_numa)
-
-
-def _at_least(available: Mapping[int, float], pod: Pod, state: CpuState, cores: float) -> Mapping[int, float]:
-    """A pod that runs bound to a node already is not moved because the node has become too small for all."""
-    bound = next((entry.bound_numa for entry in state.pod(pod.uid).values() if entry.bound_numa), ())
-    return {node: max(left, cores) if (node,) == bound else left for node, left in available.items()}

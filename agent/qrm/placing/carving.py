@@ -99,7 +99,7 @@ def _reclaim(
     for size in sizes:
         if size.pool == RECLAIM:
             for name, count in sorted(size.overlap.items()):
-                chosen |= pick(layout, count, _lender(name, size.numa, pools, ground), before)
+                chosen |= pick(layout, count, _lender(name, size.numa, pools, ground) - chosen, before)
     if not chosen:
         # Reclaimed pods always have somewhere to run: beside the largest pool, where priority holds them back.
         largest = max(pools, key=lambda name: (len(pools[name]), name), default="")

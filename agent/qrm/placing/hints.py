@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
@@ -61,10 +62,7 @@ def hints(ask: Ask, available: Mapping[int, float], free: Collection[int], layou
         )
     if wants.numa_ids is not None and not set(wants.numa_ids) <= set(layout.numa):
         raise NoHint(f"asks for NUMA nodes {_list(wants.numa_ids)}, the node has {_list(layout.numa)}")
-    per_socket = max(
-        len({node for node in layout.numa if socket in layout.sockets_of([node])})
-        for socket in layout.sockets_of(layout.numa)
-    )
+    per_socket = max(Counter(socket for sockets in layout.sockets.values() for socket in sockets).values())
     found = []
     for nodes in _masks(ask, fewest, layout):
         left = [available.get(node, 0.0) for node in nodes]

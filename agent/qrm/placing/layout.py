@@ -28,14 +28,16 @@ class Layout:
     cores: Mapping[Core, tuple[int, ...]]
     numa: Mapping[int, tuple[int, ...]]
     """CPUs of each NUMA node, in order of id."""
+    sockets: Mapping[int, frozenset[int]]
+    """Sockets of each NUMA node: one, unless the firmware interleaves them."""
 
     @property
     def threads(self) -> int:
         """Logical CPUs of a physical core, the largest that there is."""
         return max(map(len, self.cores.values()), default=1)
 
-    def sockets_of(self, nodes: Iterable[int]) -> set[int]:
-        return {self.cpu[cpu].socket for node in nodes for cpu in self.numa[node]}
+    def sockets_of(self, nodes: Iterable[int]) -> frozenset[int]:
+        return frozenset[int]().union(*(self.sockets[node] for node in nodes))
 
     def nodes_of(self, cpus: Iterable[int]) -> tuple[int, ...]:
         """NUMA nodes of these CPUs, sorted."""
@@ -71,6 +73,7 @@ def layout(topology: Topology) -> Layout:
         cache={cpu.id: (cpu.socket, cpu.numa, cpu.l3) for cpu in topology.cpus},
         cores=cores,
         numa=dict(sorted(numa.items())),
+        sockets={node: frozenset(cpu.socket for cpu in topology.cpus if cpu.numa == node) for node in numa},
     )
 
 
