@@ -14,7 +14,7 @@ from math import isfinite
 import msgspec
 
 from agent.advisor.windows import NS_PER_S, Series, Track, Window, decayed, freshness, push
-from agent.config.headroom import ReportConfig
+from agent.config.headroom import MIB, ReportConfig
 from api.advice import Headroom
 from api.knobs import Verdict
 
@@ -121,13 +121,13 @@ def _resources(
         found_by_numa=found.memory_by_numa,
         capacity=total or 0.0,
         capacity_by_numa=capacity.memory_by_numa,
-        reserved=float(config.reserved_memory_bytes),
+        reserved=float(config.reserved_memory_mib * MIB),
         minimum=config.minimum_memory_bytes(total or 0.0),
         window=Window(
             size=size,
             ttl_ns=ttl_ns,
-            min_step=float(config.min_step_memory_bytes),
-            max_step=float(config.max_step_memory_bytes),
+            min_step=float(config.min_step_memory_mib * MIB),
+            max_step=float(config.max_step_memory_mib * MIB),
         ),
         before=None if before is None else before.memory_bytes,
         before_by_numa={} if before is None else before.memory_by_numa,
@@ -210,7 +210,7 @@ def _laid_out(amount: float, weights: Mapping[int, float]) -> dict[int, float]:
 
 def _without_scraps(cores: _Answer, memory: _Answer, config: ReportConfig) -> Headroom:
     """Both resources together: a NUMA node where one of them is next to nothing is advertised with neither."""
-    limits = (config.ignored_cores, float(config.ignored_memory_bytes))
+    limits = (config.ignored_cores, float(config.ignored_memory_mib * MIB))
     answers = (cores, memory)
     scraps = {
         numa for answer, limit in zip(answers, limits, strict=True) for numa, v in answer.by_numa.items() if v <= limit

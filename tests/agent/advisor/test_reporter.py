@@ -20,7 +20,7 @@ from api.knobs import Verdict
 S = 1_000_000_000
 V = Verdict(rule="r", text="t")
 NODE = Capacity(cores_by_numa={0: 48, 1: 48}, memory_bytes=200 * GIB)
-PLAIN = ReportConfig(min_cores=0, min_memory_bytes=0, ignored_cores=0, ignored_memory_bytes=0)
+PLAIN = ReportConfig(min_cores=0, min_memory_mib=0, ignored_cores=0, ignored_memory_mib=0)
 
 
 def cpu(cores: float | None, by_numa: Mapping[int, float] | None = None) -> Headroom:
@@ -127,7 +127,7 @@ def test_a_numa_node_with_next_to_nothing_of_one_resource_has_none_of_either() -
 
 def test_where_nothing_is_left_of_one_resource_nothing_is_advertised_of_any() -> None:
     both = Headroom(cores=20, cores_by_numa={0: 20, 1: 0}, memory_bytes=50.0 * MIB, verdict=V)
-    told = run([both] * 4, ReportConfig(min_memory_bytes=0))[0][-1]
+    told = run([both] * 4, ReportConfig(min_memory_mib=0))[0][-1]
     assert (told.cores, told.memory_bytes, told.cores_by_numa) == (0, 0, {0: 0, 1: 0})
 
 
