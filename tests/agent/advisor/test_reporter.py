@@ -142,6 +142,22 @@ def test_memory_has_steps_and_a_minimum_of_its_own() -> None:
     assert run([found(1)] * 4, ReportConfig())[0][-1].memory_bytes == 5 * GIB
 
 
+def test_the_verdict_has_the_numbers_in_it() -> None:
+    both = Headroom(cores=20, memory_bytes=2.0 * GIB, verdict=V)
+    told, memory = run([both] * 4, ReportConfig(reserved_cores=3))
+    assert told[-1].verdict.text == (
+        "CPU: 17.00 cores advertised, of a level of 20.00 cores less 3.00 cores reserved."
+        " Memory: 5.00 GiB advertised, of a level of 2.00 GiB raised to the minimum of 5.00 GiB."
+    )
+    stale = report(cpu(None), NODE, memory, ReportConfig(reserved_cores=3), 630 * S)[0].verdict.text
+    assert stale.startswith("CPU: 10.50 cores advertised; nothing new was known for 540 s.")  # 4 + 13 x .5
+
+
+def test_a_part_that_is_no_number_makes_the_whole_unknown() -> None:
+    told = run([cpu(20, {0: 10, 1: 10})] * 4 + [cpu(20, {0: 10, 1: float("nan")})])[0]
+    assert (told[-1].cores, told[-1].verdict.rule) == (20, "stale_held")
+
+
 def test_memory_that_is_not_known_leaves_cpu_alone() -> None:
     told = run([cpu(20)] * 4, ReportConfig())[0][-1]
     assert (told.cores, told.memory_bytes, told.memory_by_numa) == (20, None, {})
