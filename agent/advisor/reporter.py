@@ -285,8 +285,9 @@ def _bounded(
         return None, {}
     if not by_numa:
         return min(total, most), {}
-    missing = 0.0 if most_by_numa else most  # a NUMA node that is gone has nothing
-    parts = {numa: min(value, most_by_numa.get(numa, missing)) for numa, value in by_numa.items()}
+    parts = dict(by_numa)
+    if most_by_numa:  # a NUMA node that is gone has nothing
+        parts = {numa: min(value, most_by_numa.get(numa, 0.0)) for numa, value in by_numa.items()}
     over = sum(parts.values()) / most if most > 0 else 0.0
     if over > 1:
         parts = {numa: value / over for numa, value in parts.items()}

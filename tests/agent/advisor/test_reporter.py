@@ -112,8 +112,8 @@ def test_what_has_gone_from_every_numa_node_has_gone() -> None:
 
 def test_a_numa_node_with_next_to_nothing_of_one_resource_has_none_of_either() -> None:
     both = Headroom(
-        cores=20.08,
-        cores_by_numa={0: 20, 1: 0.08},
+        cores=20.1,
+        cores_by_numa={0: 20, 1: 0.1},
         memory_bytes=40.0 * GIB,
         memory_by_numa={0: 10.0 * GIB, 1: 30.0 * GIB},
         verdict=V,
@@ -175,6 +175,10 @@ def test_a_node_that_shrank_is_advertised_smaller_at_once() -> None:
     memory = run([cpu(80)] * 4)[1]
     told = report(cpu(80), Capacity(cores_by_numa={0: 24}), memory, PLAIN, 91 * S)[0]
     assert (told.cores, told.cores_by_numa) == (24, {0: 24, 1: 0})
+    both = Headroom(cores=8, memory_bytes=90.0 * GIB, memory_by_numa={0: 30.0 * GIB, 1: 60.0 * GIB}, verdict=V)
+    memory = run([both] * 4)[1]
+    told = report(both, Capacity(cores_by_numa={0: 24}, memory_bytes=45 * GIB), memory, PLAIN, 91 * S)[0]
+    assert (told.memory_bytes, told.memory_by_numa) == (45 * GIB, {0: 15 * GIB, 1: 30 * GIB})
 
 
 @pytest.mark.parametrize(
