@@ -14,7 +14,7 @@ from math import isfinite
 import msgspec
 
 from agent.advisor.windows import NS_PER_S, Series, Track, Window, decayed, freshness, push
-from agent.config.headroom import ReportConfig
+from agent.config.headroom import GIB, MIB, ReportConfig
 from api.advice import Headroom
 from api.knobs import Verdict
 
@@ -46,16 +46,21 @@ class _Resource(msgspec.Struct, frozen=True, kw_only=True):
     """One resource in this round: what was found of it and what it is held to."""
 
     name: str
+    unit: str
+    per_unit: float
+    """What one unit is in the resource's own: 1 for cores, a GiB for bytes."""
     found: float | None
     found_by_numa: Mapping[int, float]
     capacity: float
-    capacity_by_numa: Mapping[int, float]
     reserved: float
     minimum: float
     window: Window
     before: float | None
     """What is advertised of it until now."""
     before_by_numa: Mapping[int, float]
+
+    def show(self, amount: float) -> str:
+        return f"{amount / self.per_unit:.2f} {self.unit}"
 
 
 class _Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,10 +110,11 @@ def _resources(
     total = capacity.memory_bytes
     cpu = _Resource(
         name="CPU",
-        found=_sound(found.cores),
+        unit="cores",
+        per_unit=1.0,
+        found=_sound(found.cores, found.cores_by_numa),
         found_by_numa=found.cores_by_numa,
         capacity=cpus,
-        capacity_by_numa=capacity.cores_by_numa,
         reserved=config.reserved_cores,
         minimum=config.minimum_cores(cpus),
         window=Window(size=size, ttl_ns=ttl_ns, min_step=config.min_step_cores, max_step=config.max_step_cores),
@@ -117,17 +123,18 @@ def _resources(
     )
     space = _Resource(
         name="Memory",
-        found=None if total is None else _sound(found.memory_bytes),
+        unit="GiB",
+        per_unit=float(GIB),
+        found=None if total is None else _sound(found.memory_bytes, found.memory_by_numa),
         found_by_numa=found.memory_by_numa,
         capacity=total or 0.0,
-        capacity_by_numa=capacity.memory_by_numa,
-        reserved=float(config.reserved_memory_bytes),
+        reserved=float(config.reserved_memory_mib * MIB),
         minimum=config.minimum_memory_bytes(total or 0.0),
         window=Window(
             size=size,
             ttl_ns=ttl_ns,
-            min_step=float(config.min_step_memory_bytes),
-            max_step=float(config.max_step_memory_bytes),
+            min_step=float(config.min_step_memory_mib * MIB),
+            max_step=float(config.max_step_memory_mib * MIB),
         ),
         before=None if before is None else before.memory_bytes,
         before_by_numa={} if before is None else before.memory_by_numa,
@@ -135,8 +142,11 @@ def _resources(
     return cpu, space
 
 
-def _sound(value: float | None) -> float | None:
-    return None if value is None or not isfinite(value) else max(value, 0.0)
+def _sound(total: float | None, parts: Mapping[int, float]) -> float | None:
+    """An amount that may be counted on; None where it, or a part of it, is no number."""
+    if total is None or not isfinite(total) or not all(map(isfinite, parts.values())):
+        return None
+    return max(total, 0.0)
 
 
 def _advance(resource: _Resource, series: Series, config: ReportConfig, now_ns: int) -> tuple[_Answer, Series]:
@@ -150,7 +160,7 @@ def _advance(resource: _Resource, series: Series, config: ReportConfig, now_ns: 
         # What was given up while stale is not given back at once: growth starts from what was left.
         total = push(msgspec.structs.replace(series.total, level=left), resource.found, resource.window, now_ns)
         by_numa = {
-            numa: push(series.by_numa.get(numa, Track()), _sound(value) or 0.0, resource.window, now_ns)
+            numa: push(series.by_numa.get(numa, Track()), max(value, 0.0), resource.window, now_ns)
             for numa, value in sorted(resource.found_by_numa.items())
         }
         series = Series(total=total, by_numa=by_numa, known_ns=now_ns)
@@ -174,11 +184,11 @@ def _fresh(resource: _Resource, series: Series, level: float | None) -> _Answer:
         text = f"{resource.name}: fewer than {resource.window.size} samples; what was advertised before, if anything, stands."
         return _Answer(total=resource.before, by_numa=resource.before_by_numa, rule="window_filling", text=text)
     amount = min(max(level - resource.reserved, resource.minimum), resource.capacity)
-    text = f"{resource.name}: {amount:.2f} advertised, of a level of {level:.2f}"
+    text = f"{resource.name}: {resource.show(amount)} advertised, of a level of {resource.show(level)}"
     if amount > level - resource.reserved:
-        text += f" raised to the minimum of {resource.minimum:.2f}"
+        text += f" raised to the minimum of {resource.show(resource.minimum)}"
     elif resource.reserved:
-        text += f" less {resource.reserved:.2f} reserved"
+        text += f" less {resource.show(resource.reserved)} reserved"
     by_numa = _laid_out(amount, {numa: weight or 0.0 for numa, weight in weights.items()})
     return _Answer(total=amount, by_numa=by_numa, rule="advertised", text=f"{text}.")
 
@@ -191,7 +201,7 @@ def _stale(resource: _Resource, level: float | None, fresh: float, age_s: float)
         return _Answer(total=None, by_numa={}, rule="never_known", text=text)
     amount = min(max(level - resource.reserved, resource.minimum), before)
     share = amount / before if before > 0 else 0.0
-    text = f"{resource.name}: {amount:.2f} advertised; nothing new was known for {age_s:.0f} s."
+    text = f"{resource.name}: {resource.show(amount)} advertised; nothing new was known for {age_s:.0f} s."
     return _Answer(
         total=amount,
         by_numa={numa: value * share for numa, value in resource.before_by_numa.items()},
@@ -210,7 +220,7 @@ def _laid_out(amount: float, weights: Mapping[int, float]) -> dict[int, float]:
 
 def _without_scraps(cores: _Answer, memory: _Answer, config: ReportConfig) -> Headroom:
     """Both resources together: a NUMA node where one of them is next to nothing is advertised with neither."""
-    limits = (config.ignored_cores, float(config.ignored_memory_bytes))
+    limits = (config.ignored_cores, float(config.ignored_memory_mib * MIB))
     answers = (cores, memory)
     scraps = {
         numa for answer, limit in zip(answers, limits, strict=True) for numa, v in answer.by_numa.items() if v <= limit
@@ -275,8 +285,9 @@ def _bounded(
         return None, {}
     if not by_numa:
         return min(total, most), {}
-    missing = 0.0 if most_by_numa else most  # a NUMA node that is gone has nothing
-    parts = {numa: min(value, most_by_numa.get(numa, missing)) for numa, value in by_numa.items()}
+    parts = dict(by_numa)
+    if most_by_numa:  # a NUMA node that is gone has nothing
+        parts = {numa: min(value, most_by_numa.get(numa, 0.0)) for numa, value in by_numa.items()}
     over = sum(parts.values()) / most if most > 0 else 0.0
     if over > 1:
         parts = {numa: value / over for numa, value in parts.items()}

@@ -15,7 +15,7 @@ _SMALL_NODE_SHARE = 4
 _SMALL_NODE_CPUS = 16
 """Katalyst's amounts are meant for large nodes; where nothing is configured a node below this gets shares of itself."""
 
-Bytes = Annotated[int, Meta(ge=0, le=1 << 60)]
+Mebibytes = Annotated[int, Meta(ge=0, le=1 << 40)]
 RegionPolicy = Literal["none", "canonical", "numa-dedicated", "numa-exclusive"]
 Percent = Annotated[float, Meta(ge=0, le=100)]
 
@@ -92,22 +92,22 @@ class ReportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Samples of so long are averaged; they count for twice as long where some are missing."""
     reserved_cores: Cores = 0.0
     """[reservedResourceForReport.cpu] kept back of what was found."""
-    reserved_memory_bytes: Bytes = 0
+    reserved_memory_mib: Mebibytes = 0
     """[reservedResourceForReport.memory]"""
     min_cores: Cores | None = None
     """[minReclaimedResourceForReport.cpu] advertised at least; 4 unless set, a quarter of nodes below 16 CPUs."""
-    min_memory_bytes: Bytes | None = None
+    min_memory_mib: Mebibytes | None = None
     """[minReclaimedResourceForReport.memory] 5 GiB unless set, a quarter of nodes below 20 GiB."""
     ignored_cores: Cores = 0.1
     """[minIgnoredReclaimedResourceForReport.cpu] a NUMA node with no more than this is advertised with nothing at all."""
-    ignored_memory_bytes: Bytes = 100 * MIB
+    ignored_memory_mib: Mebibytes = 100
     """[minIgnoredReclaimedResourceForReport.memory]"""
     min_step_cores: Cores = 0.3
     """Smaller changes are not advertised,"""
     max_step_cores: Annotated[float, Meta(gt=0, le=8192)] = 4.0
     """and larger ones in steps of this, one a period."""
-    min_step_memory_bytes: Bytes = 300 * MIB
-    max_step_memory_bytes: Annotated[int, Meta(gt=0, le=1 << 60)] = 5 * GIB
+    min_step_memory_mib: Mebibytes = 300
+    max_step_memory_mib: Annotated[int, Meta(gt=0, le=1 << 40)] = 5120
     fresh_s: Annotated[float, Meta(ge=0, le=86400)] = 180.0
     """While nothing new is known, what was advertised stands for so long,"""
     expired_s: Annotated[float, Meta(gt=0, le=86400)] = 900.0
@@ -120,7 +120,7 @@ class ReportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         if self.expired_s <= self.fresh_s:
             raise ValueError(f"expiredS {self.expired_s:g} must be longer than freshS {self.fresh_s:g}")
-        if self.max_step_cores < self.min_step_cores or self.max_step_memory_bytes < self.min_step_memory_bytes:
+        if self.max_step_cores < self.min_step_cores or self.max_step_memory_mib < self.min_step_memory_mib:
             raise ValueError("a max step must not be smaller than its min step: nothing would ever be advertised")
 
     def minimum_cores(self, cpus: float) -> float:
@@ -131,6 +131,6 @@ class ReportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def minimum_memory_bytes(self, total: float) -> float:
         """The same of memory on a node that has so much."""
-        if self.min_memory_bytes is not None:
-            return min(float(self.min_memory_bytes), total)
+        if self.min_memory_mib is not None:
+            return min(float(self.min_memory_mib * MIB), total)
         return min(5.0 * GIB, total / _SMALL_NODE_SHARE)

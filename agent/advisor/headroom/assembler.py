@@ -141,10 +141,10 @@ def _split(
     cores = round(cores, _DIGITS)
     sizes = {numa: sum(1 for cpu in topology.cpus if cpu.numa == numa) for numa in members}
     if key != UNBOUND:
-        return {key: float(min(ceil(cores), sizes[key])) if whole and not util else cores}
+        return {key: float(ceil(cores)) if whole and not util else cores}
     if util:
         total = sum(sizes.values())
-        cores = min(ceil(cores), total) if whole else cores
+        cores = ceil(cores) if whole else cores
         shares = {numa: cores * size / total for numa, size in sizes.items()}
     else:
         shares = {numa: min(cores / len(members), float(sizes[numa])) for numa in members}

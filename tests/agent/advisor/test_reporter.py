@@ -20,7 +20,7 @@ from api.knobs import Verdict
 S = 1_000_000_000
 V = Verdict(rule="r", text="t")
 NODE = Capacity(cores_by_numa={0: 48, 1: 48}, memory_bytes=200 * GIB)
-PLAIN = ReportConfig(min_cores=0, min_memory_bytes=0, ignored_cores=0, ignored_memory_bytes=0)
+PLAIN = ReportConfig(min_cores=0, min_memory_mib=0, ignored_cores=0, ignored_memory_mib=0)
 
 
 def cpu(cores: float | None, by_numa: Mapping[int, float] | None = None) -> Headroom:
@@ -112,8 +112,8 @@ def test_what_has_gone_from_every_numa_node_has_gone() -> None:
 
 def test_a_numa_node_with_next_to_nothing_of_one_resource_has_none_of_either() -> None:
     both = Headroom(
-        cores=20.08,
-        cores_by_numa={0: 20, 1: 0.08},
+        cores=20.1,
+        cores_by_numa={0: 20, 1: 0.1},
         memory_bytes=40.0 * GIB,
         memory_by_numa={0: 10.0 * GIB, 1: 30.0 * GIB},
         verdict=V,
@@ -127,7 +127,7 @@ def test_a_numa_node_with_next_to_nothing_of_one_resource_has_none_of_either() -
 
 def test_where_nothing_is_left_of_one_resource_nothing_is_advertised_of_any() -> None:
     both = Headroom(cores=20, cores_by_numa={0: 20, 1: 0}, memory_bytes=50.0 * MIB, verdict=V)
-    told = run([both] * 4, ReportConfig(min_memory_bytes=0))[0][-1]
+    told = run([both] * 4, ReportConfig(min_memory_mib=0))[0][-1]
     assert (told.cores, told.memory_bytes, told.cores_by_numa) == (0, 0, {0: 0, 1: 0})
 
 
@@ -140,6 +140,22 @@ def test_memory_has_steps_and_a_minimum_of_its_own() -> None:
     assert told[5] == 30 * GIB  # the mean is 30.25, a step of 5 GiB
     assert told[6] == pytest.approx(30.375 * GIB)
     assert run([found(1)] * 4, ReportConfig())[0][-1].memory_bytes == 5 * GIB
+
+
+def test_the_verdict_has_the_numbers_in_it() -> None:
+    both = Headroom(cores=20, memory_bytes=2.0 * GIB, verdict=V)
+    told, memory = run([both] * 4, ReportConfig(reserved_cores=3))
+    assert told[-1].verdict.text == (
+        "CPU: 17.00 cores advertised, of a level of 20.00 cores less 3.00 cores reserved."
+        " Memory: 5.00 GiB advertised, of a level of 2.00 GiB raised to the minimum of 5.00 GiB."
+    )
+    stale = report(cpu(None), NODE, memory, ReportConfig(reserved_cores=3), 630 * S)[0].verdict.text
+    assert stale.startswith("CPU: 10.50 cores advertised; nothing new was known for 540 s.")  # 4 + 13 x .5
+
+
+def test_a_part_that_is_no_number_makes_the_whole_unknown() -> None:
+    told = run([cpu(20, {0: 10, 1: 10})] * 4 + [cpu(20, {0: 10, 1: float("nan")})])[0]
+    assert (told[-1].cores, told[-1].verdict.rule) == (20, "stale_held")
 
 
 def test_memory_that_is_not_known_leaves_cpu_alone() -> None:
@@ -159,6 +175,10 @@ def test_a_node_that_shrank_is_advertised_smaller_at_once() -> None:
     memory = run([cpu(80)] * 4)[1]
     told = report(cpu(80), Capacity(cores_by_numa={0: 24}), memory, PLAIN, 91 * S)[0]
     assert (told.cores, told.cores_by_numa) == (24, {0: 24, 1: 0})
+    both = Headroom(cores=8, memory_bytes=90.0 * GIB, memory_by_numa={0: 30.0 * GIB, 1: 60.0 * GIB}, verdict=V)
+    memory = run([both] * 4)[1]
+    told = report(both, Capacity(cores_by_numa={0: 24}, memory_bytes=45 * GIB), memory, PLAIN, 91 * S)[0]
+    assert (told.memory_bytes, told.memory_by_numa) == (45 * GIB, {0: 15 * GIB, 1: 30 * GIB})
 
 
 @pytest.mark.parametrize(
