@@ -129,10 +129,10 @@ def markdown(results: Results) -> str:
     """The section of bench/RESULTS.md."""
     out = ["## Peak predictors", "", results.machine.line(), "", results.settings, ""]
     out += [
-        "A node of 64 cores; every 5 minutes, after a day, each foretells the peak of the next hour. `misses` are forecasts below",
-        "it, `mean size` is by how much those fell short, `lent` is what the forecasts left of the node, `lendable` what the peaks",
-        "themselves left: nobody who misses none can lend more. Goals: misses at most 7 %, by more than 10 % of the node at most",
-        "3 %, and, where online work uses at most half, at least 34 % lent.",
+        "A node of 64 cores; every 5 minutes, after a day, each foretells the peak of the next hour. `misses` are forecasts",
+        "below it, `mean size` is by how much those fell short, `lent` is what the forecasts left of the node, `lendable` what",
+        "the peaks themselves left: nobody who misses none can lend more. Goals: misses at most 7 %, by more than 10 % of the",
+        "node at most 3 %, and, where online work uses at most half, at least 34 % lent.",
         "",
     ]
     out += [f"- **{name}**: {what}" for name, what in results.methods]

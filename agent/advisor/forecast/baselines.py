@@ -78,7 +78,9 @@ def _over(minutes: int, rule: str, peak_of: Callable[[Sequence[float]], float], 
 
 
 METHODS: dict[str, Method] = {
-    "ours": Method(Predictor, predictor.observe, predictor.predict, "regression on recent and seasonal peaks, conformal margin"),
+    "ours": Method(
+        Predictor, predictor.observe, predictor.predict, "regression on recent and seasonal peaks, conformal margin"
+    ),
     "koordinator": Method(
         Histogram, histogram.observe, histogram.predict, "95th percentile of a histogram, half-life 12 h, times 1.1"
     ),
