@@ -60,6 +60,7 @@ def test_a_level_shift_is_followed_by_the_next_sample_and_widened_beyond_it() ->
     assert forecast.peak_cores >= 30.0
     assert forecast.alarm
     assert forecast.verdict.rule == "drift_alarm"
+    assert forecast.margin_cores == pytest.approx(20.0, abs=0.5)  # so far above every forecast that there was
     state = fed(state, 2 * DAY + 5 * MINUTE, 2 * DAY + 50 * MINUTE, 12.0)
     assert predict(state, 2 * DAY + 50 * MINUTE).alarm  # for an hour
     state = fed(state, 2 * DAY + 50 * MINUTE, 2 * DAY + 70 * MINUTE, 12.0)
