@@ -68,6 +68,14 @@ def test_the_reference_moves_before_weights_overflow() -> None:
     assert percentile(state, 1.0) == start_of(bucket_of(1.0) + 1)
 
 
+def test_a_bucket_with_next_to_no_weight_is_not_the_maximum() -> None:
+    weights = [0.0] * BUCKETS
+    weights[22], weights[60] = 1.0, 0.00009
+    assert percentile(Histogram(weights=tuple(weights), samples=1), 1.0) == start_of(23)
+    weights[60] = 0.00011
+    assert percentile(Histogram(weights=tuple(weights), samples=1), 1.0) == start_of(61)
+
+
 def test_simple_peaks() -> None:
     assert n_sigma([1.0, 3.0]) == 2.0 + 5 * 1.0
     assert p99([float(n) for n in range(1, 201)]) == 198.0

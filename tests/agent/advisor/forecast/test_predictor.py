@@ -45,6 +45,12 @@ def test_cold_start(after_ns: int, rule: str, known: bool, trusted: bool) -> Non
     assert (forecast.verdict.rule, forecast.peak_cores is not None, forecast.trusted) == (rule, known, trusted)
 
 
+@pytest.mark.parametrize(("closed", "errors"), [(14, 0), (15, 1), (16, 2)])
+def test_the_first_error_is_known_an_hour_after_the_first_quarter(closed: int, errors: int) -> None:
+    state = fed(Predictor(), 0, (closed + 1) * 5 * MINUTE, 10.0)
+    assert len(state.margin.residuals) == errors
+
+
 def test_steady_use_is_foretold_to_the_point() -> None:
     forecast = predict(STEADY, 2 * DAY)
     assert forecast.peak_cores == pytest.approx(10.0, rel=0.001)
@@ -62,7 +68,9 @@ def test_a_level_shift_is_followed_by_the_next_sample_and_widened_beyond_it() ->
     assert forecast.verdict.rule == "drift_alarm"
     assert forecast.margin_cores == pytest.approx(20.0, abs=0.5)  # so far above every forecast that there was
     state = fed(state, 2 * DAY + 5 * MINUTE, 2 * DAY + 50 * MINUTE, 12.0)
-    assert predict(state, 2 * DAY + 50 * MINUTE).alarm  # for an hour
+    later = predict(state, 2 * DAY + 50 * MINUTE)
+    assert later.alarm  # for an hour
+    assert later.margin_cores >= 19.5
     state = fed(state, 2 * DAY + 50 * MINUTE, 2 * DAY + 70 * MINUTE, 12.0)
     assert not predict(state, 2 * DAY + 70 * MINUTE).alarm
 
@@ -74,18 +82,23 @@ def test_a_spike_within_a_bucket_of_many_samples_counts_at_once() -> None:
 
 def test_one_low_sample_at_the_begin_of_a_bucket_is_not_taken_for_its_peak() -> None:
     state = fed(Predictor(), 0, 30 * HOUR, 10.0, MINUTE)
-    low = predict(observe(state, 30 * HOUR, 1.0), 30 * HOUR).peak_cores
-    assert low == pytest.approx(10.0, rel=0.01)
+    rng = Random(2)
+    for now_ns in range(30 * HOUR, 40 * HOUR, MINUTE):
+        state = observe(state, now_ns, wave(now_ns, rng))
+    state = fed(state, 40 * HOUR, 40 * HOUR + 5 * MINUTE, 30.0, MINUTE)
+    before, after = (predict(s, 40 * HOUR) for s in (state, observe(state, 40 * HOUR + 5 * MINUTE, 1.0)))
+    assert after.peak_cores == before.peak_cores
 
 
 def test_a_forecast_that_came_true_or_not_is_counted_an_hour_later() -> None:
     state = fed(STEADY, 2 * DAY, 2 * DAY + 5 * MINUTE, 30.0)
-    before = state.accuracy
+    before, before_quantile = state.accuracy, state.margin.quantile
     assert before.missed == 0
     state = fed(state, 2 * DAY + 5 * MINUTE, 2 * DAY + 65 * MINUTE, 10.0)
     after = state.accuracy
     assert after.evaluated - before.evaluated == 12
     assert after.missed == 12  # each forecast of the hour before had the spike in its hour
+    assert state.margin.quantile == pytest.approx((before_quantile or 0) + 12 * 0.0005 * 0.945)
     assert after.shortfall_max == pytest.approx(20.0, abs=0.1)
     assert accuracy.miss_ratio(after) == pytest.approx(12 / 288)
 
