@@ -123,7 +123,7 @@ def predict(state: Predictor, now_ns: int, horizon_ns: int = HORIZON_NS, config:
     base, peak = foretold.base or 0.0, foretold.predicted
     age_s = (now_ns - state.last_ns) / NS_PER_S
     alarm = foretold.excess > 0 or any(entry.excess > 0 for entry in state.pending[-HORIZON + 1 :])
-    fresh = 0 <= age_s <= config.stale_s
+    fresh = abs(age_s) <= config.stale_s
     if not fresh:
         peak = max(peak, highest)
     return Forecast(
@@ -203,7 +203,7 @@ def _verdict(
     age_s, history_s, alarm = seen
     ratio, quantile = accuracy.miss_ratio(state.accuracy), state.margin.quantile
     text = f"{foretold.base:.6g} are expected at the most within the hour, {peak:.6g} with the margin"
-    if not 0 <= age_s <= config.stale_s:
+    if abs(age_s) > config.stale_s:
         rule, text = "stale", f"The last sample is {age_s:.0f} s old: {peak:.6g}, the highest remembered."
     elif alarm:
         rule, text = "drift_alarm", f"{text}, widened since use rose above every forecast within the last hour."
