@@ -190,15 +190,13 @@ def _overlapping(group: Group, regulation: Regulation, mode: Mode) -> _Reclaim:
     free = group.available - sum(rest.values()) - kept
     gaps = sum(max(sizes[pool] - online[pool].requirement, 0) for pool in lendable if pool not in share)
     if not mode.enable_reclaim:
-        overlap = _reserved_overlap(group.reserved, free, lendable, share, regulation.sizes)
+        overlap = _reserved_overlap(group.reserved, free, lendable, share, _enough(online, sizes, group.reserved))
         reclaim = _Reclaim(group.reserved, overlap)
     elif free + gaps >= group.reserved:
         # A pool that requires all of its CPUs still lends one, so that reclaimed pods on it are never without any.
         reclaim = _Reclaim(free + gaps, {pool: max(sizes[pool] - online[pool].requirement, 1) for pool in lendable})
     else:
-        every = {pool: sizes[pool] for pool in online}
-        if sum(every.values()) < group.reserved:
-            every = sizes  # pods that are kept apart have all the rest
+        every = _enough(online, sizes, group.reserved)
         reclaim = _Reclaim(group.reserved, regulate_overlap(every, min(group.reserved, sum(every.values()))))
     if mode.quota and group.numa != UNBOUND and online:
         overlap = {pool: max(cpus, lendable.get(pool, 0)) for pool, cpus in reclaim.overlap.items()}
@@ -206,10 +204,16 @@ def _overlapping(group: Group, regulation: Regulation, mode: Mode) -> _Reclaim:
     return reclaim
 
 
+def _enough(online: Iterable[str], sizes: Mapping[str, int], reserved: int) -> dict[str, int]:
+    """Sizes of pools that the reserve may lie on: without those of pods that are kept apart, unless they have the rest."""
+    every = {pool: sizes[pool] for pool in online}
+    return every if sum(every.values()) >= reserved else dict(sizes)
+
+
 def _reserved_overlap(
     reserved: int, free: int, lendable: dict[str, int], share: dict[str, int], every: dict[str, int]
 ) -> dict[str, int]:
-    """Where reclaiming is off: on whose CPUs the reserve of reclaimed pods lies, by sizes of lendable, share and all pools."""
+    """Where reclaiming is off: on whose CPUs the reserve of reclaimed pods lies, by sizes of pools."""
     if reserved > free:
         pools = lendable if reserved <= sum(lendable.values()) else every
         return regulate_overlap(pools, min(reserved, sum(pools.values())))
@@ -219,9 +223,14 @@ def _reserved_overlap(
 
 
 def _quota(group: Group, wants: Iterable[Want], reclaim: int) -> float:
-    """The lowest that a policy asks for, or what is left; never below the reserve."""
-    asked = [want.quota for want in wants if want.quota is not None]
-    return max(float(group.reserved), min(asked) if asked else float(reclaim))
+    """What policies of share regions allow at most, or else what is left; no more than those of dedicated regions allow,
+    and never less than the reserve."""
+    asked: dict[RegionKind, list[float]] = {RegionKind.SHARE: [], RegionKind.DEDICATED: []}
+    for want in wants:
+        if want.quota is not None:
+            asked[want.region.kind].append(want.quota)
+    least = min((min(asked[RegionKind.SHARE], default=float(reclaim)), *asked[RegionKind.DEDICATED]))
+    return max(float(group.reserved), least)
 
 
 def _exclusive(group: Group, exclusive: Sequence[Want], mode: Mode) -> tuple[Regulation, _Reclaim]:
@@ -238,6 +247,7 @@ def _exclusive(group: Group, exclusive: Sequence[Want], mode: Mode) -> tuple[Reg
     reserved = min(max(ceil(group.reserved / len(exclusive)), 1), each)
     if not mode.quota:
         return regulation, _Reclaim(0, {pool: max(each - required[pool], reserved) for pool in own})
-    asked = [float(each if want.quota is not None else each - required[want.region.pool]) for want in exclusive]
-    limit = min([sum(asked), *(want.quota for want in exclusive if want.quota is not None)])
-    return regulation, _Reclaim(0, own, max(float(group.reserved), limit))
+    # What a policy allows goes before what the requirement leaves.
+    quotas = {want.region.pool: want.quota for want in exclusive if want.quota is not None and want.region.reclaimable}
+    left = sum(each if pool in quotas else each - required[pool] for pool in own)
+    return regulation, _Reclaim(0, own, max(float(group.reserved), min((float(left), *quotas.values()))))

@@ -59,8 +59,9 @@ def _isolate_in(
         pod.key: sum(most_cores(container) for container in pod.containers if not _ramping(container, situation))
         for pod in pods
     }
-    most = sum(sizes.values()) * config.max_resource_ratios.get(base, config.max_resource_ratio)
-    most_pods = min(len(pods) - 1, int(len(pods) * config.max_pod_ratios.get(base, config.max_pod_ratio)))
+    # Rounded: 0.29 x 100 pods are 29 of them.
+    most = round(sum(sizes.values()) * config.max_resource_ratios.get(base, config.max_resource_ratio), 6)
+    most_pods = min(len(pods) - 1, int(round(len(pods) * config.max_pod_ratios.get(base, config.max_pod_ratio), 6)))
     apart: list[str] = []
     for pod in sorted(sorted(pods, key=_uid, reverse=True), key=lambda pod: pod.key not in memory.isolated):
         fits = sum(sizes[key] for key in apart) + sizes[pod.key] <= most and len(apart) < most_pods

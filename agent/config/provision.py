@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, field
 
-from agent.config.units import Cores, Ratio, Seconds
+from agent.config.units import Cores, Ratio
 
 Policy = Literal["none", "canonical", "rama", "dynamic-quota"]
 Getter = Literal["spd-min", "spd-avg", "metric-threshold"]
@@ -75,7 +75,7 @@ class IsolationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """[isolationCPUSize] and so are that and so many more,"""
     lock_in_rounds: Annotated[int, Meta(ge=1, le=1000)] = 3
     """[isolationLockInThreshold] in so many rounds in a row."""
-    lock_out_s: Seconds = 120.0
+    lock_out_s: Annotated[float, Meta(ge=0, le=3600)] = 120.0
     """[isolationLockOutPeriodSecs] So long after the load fell it stays apart."""
     max_resource_ratio: Ratio = 0.2
     """[isolatedMaxResourceRatio] Of what a pool's pods may use, so much may be apart;"""

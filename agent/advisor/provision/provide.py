@@ -147,11 +147,14 @@ def _decide(member: Members, limits: Bounds, turn: _Round, apart: Mapping[str, V
         may_shrink=may_shrink(case.memory.last_ramp_down_ns, turn.situation.now_ns, turn.advisor),
         even=turn.smt and region.kind is RegionKind.SHARE and not turn.config.overlap,
     )
+    quota = proposal.controls.get(Control.RECLAIM_QUOTA)
+    governed = quota is not None and turn.config.quota and turn.config.overlap
     want = Want(
         region=region,
-        requirement=max(regulated.cpus, 1),
+        # Where a quota limits reclaimed pods, they may run on all of its CPUs.
+        requirement=1 if governed else max(regulated.cpus, 1),
         request=max(ceil(request), 1),
-        quota=proposal.controls.get(Control.RECLAIM_QUOTA),
+        quota=quota,
     )
     return Decided(
         region=region,

@@ -247,6 +247,9 @@ def test_overlap(
             7.0,
             {"share-NUMA1": 16, "d": 8},
         ),
+        # What share regions leave counts beside what dedicated ones allow, but not the other way round.
+        ([share("share-NUMA1", 10, 1), dedicated("d", 5, 1, request=8, quota=20.0)], 9.0, {"share-NUMA1": 16, "d": 8}),
+        ([share("share-NUMA1", 1, 1, quota=20.0), dedicated("d", 5, 1, request=8)], 20.0, {"share-NUMA1": 16, "d": 8}),
     ],
 )
 def test_quota_on_a_bound_node(wants: list[Want], quota: float, lent: Mapping[str, int]) -> None:
@@ -269,6 +272,7 @@ def test_quota_on_a_bound_node(wants: list[Want], quota: float, lent: Mapping[st
         (QUOTA, dedicated("d", 15, 1, request=20, exclusive=True, quota=12.5), 24, 12.5),
         (QUOTA, dedicated("d", 15, 1, request=20, exclusive=True, quota=1.0), 24, 4.0),
         (QUOTA, dedicated("d", 15, 1, request=20, exclusive=True, reclaimable=False), 24, 4.0),
+        (QUOTA, dedicated("d", 15, 1, request=20, exclusive=True, reclaimable=False, quota=12.5), 24, 4.0),
     ],
 )
 def test_a_pod_with_a_numa_node_of_its_own(mode: Mode, want: Want, lent: int, quota: float | None) -> None:

@@ -142,6 +142,59 @@ def test_verdicts_say_how_long() -> None:
     assert verdict.inputs == {"runnable": 1.25, "cores": 2.0, "rounds": 0, "container": "/a"}
 
 
+# Katalyst's own node: eight pods in three pools; a container is (runnable, request, limit).
+EIGHT = {
+    "uid1": ("", [(3, 0, 4), (2, 4, 0)]),
+    "uid2": ("batch", [(6, 0, 4), (2, 4, 0), (7, 0, 4)]),
+    "uid3": ("flink", [(2, 4, 0), (4.1, 0, 4)]),
+    "uid5": ("", [(5.1, 0, 4), (8, 0, 4)]),
+    "uid6": ("", [(9, 0, 4), (7, 0, 4), (4, 4, 0)]),
+    "uid7": ("batch", [(2.1, 0, 4)]),
+    "uid8": ("batch", [(1.1, 0, 4)]),
+}
+
+
+def eager(**more: Any) -> IsolationConfig:
+    plain: dict[str, Any] = {
+        "enabled": True, "load_ratio": 1, "load_cores": 0, "lock_in_rounds": 1, "lock_out_s": 1,
+        "max_resource_ratio": 1, "max_pod_ratio": 1,
+    }  # fmt: skip
+    return IsolationConfig(**(plain | more))
+
+
+@pytest.mark.parametrize(
+    ("config", "were", "expected"),
+    [
+        (eager(enabled=False), "", ""),
+        (eager(disabled_pools=("share",)), "", "2"),
+        (eager(), "", "256"),
+        (eager(load_ratio=1.3, load_cores=1), "", "256"),
+        (eager(load_ratio=5, load_cores=4), "", "6"),
+        (eager(lock_in_rounds=2), "", ""),
+        (eager(max_resource_ratio=0.4), "", "5"),
+        (eager(max_resource_ratio=0.6), "", "26"),
+        (eager(max_resource_ratio=0.8), "", "256"),
+        (eager(load_ratio=30, load_cores=30, lock_out_s=0), "1235678", ""),
+        (eager(load_cores=1, lock_out_s=0), "1235678", "256"),
+        (eager(load_ratio=30, load_cores=30, lock_out_s=20), "1235678", "5678"),
+    ],
+)
+def test_katalysts_eight_pods(config: IsolationConfig, were: str, expected: str) -> None:
+    pods, runnable = [], {}
+    for uid, (pool, containers) in EIGHT.items():
+        made = []
+        for k, (tasks, request, limit) in enumerate(containers):
+            made.append(
+                Container(name=f"c{k}", cgroup=f"/{uid}/c{k}", cpu_request_cores=request, cpu_limit_cores=limit)
+            )
+            runnable[made[-1].cgroup] = float(tasks)
+        pods.append(msgspec.structs.replace(shared(uid, pool=pool), containers=tuple(made)))
+    pods.append(dedicated("uid4", 4))
+    memory = ProvisionMemory(isolated=tuple(f"default/uid{digit}" for digit in were))
+    result = isolate(situation(pods, runnable=runnable), memory, config)
+    assert "".join(sorted(key[-1] for key in result.pods)) == expected
+
+
 @pytest.mark.parametrize(
     ("needed", "free", "expected"),
     [
