@@ -33,6 +33,8 @@ class Reaped(NamedTuple):
 
 class _Candidate(NamedTuple):
     sample: CgroupSample
+    cache: Mapping[int, int]
+    """By NUMA node, and as UNBOUND in all."""
     waiting: int
     """Bytes that it was told to give up and that are not seen yet."""
     may: bool
@@ -102,19 +104,21 @@ def _candidates(
             if container.sidecar or container.cgroup not in situation.snapshot.cgroups:
                 continue
             sample = sample_of(situation.snapshot, container.cgroup, config.stale_s)
-            if sample is None or cache_bytes(sample) is None:
+            size = None if sample is None else cache_bytes(sample)
+            if sample is None or size is None:
                 unmeasured += 1
                 continue
+            cache = {UNBOUND: size, **(on_numa(sample, "cache") or {})}
             given = before.offloaded.get(container.cgroup)
             unseen = given is not None and given.read_at_ns == sample.files_read_at_ns is not None
             waiting = int(given.target_bytes) if given is not None and unseen else 0
             ask = asked.get(container.cgroup)
             if ask is None:
-                found[container.cgroup] = _Candidate(sample, waiting, may=True)
+                found[container.cgroup] = _Candidate(sample, cache, waiting, may=True)
                 continue
             seen = _seen(ask, sample, situation, config)
             may = seen and elapsed(situation.now_ns, ask.at_ns, config.reaper.interval_s)
-            found[container.cgroup] = _Candidate(sample, waiting if seen else waiting + ask.bytes, may=may)
+            found[container.cgroup] = _Candidate(sample, cache, waiting if seen else waiting + ask.bytes, may=may)
     return found, unmeasured
 
 
@@ -122,7 +126,7 @@ def _choose(
     candidates: Mapping[str, _Candidate], where: int, target: int, least: float, chosen: dict[str, int]
 ) -> None:
     """Add to the chosen ones, by cgroup, until what they give makes up for what is missing there."""
-    sizes = {path: _cache(candidate.sample, where) for path, candidate in candidates.items()}
+    sizes = {path: candidate.cache.get(where, 0) for path, candidate in candidates.items()}
     left = target
     for path, candidate in candidates.items():
         left -= min(candidate.waiting + chosen.get(path, 0), sizes[path])
@@ -133,12 +137,6 @@ def _choose(
         if candidates[path].may and path not in chosen:
             chosen[path] = min(max(sizes[path] - candidates[path].waiting, 0), left)
             left -= chosen[path]
-
-
-def _cache(sample: CgroupSample, where: int) -> int:
-    if where == UNBOUND:
-        return cache_bytes(sample) or 0
-    return (on_numa(sample, "cache") or {}).get(where, 0)
 
 
 def _total(situation: Situation, config: MemoryConfig, where: int) -> int:

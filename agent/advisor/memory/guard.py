@@ -61,7 +61,9 @@ def guard(situation: Situation, config: MemoryConfig, before: Mapping[str, int])
     limits = {root: shares[numa] for numa, root in situation.numa_roots.items() if root and numa in shares}
     if situation.root.path:
         limits[situation.root.path] = whole
-    sizes = {root: _stepped(size, before.get(root)) for root, size in limits.items()}
+    # What a group is charged with beyond its pages on NUMA nodes, such as the kernel's own memory, cannot be limited away.
+    floors = {root: _charged(situation, root) for root in limits}
+    sizes = {root: _stepped(max(size, floors[root]), before.get(root)) for root, size in limits.items()}
     wishes = [wish for root, size in sorted(sizes.items()) for wish in _wishes(root, size, config, verdict)]
     return Guarded(tuple(wishes), sizes, verdict)
 
@@ -84,10 +86,15 @@ def share(situation: Situation, config: MemoryConfig, numa: int, *, lent: bool) 
     return used + max(free - max(float(least), low), 0.0)
 
 
+def _charged(situation: Situation, root: str) -> int:
+    sample = situation.snapshot.cgroups.get(root)
+    return 0 if sample is None else sample.memory_bytes or 0
+
+
 def _stepped(size: float, before: int | None) -> int:
     if before is not None and before <= size < before * _STEP:
         return before
-    return int(size) // PAGESIZE * PAGESIZE
+    return -(-int(size) // PAGESIZE) * PAGESIZE
 
 
 def _wishes(root: str, size: int | None, config: MemoryConfig, verdict: Verdict) -> tuple[Wish, Wish]:

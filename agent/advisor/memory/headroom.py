@@ -153,8 +153,9 @@ def numa_aware(situation: Situation, config: MemoryConfig) -> Promise:
     by_numa = {numa: min(size, caps.get(numa, inf)) for numa, size in by_numa.items()}
     size = sum(by_numa.values())
     text = (
-        f"{human(reclaimable)} are free or can be on {len(open_nodes)} of {count} NUMA nodes, {human(watermark + reserve + kept)}"
-        f" of it are kept, and reclaimed pods requested {human(requested)}: {human(size)} are promised."
+        f"{human(reclaimable)} are free or can be on {len(open_nodes)} of {count} NUMA nodes,"
+        f" {human(watermark + reserve + kept)} of it are kept, and reclaimed pods requested {human(requested)}:"
+        f" {human(size)} are promised."
     )
     inputs: Inputs = {
         "reclaimable_bytes": round(reclaimable),

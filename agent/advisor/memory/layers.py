@@ -7,6 +7,7 @@ block list. A cgroup that is named by path has the default and its own settings,
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import msgspec
 
@@ -54,6 +55,7 @@ def of_cgroup(path: str, config: OffloadingConfig) -> Offload:
     return merged(config.default, config.cgroups[path])
 
 
+@lru_cache(maxsize=256)
 def merged(*layers: OffloadConfig | None) -> Offload:
     """The layers, the first at the bottom: each setting has the value of the highest layer that sets it."""
     values: dict[str, object] = {}

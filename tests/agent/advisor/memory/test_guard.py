@@ -56,6 +56,13 @@ def test_roots_of_numa_nodes_have_limits_of_their_own() -> None:
     assert found[f"{ROOT} memory.max"] == str((17 + 22) * GIB)
 
 
+@pytest.mark.parametrize(("charged", "expected"), [(15.5, 16), (16.5, 16.5)])
+def test_no_limit_below_what_is_charged(charged: float, expected: float) -> None:
+    """15 GiB of pages on the NUMA node, 1 more that may be used, and the kernel's own memory on behalf of the group."""
+    of = situation([], [root(on_numa={0: (10, 5)}, memory_bytes=round(charged * GIB))], free=5)
+    assert limits(of)[f"{ROOT} memory.max"] == str(round(expected * GIB))
+
+
 @pytest.mark.parametrize(
     ("free", "before", "expected"),
     [
