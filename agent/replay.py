@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from agent.advisor.advise import advise
 from agent.advisor.culprits import blamed
 from agent.advisor.estimation import online_containers
 from agent.advisor.measured import reclaimed_use_cores
-from agent.advisor.state import Memory
 from agent.config import AdvisorConfig
+from agent.config.qrm import CpuPlacementConfig
+from agent.policy import Remembered, judge
 from agent.qrm.cpu import decide, managed
 from agent.qrm.table import TABLE
 from api.decisions import Advice, Decision, Round
@@ -28,6 +28,7 @@ from api.rates import Rates, members, rates
 from api.samples import Snapshot
 
 NS_PER_S = 1_000_000_000
+PLACING = CpuPlacementConfig()
 HELD_BACK = 0.95
 """Batch work that used so much of what it was lent would have used more."""
 
@@ -74,18 +75,19 @@ class Player:
 
     def __init__(self, config: AdvisorConfig) -> None:
         self._config = config
-        self._memory = Memory()
+        self._remembered = Remembered()
         self._known: dict[tuple[str, Knob], str] = {}
         self.decisions: tuple[Decision, ...] = ()
         """Of the latest round."""
 
     def judge(self, snapshot: Snapshot) -> tuple[Advice | None, int]:
         """The policy's advice, and how many knobs it would have turned."""
-        advice, self._memory = advise(snapshot, self._config, self._memory, snapshot.taken_at_ns)
+        judged, self._remembered = judge(snapshot, self._config, PLACING, self._remembered, snapshot.taken_at_ns)
+        advice = judged.advice
         if advice is None:
             return None, 0
         knobs = dict.fromkeys(managed(snapshot.pods), frozenset(TABLE))
-        self.decisions = decide(advice, snapshot, knobs)
+        self.decisions = decide(advice, snapshot, knobs, judged.placement)
         wanted = {(decision.cgroup, decision.knob): decision.value for decision in self.decisions}
         changes = sum(self._known.get(key) != value for key, value in wanted.items())
         self._known = wanted
@@ -141,7 +143,8 @@ def mark(fact: Fact, advice: Advice | None, changes: int) -> Mark:
     cpus = float(fact.node_cpus)
     lent = cpus if advice is None else advice.lent_cores
     pools = {} if advice is None else {pool.name: set(pool.cpus) for pool in advice.pools}
-    apart = bool(pools) and not pools["share"] & pools["reclaim"]
+    own = set[int]().union(*(cpus for name, cpus in pools.items() if name != "reclaim"))
+    apart = bool(own) and not own & pools.get("reclaim", set())
     limited = fact.batch_lent_cores is not None and fact.batch_cores >= HELD_BACK * fact.batch_lent_cores
     would = min(lent, max(cpus - fact.online_cores, 0.0)) if limited else min(lent, fact.batch_cores)
     share = would / fact.batch_cores if fact.batch_cores else 0.0
@@ -153,7 +156,7 @@ def mark(fact: Fact, advice: Advice | None, changes: int) -> Mark:
         changes=changes,
         batch_cores=would,
         harm_cores=0.0 if apart else fact.harm_cores * share,
-        short_cores=max(fact.wanted_cores - len(pools["share"]), 0.0) if apart else 0.0,
+        short_cores=max(fact.wanted_cores - len(own), 0.0) if apart else 0.0,
     )
 
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
+from api.advice import CpuAdvice, Headroom
 from api.knobs import Knob, Verdict
 from api.samples import Snapshot
 
@@ -30,11 +31,16 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """The advisor's answer for one round. Cores are CPUs' worth of time per second."""
 
     policy: str
-    pools: tuple[Pool, ...]
+    cpu: CpuAdvice = CpuAdvice()
+    """How large every pool is to be,"""
+    pools: tuple[Pool, ...] = ()
+    """and the CPUs that QRM chose."""
     requirement_cores: float | None
     """What the online pods need, estimated; None where inputs are missing."""
     headroom_cores: float | None
     """What may be promised to reclaimed pods, today's use of theirs included (Katalyst's reclaimed_millicpu / 1000)."""
+    headroom: Headroom | None = None
+    """The same by NUMA node, with its reasons; None where only the sum is known."""
     lent_cores: float
     """What reclaimed pods may use right now; equals the node's CPUs when nothing holds them back but priority."""
     idle: bool

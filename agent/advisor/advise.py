@@ -1,18 +1,27 @@
-"""One round of advice: a snapshot and what is remembered in, pools and lent CPU and the reason out. Pure."""
+"""One round of advice: a snapshot and what is remembered in, sizes of pools, lent CPU and the reason out. Pure."""
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Mapping, Sequence
+from math import ceil
 
-from agent.advisor import latency, pools
+from msgspec.structs import replace
+
+from agent.advisor import latency
 from agent.advisor.culprits import claims
 from agent.advisor.estimation import average, remember, requirement_cores
-from agent.advisor.headroom import pool_cores, region_cores
+from agent.advisor.headroom import region_cores
+from agent.advisor.headroom.assembler import PoolSituation, assemble
+from agent.advisor.headroom.exclusion import bound_nodes, lendable
+from agent.advisor.headroom.gather import reclaimed_use
 from agent.advisor.measured import blames_of, online_waits, reclaimed_use_cores
+from agent.advisor.provision.provide import provision
+from agent.advisor.provision.situation import Situation
 from agent.advisor.state import Memory
 from agent.advisor.waits import NS_PER_MS, breaching
 from agent.config import AdvisorConfig
-from api.decisions import Advice, Pool
+from api.advice import UNBOUND, CpuAdvice, Headroom, PoolSize
+from api.decisions import Advice
 from api.knobs import Verdict
 from api.qos import QoSLevel
 from api.rates import Rates, rates
@@ -20,6 +29,7 @@ from api.samples import Snapshot
 
 NS_PER_S = 1_000_000_000
 RECLAIMED_USE_WINDOW_S = 1.0
+NOBODY = Verdict(rule="nothing_online", text="No online pod runs here: everything is lent.")
 
 
 def advise(snapshot: Snapshot, config: AdvisorConfig, memory: Memory, now_ns: int) -> tuple[Advice | None, Memory]:
@@ -28,21 +38,26 @@ def advise(snapshot: Snapshot, config: AdvisorConfig, memory: Memory, now_ns: in
     None where the policy is `none`. `now_ns` is CLOCK_MONOTONIC; a clock that went backwards lends nothing more.
     """
     change = rates(memory.previous, snapshot) if memory.previous else None
-    memory = msgspec.structs.replace(memory, containers=remember(snapshot, change, memory, config))
+    memory = replace(memory, containers=remember(snapshot, change, memory, config))
     need = requirement_cores(snapshot, memory, config)
     if config.policy == "none":
         advice = None
     elif config.policy == "canonical":
-        advice, memory = _canonical(snapshot, change, need, config, memory, now_ns)
+        cpu, memory = _provided(snapshot, change, config, memory, now_ns)
+        advice, memory = _canonical(snapshot, change, need, config, memory, cpu)
     else:
+        shared = replace(config, provision=replace(config.provision, overlap=True))
+        cpu, memory = _provided(snapshot, change, shared, memory, now_ns)
         advice, memory = _latency(snapshot, change, need, config, memory, now_ns)
-    return advice, msgspec.structs.replace(memory, previous=snapshot)
+        sizes = _everywhere(cpu.sizes, advice.lent_cores)
+        advice = replace(advice, cpu=replace(cpu, sizes=sizes))
+    return advice, replace(memory, previous=snapshot)
 
 
 def _latency(
     snapshot: Snapshot, change: Rates | None, need: float, config: AdvisorConfig, memory: Memory, now_ns: int
 ) -> tuple[Advice, Memory]:
-    """Both pools are the whole node, kept apart by priority; the measured wait decides how much is lent."""
+    """Online and batch pods share CPUs, kept apart by priority; the measured wait decides how much is lent."""
     cpus = snapshot.topology.ids
     elapsed_ns = change.node.interval_ns if change else 0
     used = reclaimed_use_cores(snapshot, change)
@@ -74,7 +89,6 @@ def _latency(
     reserve = config.reclaim_reserve_cores(len(cpus), len(snapshot.topology.numa_nodes))
     advice = Advice(
         policy="latency",
-        pools=(Pool(name="share", cpus=cpus), Pool(name="reclaim", cpus=cpus)),
         requirement_cores=need,
         headroom_cores=min(
             region_cores(len(cpus) - reserve, need, config.reserve_cores(len(cpus)), reserve), lending.lent_cores
@@ -85,7 +99,7 @@ def _latency(
         action=lending.action,
         verdict=lending.verdict,
     )
-    return advice, msgspec.structs.replace(
+    return advice, replace(
         memory,
         lent_cores=lending.level_cores,
         claims=kept,
@@ -98,47 +112,117 @@ def _latency(
     )
 
 
-def _canonical(
-    snapshot: Snapshot, change: Rates | None, need: float, config: AdvisorConfig, memory: Memory, now_ns: int
-) -> tuple[Advice, Memory]:
-    """Katalyst's way: the share pool is as large as the estimate, the reclaim pool is the rest, on CPUs of its own."""
-    topology, before = snapshot.topology, memory.share_cores
-    since = memory.last_ramp_down_ns
-    may_shrink = since is None or now_ns - since >= config.min_ramp_down_period_s * NS_PER_S
-    size = pools.share_cores(need, topology, config, before, may_shrink=may_shrink)
-    if not config.enable_reclaim:
-        cpus = len(topology.cpus)
-        size = max(cpus - config.reclaim_reserve_cores(cpus, len(topology.numa_nodes)), 1)
-    share, reclaim = pools.split(topology, size, memory.share_cpus)
+def _provided(
+    snapshot: Snapshot, change: Rates | None, config: AdvisorConfig, memory: Memory, now_ns: int
+) -> tuple[CpuAdvice, Memory]:
+    """How large every pool is to be by its policy."""
+    numa_of = {cpu.id: cpu.numa for cpu in snapshot.topology.cpus}
+    reclaim = _by_numa(memory.pools.get("reclaim", ()), numa_of)
     used = reclaimed_use_cores(snapshot, change)
-    headroom = None
-    if not config.enable_reclaim:
-        headroom = 0.0
-    elif change is not None and used is not None:
-        headroom = pool_cores(reclaim, change.node.per_cpu_busy_ratio, used)
-    before_cores = size if before is None else before
-    action = "shrink" if size > before_cores else "grow" if size < before_cores else "hold"
-    reserve = config.reserve_cores(len(topology.cpus))
-    verdict = Verdict(
-        rule="canonical_estimate",
-        text=f"Online pods are estimated to need {need:.2f} cores; with a reserve of {reserve:g} they get {size} CPUs.",
-        threshold=reserve,
-        inputs={"requirement_cores": round(need, 3), "reserve_cores": reserve, "share_cpus_before": before},
+    cpus = sum(reclaim.values())
+    situation = Situation(
+        now_ns=now_ns,
+        snapshot=snapshot,
+        previous=memory.previous,
+        change=change,
+        needs=memory.containers,
+        reserve=_by_numa(memory.pools.get("reserve", ()), numa_of),
+        forbidden=_by_numa(memory.pools.get("interrupt", ()), numa_of),
+        assigned=memory.cpus,
+        pools=memory.pools,
+        reclaim_use_cores={} if used is None else {numa: used * n / cpus for numa, n in reclaim.items()},
+        runnable={
+            path: float(sample.threads_by_state.runnable)
+            for path, sample in snapshot.cgroups.items()
+            if sample.threads_by_state is not None
+        },
     )
+    cpu, provided = provision(situation, memory.provision, config, config.provision)
+    sizes = _with_share(cpu.sizes, snapshot, config)
+    return replace(cpu, sizes=sizes), replace(memory, provision=provided)
+
+
+def _with_share(sizes: Sequence[PoolSize], snapshot: Snapshot, config: AdvisorConfig) -> tuple[PoolSize, ...]:
+    """The same sizes, with a share pool for online pods that may come where there are none yet: Katalyst's smallest one."""
+    if any(size.pool == "share" for size in sizes):
+        return tuple(sizes)
+    cpus, nodes = len(snapshot.topology.cpus), len(snapshot.topology.numa_nodes)
+    made: list[PoolSize] = []
+    for size in sizes:
+        most = size.cpus if config.provision.overlap else size.cpus - config.reclaim_reserve_cores(cpus, nodes)
+        if size.pool != "reclaim" or size.numa != UNBOUND or most < 1:
+            made.append(size)
+        elif config.provision.overlap:
+            made += (PoolSize(pool="share", cpus=size.cpus), replace(size, cpus=0, overlap={"share": size.cpus}))
+        else:
+            share = min(max(config.min_share_cores, ceil(config.reserve_cores(cpus))), most)
+            made += (PoolSize(pool="share", cpus=share), replace(size, cpus=size.cpus - share))
+    return tuple(made)
+
+
+def _by_numa(cpus: Sequence[int], numa_of: Mapping[int, int]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for cpu in cpus:
+        if cpu in numa_of:
+            found[numa_of[cpu]] = found.get(numa_of[cpu], 0) + 1
+    return found
+
+
+def _everywhere(sizes: Sequence[PoolSize], lent_cores: float) -> tuple[PoolSize, ...]:
+    """The same sizes, but reclaimed pods may run on every CPU of shared pools: priority and a quota keep them in check."""
+    shared = {s.pool: s.cpus for s in sizes if s.pool not in ("reclaim", "reserve", "interrupt")}
+    return tuple(
+        replace(
+            size,
+            quota_cores=lent_cores,
+            overlap={pool: shared[pool] for pool in size.overlap},
+        )
+        if size.pool == "reclaim"
+        else size
+        for size in sizes
+    )
+
+
+def _canonical(
+    snapshot: Snapshot, change: Rates | None, need: float, config: AdvisorConfig, memory: Memory, cpu: CpuAdvice
+) -> tuple[Advice, Memory]:
+    """Katalyst's way: online pools are as large as their policies say, and what is left is reclaimed pods'."""
+    lent = float(sum(s.cpus + sum(s.overlap.values()) for s in cpu.sizes if s.pool == "reclaim"))
+    before = lent if memory.lent_cores is None else memory.lent_cores
+    found = _headroom(snapshot, change, config, memory)
+    verdict = max((one.verdict for one in cpu.regions), key=lambda v: len(v.inputs), default=NOBODY)
+    if len(cpu.regions) > 1:
+        verdict = replace(verdict, text=" ".join(one.verdict.text for one in cpu.regions))
     advice = Advice(
         policy="canonical",
-        pools=(Pool(name="share", cpus=share), Pool(name="reclaim", cpus=reclaim)),
+        cpu=cpu,
         requirement_cores=need,
-        headroom_cores=headroom,
-        lent_cores=float(len(reclaim)),
+        headroom_cores=found.cores,
+        headroom=found,
+        lent_cores=lent,
         idle=False,
-        action=action,
+        action="shrink" if lent < before else "grow" if lent > before else "hold",
         verdict=verdict,
     )
-    return advice, msgspec.structs.replace(
-        memory,
-        share_cores=size,
-        share_cpus=share,
-        lent_cores=float(len(reclaim)),
-        last_ramp_down_ns=now_ns if before is not None and size < before else since,
+    return advice, replace(memory, lent_cores=lent)
+
+
+def _headroom(snapshot: Snapshot, change: Rates | None, config: AdvisorConfig, memory: Memory) -> Headroom:
+    """What the reclaim pool, as it was placed last, can be promised for."""
+    topology = snapshot.topology
+    numa_of = {cpu.id: cpu.numa for cpu in topology.cpus}
+    cpus: dict[int, tuple[int, ...]] = {}
+    for cpu in memory.pools.get("reclaim", ()):
+        if cpu in numa_of:
+            cpus[numa_of[cpu]] = (*cpus.get(numa_of[cpu], ()), cpu)
+    bound = bound_nodes(snapshot.pods, memory.cpus, topology)
+    situation = PoolSituation(
+        topology=topology,
+        cpus=cpus if change is not None else {},
+        busy=change.node.per_cpu_busy_ratio if change is not None else {},
+        use_cores=reclaimed_use(snapshot, change, bound),
+        bound=bound,
+        lendable=lendable(topology, (), ()),
+        enable_reclaim=config.enable_reclaim,
     )
+    return assemble(situation, config.headroom)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from math import exp
 
-from agent.advisor.state import ContainerMemory, Memory
+from agent.advisor.containers import ContainerMemory
+from agent.advisor.state import Memory
 from agent.config import AdvisorConfig
 from api.pods import Container, Pod
 from api.rates import CgroupRates, Rates

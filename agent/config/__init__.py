@@ -7,7 +7,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from agent.config.headroom import HeadroomConfig
+from agent.config.provision import ProvisionConfig
 from agent.config.qos import QosConfig
+from agent.config.qrm import CpuPlacementConfig
 from agent.config.units import Cores, Ratio, Seconds
 
 _SMALL_NODE_SHARE = 4
@@ -64,6 +67,8 @@ class AdvisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     min_ramp_down_period_s: Annotated[float, Meta(ge=0)] = 30.0
     """[MinRampDownPeriod] at most this often."""
     latency: LatencyConfig = LatencyConfig()
+    provision: ProvisionConfig = ProvisionConfig()
+    headroom: HeadroomConfig = HeadroomConfig()
 
     def reserve_cores(self, cpus: int) -> float:
         """CPU kept for bursts of online pods on a node of so many CPUs."""
@@ -97,6 +102,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Probes beside run-queue waits, by name; unless set all of them but counters and wakeups, none for []."""
     qos: QosConfig = QosConfig()
     advisor: AdvisorConfig = AdvisorConfig()
+    placing: CpuPlacementConfig = CpuPlacementConfig()
     shadow: AdvisorConfig | None = None
     """A second policy that judges every round and touches nothing: what it would lend and promise is shown beside the first."""
     exporters: ExportersConfig = ExportersConfig()

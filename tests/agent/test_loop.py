@@ -128,7 +128,7 @@ async def test_a_shadow_that_fails_has_no_say(
             raise RuntimeError("boom")
         return advise(snapshot, config, *others)
 
-    monkeypatch.setattr("agent.loop.advise", broken)
+    monkeypatch.setattr("agent.loop.judge", broken)
     finished = loop.turn("tick")
     assert (finished.shadow, len(finished.outcomes)) == (None, 2)
     assert [(s.name, s.ok) for s in finished.snapshot.sources] == [("shadow", False)]

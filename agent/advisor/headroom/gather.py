@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from agent.advisor.containers import ContainerMemory
 from agent.advisor.headroom.koordinator import Budget, Demand, Tier
 from agent.advisor.overcommit import PodLoad
-from agent.advisor.state import ContainerMemory
 from api.advice import UNBOUND
 from api.pods import Pod
 from api.qos import QoSLevel

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from agent.advisor.state import ContainerMemory
+from agent.advisor.containers import ContainerMemory
 from api.rates import Rates
 from api.samples import Snapshot
 

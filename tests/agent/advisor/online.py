@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agent.advisor.containers import ContainerMemory
 from agent.advisor.provision.situation import Situation
-from agent.advisor.state import ContainerMemory
 from api.advice import CpuAdvice, PoolSize, RegionAdvice
 from api.cpus import Topology
 from api.pods import Container, Pod

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.advisor.advise import advise
+from agent.advisor.containers import ContainerMemory
 from agent.advisor.estimation import container_cores
 from agent.advisor.headroom import pool_cores, region_cores
 from agent.advisor.pools import share_cores, split
-from agent.advisor.state import ContainerMemory, Memory
+from agent.advisor.state import Memory
 from agent.config import AdvisorConfig
 from api.pods import Container
 from api.qos import QoSLevel

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.advisor.containers import ContainerMemory
 from agent.advisor.headroom.gather import cpu_budget, memory_budget, pod_loads, reclaimed_use, tier_of
 from agent.advisor.headroom.koordinator import Tier, batch
-from agent.advisor.state import ContainerMemory
 from api.advice import UNBOUND
 from api.pods import Container, Pod
 from api.qos import QoSLevel
