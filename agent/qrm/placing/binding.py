@@ -47,7 +47,8 @@ def bind(
     claimants = [
         pod for pod in pods if pod.qos is QoSLevel.DEDICATED or (_is_shared(pod) and pod.enhancements.numa_binding)
     ]
-    for pod in claimants:
+    # Whoever lost CPUs looks for others only after those who did not have theirs.
+    for pod in sorted(claimants, key=lambda pod: not _intact(pod, state, usable)):
         try:
             if pod.qos is QoSLevel.DEDICATED:
                 _dedicate(pod, result, state, config)
@@ -60,6 +61,12 @@ def bind(
         result.nodes |= nodes
         result.rejected |= rejected
     return result
+
+
+def _intact(pod: Pod, state: CpuState, usable: frozenset[int]) -> bool:
+    """Whether the pod is bound and can have all CPUs of its own that it had."""
+    own = (entry.cpus for entry in state.pod(pod.uid).values() if entry.owner_pool_name == DEDICATED)
+    return bool(bound_of(pod, state)) and all(cpus <= usable for cpus in own)
 
 
 def _is_shared(pod: Pod) -> bool:
@@ -129,12 +136,20 @@ def _dedicate(pod: Pod, result: Bindings, state: CpuState, config: CpuPlacementC
     main = given[mains[0].name]
     for container in pod.containers:
         result.cpus[container.cgroup] = given.get(container.name, main)
+    result.verdicts[pod.key] = _dedicated(pod, nodes, sum(counts.values()), len(frozenset().union(*given.values())))
+
+
+def _dedicated(pod: Pod, nodes: tuple[int, ...], asked: int, has: int) -> Verdict:
     listed = ",".join(map(str, nodes))
-    alone_text = "all of NUMA node" if wants.numa_exclusive else f"{sum(counts.values())} CPUs of NUMA node"
-    result.verdicts[pod.key] = Verdict(
-        rule="dedicated_exclusive" if wants.numa_exclusive else "dedicated",
-        text=f"{pod.key} has {alone_text} {listed} for itself; sidecars run with its main container.",
-        inputs={"request_cores": sum(counts.values()), "numa": listed},
+    rule = "dedicated_exclusive" if pod.enhancements.numa_exclusive else "dedicated"
+    text = f"{pod.key} asked for {asked} CPUs and has {has} of NUMA node {listed} for itself"
+    if has < asked:
+        rule, text = "dedicated_short", f"{text}, because CPUs went offline and no other node has more"
+    return Verdict(
+        rule=rule,
+        text=f"{text}; sidecars run with its main container.",
+        threshold=asked,
+        inputs={"request_cores": asked, "cpus": has, "numa": listed},
     )
 
 

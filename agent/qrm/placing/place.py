@@ -171,8 +171,13 @@ def _pools(
     )
     reserve = spread(config.reclaim_reserve(len(node.order), len(node.numa)), tuple(node.numa))
     known = tuple(sorted(sizes, key=lambda size: (size.pool, size.numa)))
-    # A pool of a NUMA node that is not there any more is as large on the others.
-    known = tuple(s if s.numa in node.numa else msgspec.structs.replace(s, numa=UNBOUND) for s in known)
+    # A pool of a NUMA node that is not there any more is as large on the others; dedicated pods have their CPUs already.
+    placed = {f"{DEDICATED}-{pod.key}" for pod in pods if owners[pod.uid] == DEDICATED}
+    known = tuple(
+        size if size.numa in node.numa else msgspec.structs.replace(size, numa=UNBOUND)
+        for size in known
+        if size.pool not in placed
+    )
     wanted = complete(known, demand, room, reserve, config)
     wants: tuple[Want, ...] = fit(wanted, room)
     ground = Ground(

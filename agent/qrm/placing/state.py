@@ -24,6 +24,7 @@ SHARE, RECLAIM, DEDICATED, RESERVE, INTERRUPT, FALLBACK = (
 )  # fmt: skip
 ISOLATION, SYSTEM = "isolation-", "system-"
 """How the names of pools of isolated pods, and of named pools of system_cores, begin."""
+_OWN_NAMES = frozenset((RECLAIM, DEDICATED, RESERVE, INTERRUPT, FALLBACK))
 POOL_ENTRY = ""
 """Where a pool stands in the place of a pod, its CPUs stand in the place of a container without a name."""
 
@@ -195,7 +196,10 @@ def own_pool(pod: Pod, bound: tuple[int, ...]) -> str:
         return DEDICATED
     if pod.qos is QoSLevel.SYSTEM:
         return f"{SYSTEM}{pod.enhancements.cpuset_pool}" if pod.enhancements.cpuset_pool else RESERVE
-    name = pod.enhancements.cpuset_pool or SHARE
+    name = pod.enhancements.cpuset_pool
+    # Names that mean something else here are nobody's to choose.
+    if not name or name in _OWN_NAMES or name.startswith((ISOLATION, SYSTEM, f"{DEDICATED}-")):
+        name = SHARE
     return f"{name}-NUMA{bound[0]}" if bound else name
 
 

@@ -132,7 +132,7 @@ def some_pods(draw: st.DrawFn) -> tuple[Pod, ...]:
             full_cores=draw(st.integers(0, 2)) == 0,
             numa_number=draw(st.sampled_from([None, None, None, 1, 2])),
             numa_ids=draw(st.sampled_from([None, None, None, (0,), (1,), (0, 1)])),
-            cpuset_pool=draw(st.sampled_from(["", "", "batch", "flink"])),
+            cpuset_pool=draw(st.sampled_from(["", "", "batch", "flink", "reserve", "share-NUMA1", "dedicated-x"])),
         )
         made = pod(f"p{number}", qos, draw(CORES), wants)
         if draw(st.booleans()):

@@ -208,7 +208,7 @@ def test_dedicated_has_whole_cores_for_itself_and_sidecars_follow() -> None:
     assert placement.mems["/db"] == placement.mems["/db-proxy"] == (0,)
     assert state.machine_state[0].allocated_cpuset == "0-2,24-26"
     assert state.machine_state[0].default_cpuset == "3-11,27-35"
-    assert placement.verdicts["/db"].text.startswith("default/db has 6 CPUs of NUMA node 0 for itself")
+    assert placement.verdicts["/db"].text.startswith("default/db asked for 6 CPUs and has 6 of NUMA node 0 for itself;")
 
 
 @pytest.mark.parametrize(("hint", "nodes"), [("spreading", "0 1 0 1"), ("packing", "0 0 0 1")])
@@ -252,6 +252,25 @@ def test_a_dedicated_pods_lost_cpu_is_replaced_near_by_and_comes_back_to_whoever
     assert cpus(third)["/web"] == "5"
     back, _ = run((), pods, TWO, state)
     assert cpus(back) == {"/db": "4,6-7", "/web": "0-1,5"}, "its four but for what reclaim keeps of each node"
+
+
+def test_a_dedicated_pod_with_too_few_cpus_left_keeps_those_and_says_so() -> None:
+    pods = (dedicated("db", 4.0), dedicated("other", 4.0))
+    _, state = run((), pods, TWO)
+    placement, state = run((), pods, offline(TWO, 1, 2), state)
+    assert cpus(placement) == {"/db": "0,3", "/other": "4-7"}
+    assert placement.verdicts["/db"].rule == "dedicated_short"
+    assert "asked for 4 CPUs and has 2 of NUMA node 0" in placement.verdicts["/db"].text
+    back, _ = run((), pods, TWO, state)
+    assert cpus(back) == {"/db": "0-3", "/other": "4-7"}
+
+
+@pytest.mark.parametrize(
+    "name", ["reclaim", "reserve", "interrupt", "fallback", "dedicated", "isolation-x", "system-x", "dedicated-x"]
+)
+def test_names_of_pools_that_nobody_may_choose(name: str) -> None:
+    placement, _ = run((), (pod("web", cores=2.0, wants=Enhancements(cpuset_pool=name)),), EIGHT)
+    assert pools(placement) == {"share": "0-1", "fallback": "0-1", "reclaim": "2-7"}
 
 
 def test_pool_cpus_that_vanish_are_replaced_and_those_that_come_back_are_used() -> None:
