@@ -115,6 +115,8 @@ def test_a_dedicated_pod_on_two_nodes_needs_of_each_what_it_has_there() -> None:
     assert (first.verdict.inputs["estimate_cores"], second.verdict.inputs["estimate_cores"]) == (9.0, 3.0)
     assert (first.verdict.inputs["wanted_cpus"], second.verdict.inputs["wanted_cpus"]) == (11, 5)
     assert (first.upper_cores, first.lower_cores) == (16.0, 4.0)
+    # Of what it asked for, each node has half.
+    assert (cpus_of(advice)["dedicated-default/d", 0], cpus_of(advice)["dedicated-default/d", 1]) == (8, 8)
 
 
 def test_a_dedicated_pod_that_lends_nothing_needs_its_whole_numa_node() -> None:
