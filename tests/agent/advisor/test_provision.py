@@ -90,6 +90,64 @@ def test_a_pod_with_a_numa_node_of_its_own(
     assert lent(advice, 0).overlap == {"dedicated-default/db": overlap}
 
 
+@pytest.mark.parametrize(
+    ("requirement", "advisor", "config", "text"),
+    [
+        (
+            20,
+            ADVISOR,
+            CONFIG,
+            (
+                "share: 1 container is estimated to need 2.50 cores; with a reserve of 4 that makes 7 CPUs; "
+                "it shrinks by at most 2 at once, so 18; it gets 18."
+            ),
+        ),
+        (
+            7,
+            ADVISOR,
+            ProvisionConfig(overlap=True),
+            (
+                "share: 1 container is estimated to need 2.50 cores; with a reserve of 4 that makes 7 CPUs; "
+                "it gets 48, of which 41 are lent."
+            ),
+        ),
+        (
+            44,
+            OFF,
+            CONFIG,
+            (
+                "share: 1 container is estimated to need 30.00 cores; with a reserve of 4 that makes 34 CPUs; "
+                "it shrinks by at most 2 at once, so 42; nothing of it is lent: it asked for 30; it gets 44."
+            ),
+        ),
+        (
+            20,
+            ADVISOR,
+            ProvisionConfig(share_policies=("none",)),
+            (
+                "share: no policy looks at it, so it keeps what its pods asked for; nothing of it is lent: it asked for 30; "
+                "it gets 30."
+            ),
+        ),
+    ],
+)
+def test_verdicts_say_what_came_of_what(
+    requirement: int, advisor: AdvisorConfig, config: ProvisionConfig, text: str
+) -> None:
+    memory = ProvisionMemory(regions={"share": RegionMemory(requirement=requirement)})
+    advice, _ = provision(situation([shared("a", 30)], usage={"a": 2.0}), memory, advisor, config)
+    assert region(advice, "share").verdict.text == text
+
+
+def test_a_squeezed_pool_says_so() -> None:
+    pods = [shared("a", 30), shared("b", 30, pool="batch")]
+    advice, _ = provision(situation(pods, usage={"a": 30.0, "b": 20.0}), FRESH, ADVISOR, CONFIG)
+    assert cpus_of(advice) == {"share": 26, "batch": 18, "reclaim": 4}
+    assert region(advice, "batch").verdict.text.endswith(
+        "that makes 27 CPUs; it gets 18, since all pools together ask for more than there is."
+    )
+
+
 def test_bound_pods_have_pools_of_their_own() -> None:
     pods = [shared("a", 4), shared("b", 4, numa=(1,)), shared("c", 2, numa=(1,), pool="batch")]
     made = situation(pods, cpus=topology(48, numa=2), usage={"a": 1.0, "b": 3.0, "c": 2.0})
