@@ -370,6 +370,14 @@ def test_sums_bounds_and_rest(made: Situation, enable: bool, overlap: bool) -> N
     assert msgspec.json.decode(encoded, type=ProvisionMemory) == memory
 
 
+def test_nothing_is_advised_of_a_node_whose_cpus_are_not_known() -> None:
+    memory = ProvisionMemory(isolated=("default/a",))
+    blind = situation([shared("a", 4)], cpus=Topology(cpus=()))
+    advice, after = provision(blind, memory, ADVISOR, CONFIG)
+    assert (advice.regions, advice.sizes) == ((), ())
+    assert after == memory
+
+
 def test_a_container_that_is_gone_needs_nothing() -> None:
     pod = shared("a", 8)
     gone = Pod(
