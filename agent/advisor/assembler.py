@@ -51,6 +51,8 @@ class Assembled(NamedTuple):
     """Names of regions."""
     granted: dict[str, int]
     """CPUs by name of region."""
+    lent: dict[str, int]
+    """How many of those reclaimed pods may run on too."""
 
 
 class Group(NamedTuple):
@@ -74,6 +76,7 @@ def assemble(wants: Sequence[Want], node: Node, mode: Mode) -> Assembled:
     sizes: list[PoolSize] = []
     throttled: set[str] = set()
     granted: dict[str, int] = {}
+    lent: dict[str, int] = {}
     for group in groups(wants, node):
         exclusive = [want for want in group.wants if want.region.exclusive]
         if exclusive:
@@ -82,6 +85,7 @@ def assemble(wants: Sequence[Want], node: Node, mode: Mode) -> Assembled:
             regulation, reclaim = _shared(group, mode)
         for want in group.wants:
             granted[want.region.name] = size = regulation.sizes[want.region.pool]
+            lent[want.region.name] = reclaim.overlap.get(want.region.pool, 0)
             sizes.append(PoolSize(pool=want.region.pool, numa=group.numa, cpus=size))
             if regulation.throttled:
                 throttled.add(want.region.name)
@@ -94,7 +98,7 @@ def assemble(wants: Sequence[Want], node: Node, mode: Mode) -> Assembled:
                 overlap=dict(sorted(reclaim.overlap.items())),
             )
         )
-    return Assembled(tuple(sizes), frozenset(throttled), granted)
+    return Assembled(tuple(sizes), frozenset(throttled), granted, lent)
 
 
 def groups(wants: Sequence[Want], node: Node) -> tuple[Group, ...]:

@@ -34,12 +34,12 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
 def explain(one: Decided, assembled: Assembled, note: str) -> RegionAdvice:
     """The advice for one region, with its verdict; `note` is about all of them."""
     region, limits = one.region, one.bounds
-    granted = assembled.granted[region.name]
     controls = dict(one.proposal.controls)
     if one.regulated is not None and controls:
         controls[Control.REQUIREMENT] = float(one.regulated.cpus)
     inputs: dict[str, float | int | str | None] = {
-        "cpus": granted,
+        "cpus": assembled.granted[region.name],
+        "lent_cpus": assembled.lent[region.name],
         "request_cpus": one.want.request,
         "upper_cores": round(limits.upper, 3),
         "lower_cores": round(limits.lower, 3),
@@ -59,7 +59,7 @@ def explain(one: Decided, assembled: Assembled, note: str) -> RegionAdvice:
         signals=one.signals,
         verdict=Verdict(
             rule=_rule(one),
-            text=f"{region.name}: {_text(one, granted, throttled=region.name in assembled.throttled)}{note}.",
+            text=f"{region.name}: {_text(one, assembled)}{note}.",
             threshold=limits.upper if one.cause is None else one.cause.threshold,
             inputs=inputs | dict(one.proposal.inputs),
         ),
@@ -74,15 +74,20 @@ def _rule(one: Decided) -> str:
     return f"provision_{one.proposal.policy.replace('-', '_')}"
 
 
-def _text(one: Decided, granted: int, *, throttled: bool) -> str:
+def _text(one: Decided, assembled: Assembled) -> str:
+    name = one.region.name
     parts = [one.proposal.text]
     regulated = one.regulated
     if regulated is not None and one.proposal.controls:
         parts.append(
             f"with a reserve of {one.bounds.reserved_for_allocate:.4g} that makes {regulated.wanted} CPUs"
-            + (f", but {regulated.limit}: {regulated.cpus}" if regulated.limit else "")
+            + (f"; {regulated.limit}, so {regulated.cpus}" if regulated.limit else "")
         )
     if not one.region.reclaimable and regulated is not None:
         parts.append(f"nothing of it is lent: it asked for {one.want.request}")
-    parts.append(f"it gets {granted}" + (", less than all pools together ask for" if throttled else ""))
+    parts.append(
+        f"it gets {assembled.granted[name]}"
+        + (", since all pools together ask for more than there is" if name in assembled.throttled else "")
+        + (f", of which {assembled.lent[name]} are lent" if assembled.lent[name] else "")
+    )
     return "; ".join((*parts, *one.skipped))

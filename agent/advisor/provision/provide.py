@@ -9,9 +9,9 @@ from math import ceil
 import msgspec
 
 from agent.advisor.assembler import Mode, Want, assemble
-from agent.advisor.estimation import numa_part, pod_cores
 from agent.advisor.indicators import Indicators
 from agent.advisor.isolation import fits, isolate
+from agent.advisor.provision.case import Turn, assigned_cpus, case_of, had_before, need_cores, policies_of
 from agent.advisor.provision.dynamic_quota import dynamic_quota
 from agent.advisor.provision.explain import Decided, explain
 from agent.advisor.provision.policies import Answer, Case, Proposal, Settings, canonical, none
@@ -20,8 +20,6 @@ from agent.advisor.provision.situation import ProvisionMemory, RegionMemory, Sit
 from agent.advisor.regions import (
     Bounds,
     Members,
-    Node,
-    bound_nodes,
     bounds,
     node,
     regions,
@@ -30,7 +28,7 @@ from agent.advisor.regions import (
 from agent.advisor.regulator import may_shrink, regulate
 from agent.config import AdvisorConfig
 from agent.config.provision import ProvisionConfig
-from api.advice import UNBOUND, Control, CpuAdvice, PoolSize, Region, RegionKind
+from api.advice import UNBOUND, Control, CpuAdvice, PoolSize, RegionKind
 from api.knobs import Verdict
 from api.pods import Pod
 
@@ -43,31 +41,19 @@ POLICIES: Mapping[str, Callable[[Case, Settings], Answer]] = {
 }
 
 
-class _Round(msgspec.Struct, frozen=True, kw_only=True):
-    """What all regions of a round have in common."""
-
-    situation: Situation
-    memory: ProvisionMemory
-    advisor: AdvisorConfig
-    config: ProvisionConfig
-    node: Node
-    indicators: Indicators
-    numa_of: Mapping[int, int]
-    smt: bool
-    reclaim: Mapping[int, int] | None
-    """CPUs of the reclaim pool as it is now, by NUMA node."""
-
-
 def provision(
     situation: Situation, memory: ProvisionMemory, advisor: AdvisorConfig, config: ProvisionConfig
 ) -> tuple[CpuAdvice, ProvisionMemory]:
     """Regions, their policies' proposals, regulated, assembled to sizes of pools; and the memory for the next round.
 
-    Where pods that are to be kept apart do not fit, the round is done over without keeping any apart.
+    Where pods that are to be kept apart do not fit, the round is done over without keeping any apart. Nothing is advised
+    of a node whose CPUs are not known.
     """
     topology, reclaim = situation.snapshot.topology, situation.pools.get(RECLAIM_POOL)
+    if not topology.cpus:
+        return CpuAdvice(), memory
     numa_of = {cpu.id: cpu.numa for cpu in topology.cpus}
-    turn = _Round(
+    turn = Turn(
         situation=situation,
         memory=memory,
         advisor=advisor,
@@ -104,7 +90,7 @@ def provision(
     )
 
 
-def _decide_all(turn: _Round, apart: Mapping[str, Verdict]) -> list[Decided]:
+def _decide_all(turn: Turn, apart: Mapping[str, Verdict]) -> list[Decided]:
     situation, config = turn.situation, turn.config
 
     def reclaimable(pod: Pod, pool: str) -> bool:
@@ -112,14 +98,14 @@ def _decide_all(turn: _Round, apart: Mapping[str, Verdict]) -> list[Decided]:
         return turn.advisor.enable_reclaim and not off
 
     def assigned_nodes(pod: Pod) -> tuple[int, ...]:
-        return tuple(sorted(numa for numa in _assigned(pod, turn) if numa in turn.node.cpus))
+        return tuple(sorted(numa for numa in assigned_cpus(pod, turn) if numa in turn.node.cpus))
 
     found = regions(situation.snapshot.pods, tuple(turn.node.cpus), apart, assigned_nodes, reclaimable)
     limits = bounds(found, turn.node, turn.advisor, config)
     return [_decide(member, limits[member.region.name], turn, apart) for member in found]
 
 
-def _decide(member: Members, limits: Bounds, turn: _Round, apart: Mapping[str, Verdict]) -> Decided:
+def _decide(member: Members, limits: Bounds, turn: Turn, apart: Mapping[str, Verdict]) -> Decided:
     region = member.region
     request = request_cores(member)
     if region.kind is RegionKind.ISOLATION:
@@ -131,9 +117,9 @@ def _decide(member: Members, limits: Bounds, turn: _Round, apart: Mapping[str, V
         )
         want = Want(region=region, upper=upper, lower=lower, request=max(ceil(request), 1))
         return Decided(region=region, bounds=limits, proposal=proposal, want=want, cause=apart[member.pods[0].key])
-    before = _before(region, request, turn)
-    need = _need(member, turn)
-    case = _case(member, limits, need, before, turn)
+    before = had_before(region, request, turn)
+    need = need_cores(member, turn)
+    case = case_of(member, limits, need, before, turn)
     proposal, skipped = _propose(case, turn)
     if not proposal.controls:
         region = msgspec.structs.replace(region, reclaimable=False)
@@ -174,33 +160,9 @@ def _silent(member: Members) -> bool:
     return any(container.cpu_request_cores is None for pod in member.pods for container in pod.containers)
 
 
-def _case(member: Members, limits: Bounds, need: float, before: int | None, turn: _Round) -> Case:
-    region, situation = member.region, turn.situation
-    quota = situation.reclaim_quota_cores.get(region.numa_nodes[0], 0.0) if region.bound and turn.config.quota else 0.0
-    requirement = float(ceil(need) if before is None else before)
-    use = [situation.reclaim_use_cores.get(numa) for numa in region.numa_nodes]
-    reclaim = turn.node.cpus if turn.reclaim is None else turn.reclaim
-    follows = set(_names(region, turn.config)) - {"none", "canonical"}
-    return Case(
-        region=region,
-        bounds=limits,
-        need=need,
-        knob=(Control.RECLAIM_QUOTA, quota) if quota > 0 else (Control.REQUIREMENT, requirement),
-        enable_reclaim=turn.advisor.enable_reclaim,
-        signals=turn.indicators.signals(member, turn.config.targets) if follows else (),
-        memory=turn.memory.regions.get(region.name, RegionMemory()),
-        reclaim_cpus=sum(reclaim.get(numa, 0) for numa in region.numa_nodes),
-        reclaim_use_cores=None if None in use else sum(cores for cores in use if cores is not None),
-    )
-
-
-def _names(region: Region, config: ProvisionConfig) -> tuple[str, ...]:
-    return config.share_policies if region.kind is RegionKind.SHARE else config.dedicated_policies
-
-
-def _propose(case: Case, turn: _Round) -> tuple[Proposal, tuple[str, ...]]:
+def _propose(case: Case, turn: Turn) -> tuple[Proposal, tuple[str, ...]]:
     """Of the first policy that can be followed; why those before it could not."""
-    names, skipped = _names(case.region, turn.config), []
+    names, skipped = policies_of(case.region, turn.config), []
     settings = Settings(advisor=turn.advisor, gains=turn.config.gains)
     for name in (*names, "canonical"):
         answer = POLICIES[name](case, settings)
@@ -226,45 +188,7 @@ def _restricted(proposal: Proposal, reference: Answer) -> Proposal:
     )
 
 
-def _need(member: Members, turn: _Round) -> float:
-    """Canonical estimate of a region; of a dedicated pod that nothing may be lent of, its NUMA nodes."""
-    situation, advisor = turn.situation, turn.advisor
-    total = 0.0
-    for pod in member.pods:
-        lent = advisor.enable_reclaim and pod.key not in situation.not_reclaimable
-        bound = bound_nodes(pod, turn.node.cpus)
-        if member.region.kind is RegionKind.DEDICATED and member.region.bound:
-            if lent:
-                cores = pod_cores(pod, situation.snapshot, situation.needs, advisor, reclaimable=True)
-            else:
-                cores = float(sum(turn.node.cpus[numa] for numa in bound))
-            total += cores * numa_part(member.region.numa_nodes[0], bound, _assigned(pod, turn))
-        else:
-            total += pod_cores(pod, situation.snapshot, situation.needs, advisor, reclaimable=lent)
-    return total
-
-
-def _assigned(pod: Pod, turn: _Round) -> Counter[int]:
-    """A pod's CPUs by NUMA node."""
-    cpus = {cpu for container in pod.containers for cpu in turn.situation.assigned.get(container.cgroup, ())}
-    return Counter(turn.numa_of[cpu] for cpu in cpus if cpu in turn.numa_of)
-
-
-def _before(region: Region, request: float, turn: _Round) -> int | None:
-    """What the region had until now; None where nobody knows."""
-    known = turn.memory.regions.get(region.name)
-    if known is not None and known.requirement is not None:
-        return known.requirement
-    pools = turn.situation.pools
-    if region.exclusive:
-        reclaimed = turn.reclaim or {}
-        return max(sum(turn.node.available[numa] - reclaimed.get(numa, 0) for numa in region.numa_nodes), 0)
-    if region.kind is RegionKind.DEDICATED or turn.config.overlap:
-        return ceil(request)
-    return len(pools[region.pool]) if region.pool in pools else None
-
-
-def _fit(decided: Sequence[Decided], turn: _Round) -> bool:
+def _fit(decided: Sequence[Decided], turn: Turn) -> bool:
     needed: Counter[int] = Counter()
     taken: set[int] = set()
     for one in decided:

@@ -217,6 +217,13 @@ def test_sizes(mode: Mode, wants: list[Want], expected: Mapping[str, int]) -> No
             {"share-NUMA1": 2, "i1": 22},
             {1: {"i1": 4}},
         ),
+        # The whole reserve fits on the pool that lends, so the other one is left alone.
+        (
+            OVERLAP_OFF,
+            [share("share-a", 20, request=40, reclaimable=False), share("share-b", 8, request=8)],
+            {"share-a": 40, "share-b": 8},
+            {UNBOUND: {"share-b": 8}},
+        ),
         (
             OVERLAP_OFF,
             [isolation("i1", 24, 24)],
@@ -307,6 +314,20 @@ def test_they_get_one_cpu_each_where_there_is_no_room_at_all() -> None:
     assert flat(got)["share", UNBOUND] == 1
     assert flat(got)["d", 0] == 24
     assert (flat(got)["share-NUMA1", 1], flat(got)["reclaim", 1]) == (19, 4)
+
+
+def test_they_take_no_cpu_that_a_bound_region_needs_to_run_at_all() -> None:
+    node = Node(cpus={0: 2}, available={0: 2}, reserved_for_reclaim={0: 1})
+    wants = [share("a", 2), share("b", 2), share("c", 2), share("share-NUMA0", 2, 0)]
+    got = assemble(wants, node, ON)
+    assert got.granted == {"a": 1, "b": 1, "c": 1, "share-NUMA0": 1}
+    assert flat(got.sizes)["reclaim", 0] == 0
+
+
+def test_isolated_pods_count_with_their_upper_size_when_room_is_looked_for() -> None:
+    wants = [share("share", 6), isolation("i0", 18, 2, 0), isolation("i1", 16, 2)]
+    got = assemble(wants, NODE, ON)
+    assert got.granted == {"share": 6, "i0": 18, "i1": 16}
 
 
 def test_throttled_regions_are_named() -> None:

@@ -86,6 +86,8 @@ def test_what_is_not_known_or_zero_is_left_out() -> None:
     first = msgspec.structs.replace(two_rounds({}, {}, busy={0: 0.5}), previous=None, change=None)
     assert values(first) == {}
     assert values(msgspec.structs.replace(two_rounds({}, {}, busy={0: 0.5}), pools={})) == {}
+    other_boot = two_rounds({0: Wait(sum_ns=0, count=0)}, {0: Wait(sum_ns=4, count=9)})
+    assert values(msgspec.structs.replace(other_boot, change=None)) == {}
 
 
 def test_cycles_per_instruction_are_those_of_main_containers() -> None:
@@ -109,6 +111,12 @@ def test_cycles_per_instruction_are_those_of_main_containers() -> None:
         change=Rates(node=NodeRates(interval_ns=S, per_cpu_busy_ratio={0: 1.0, 1: 0.5, 2: 0.3, 3: 0.7}), cgroups={}),
     )
     assert values(made, PINNED) == {"cpi": 1.5, "cpu_usage_ratio": pytest.approx(0.5)}
+    assert values(msgspec.structs.replace(made, change=None), PINNED) == {}
+    # One that has come since then has no rate, and waits are no indicator of dedicated pods.
+    assert made.previous is not None
+    fresh = msgspec.structs.replace(made, previous=msgspec.structs.replace(made.previous, cgroups={}))
+    waits = TargetsConfig(dedicated={"cpi": 1.4, "cpu_sched_wait": 460.0})
+    assert values(fresh, PINNED, waits) == {}
     other = msgspec.structs.replace(PINNED, numa_nodes=(1,))
     assert values(made, other) == {"cpi": 1.5}
 

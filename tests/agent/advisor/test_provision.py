@@ -90,6 +90,64 @@ def test_a_pod_with_a_numa_node_of_its_own(
     assert lent(advice, 0).overlap == {"dedicated-default/db": overlap}
 
 
+@pytest.mark.parametrize(
+    ("requirement", "advisor", "config", "text"),
+    [
+        (
+            20,
+            ADVISOR,
+            CONFIG,
+            (
+                "share: 1 container is estimated to need 2.50 cores; with a reserve of 4 that makes 7 CPUs; "
+                "it shrinks by at most 2 at once, so 18; it gets 18."
+            ),
+        ),
+        (
+            7,
+            ADVISOR,
+            ProvisionConfig(overlap=True),
+            (
+                "share: 1 container is estimated to need 2.50 cores; with a reserve of 4 that makes 7 CPUs; "
+                "it gets 48, of which 41 are lent."
+            ),
+        ),
+        (
+            44,
+            OFF,
+            CONFIG,
+            (
+                "share: 1 container is estimated to need 30.00 cores; with a reserve of 4 that makes 34 CPUs; "
+                "it shrinks by at most 2 at once, so 42; nothing of it is lent: it asked for 30; it gets 44."
+            ),
+        ),
+        (
+            20,
+            ADVISOR,
+            ProvisionConfig(share_policies=("none",)),
+            (
+                "share: no policy looks at it, so it keeps what its pods asked for; nothing of it is lent: it asked for 30; "
+                "it gets 30."
+            ),
+        ),
+    ],
+)
+def test_verdicts_say_what_came_of_what(
+    requirement: int, advisor: AdvisorConfig, config: ProvisionConfig, text: str
+) -> None:
+    memory = ProvisionMemory(regions={"share": RegionMemory(requirement=requirement)})
+    advice, _ = provision(situation([shared("a", 30)], usage={"a": 2.0}), memory, advisor, config)
+    assert region(advice, "share").verdict.text == text
+
+
+def test_a_squeezed_pool_says_so() -> None:
+    pods = [shared("a", 30), shared("b", 30, pool="batch")]
+    advice, _ = provision(situation(pods, usage={"a": 30.0, "b": 20.0}), FRESH, ADVISOR, CONFIG)
+    assert cpus_of(advice) == {"share": 26, "batch": 18, "reclaim": 4}
+    assert region(advice, "batch").verdict.text.endswith(
+        "that makes 27 CPUs; it gets 18, since all pools together ask for more than there is."
+    )
+
+
 def test_bound_pods_have_pools_of_their_own() -> None:
     pods = [shared("a", 4), shared("b", 4, numa=(1,)), shared("c", 2, numa=(1,), pool="batch")]
     made = situation(pods, cpus=topology(48, numa=2), usage={"a": 1.0, "b": 3.0, "c": 2.0})
@@ -115,6 +173,8 @@ def test_a_dedicated_pod_on_two_nodes_needs_of_each_what_it_has_there() -> None:
     assert (first.verdict.inputs["estimate_cores"], second.verdict.inputs["estimate_cores"]) == (9.0, 3.0)
     assert (first.verdict.inputs["wanted_cpus"], second.verdict.inputs["wanted_cpus"]) == (11, 5)
     assert (first.upper_cores, first.lower_cores) == (16.0, 4.0)
+    # Of what it asked for, each node has half.
+    assert (cpus_of(advice)["dedicated-default/d", 0], cpus_of(advice)["dedicated-default/d", 1]) == (8, 8)
 
 
 def test_a_dedicated_pod_that_lends_nothing_needs_its_whole_numa_node() -> None:
@@ -308,6 +368,14 @@ def test_sums_bounds_and_rest(made: Situation, enable: bool, overlap: bool) -> N
     assert after == memory
     encoded = msgspec.json.encode(memory)
     assert msgspec.json.decode(encoded, type=ProvisionMemory) == memory
+
+
+def test_nothing_is_advised_of_a_node_whose_cpus_are_not_known() -> None:
+    memory = ProvisionMemory(isolated=("default/a",))
+    blind = situation([shared("a", 4)], cpus=Topology(cpus=()))
+    advice, after = provision(blind, memory, ADVISOR, CONFIG)
+    assert (advice.regions, advice.sizes) == ((), ())
+    assert after == memory
 
 
 def test_a_container_that_is_gone_needs_nothing() -> None:

@@ -272,6 +272,10 @@ def test_dynamic_quota_restricts_the_quota_of_rama() -> None:
     assert lent(advice, 0).quota_cores == pytest.approx(5.0)
     assert "dynamic-quota allows 5.00 cores" in region(advice, "share-NUMA0").verdict.text
     assert memory.regions["share-NUMA0"].quota_cores == pytest.approx(5.0)
+    # Without quotas rama turns the requirement, whatever quota somebody else has set.
+    plain = ProvisionConfig(share_policies=("rama",))
+    found = region(provision(made, ProvisionMemory(), ADVISOR, plain)[0], "share-NUMA0")
+    assert (found.policy, sorted(found.controls)) == ("rama", [REQUIREMENT])
     alone = msgspec.structs.replace(config, restrict={})
     # By itself rama would leave 12: the wait is on its target, and the indicator that allows least decides.
     assert lent(provision(made, ProvisionMemory(), ADVISOR, alone)[0], 0).quota_cores == 12.0
