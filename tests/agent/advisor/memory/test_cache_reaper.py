@@ -173,7 +173,9 @@ def test_unknown_pressure_drops_nothing() -> None:
     bare = msgspec.structs.replace(of.snapshot.node, sysctl={})
     unknown = msgspec.structs.replace(of, snapshot=msgspec.structs.replace(of.snapshot, node=bare))
     assert node_condition(unknown, CONFIG).state is MemoryPressure.UNKNOWN
-    assert run(unknown).wishes == ()
+    found = run(unknown)
+    assert (found.wishes, found.verdict.rule) == ((), "memory_reap_unknown")
+    assert "vm.watermark_scale_factor" in found.verdict.text
 
 
 def test_switched_off_nothing_is_dropped() -> None:

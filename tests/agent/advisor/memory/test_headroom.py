@@ -151,6 +151,7 @@ def test_canonical_is_not_spread_where_that_is_not_known() -> None:
     found = promise(of, FOUR, None)
     assert found.bytes == pytest.approx(96 * GIB)
     assert found.by_numa == {}
+    assert found.verdict.inputs["by_numa_missing"] == f"memory of {ROOT} by NUMA node"
 
 
 EXCLUSIVE = pod("own", DEDICATED, request=30, bound=(0,), exclusive=True)
