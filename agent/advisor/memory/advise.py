@@ -39,7 +39,7 @@ def advise_memory(situation: Situation, memory: MemoryState, config: MemoryConfi
         numa_conditions=by_numa,
         wishes=(*guarded.wishes, *reaped.wishes, *offloads.wishes, *dying.wishes, *balanced.wishes),
         evictions=balanced.evictions,
-        verdicts=(guarded.verdict, reaped.verdict, *offloads.verdicts, balanced.verdict),
+        verdicts=(guarded.verdict, reaped.verdict, *offloads.verdicts, *dying.verdicts, balanced.verdict),
     )
     return advice, MemoryState(
         headroom_bytes=memory.headroom_bytes if promised.bytes is None else promised.bytes,

@@ -50,9 +50,7 @@ def reap(
     busy = {path for path, ask in asked.items() if not _seen(ask, cgroups[path], situation, config)}
     short = {where: it for where, it in conditions.items() if it.state is MemoryPressure.DROP_CACHE}
     if not config.reaper.enable or not short:
-        rule = "memory_reap_not_needed" if config.reaper.enable else "memory_reap_disabled"
-        text = "Memory is not short" if config.reaper.enable else "The cache reaper is switched off"
-        return Reaped((), asked, frozenset(busy), Verdict(rule=rule, text=f"{text}: no cache is dropped."))
+        return Reaped((), asked, frozenset(busy), _idle(config, conditions))
     candidates, unmeasured = _candidates(situation, config, asked, before)
     chosen: dict[str, int] = {}
     for where, condition in sorted(short.items()):
@@ -82,6 +80,17 @@ def reap(
         sample = candidates[path].sample
         asked[path] = Asked(cgroup_id=sample.id, at_ns=situation.now_ns, read_at_ns=sample.files_read_at_ns, bytes=size)
     return Reaped(wishes, asked, frozenset(busy | chosen.keys()), verdict)
+
+
+def _idle(config: MemoryConfig, conditions: Mapping[int, MemoryCondition]) -> Verdict:
+    """Why no cache is dropped at all."""
+    unknown = [it.verdict for _, it in sorted(conditions.items()) if it.state is MemoryPressure.UNKNOWN]
+    if not config.reaper.enable:
+        return Verdict(rule="memory_reap_disabled", text="The cache reaper is switched off: no cache is dropped.")
+    if unknown:
+        text = f"{unknown[0].text} No cache is dropped for it."
+        return Verdict(rule="memory_reap_unknown", text=text, inputs=unknown[0].inputs)
+    return Verdict(rule="memory_reap_not_needed", text="Memory is not short: no cache is dropped.")
 
 
 def _seen(ask: Asked, sample: CgroupSample, situation: Situation, config: MemoryConfig) -> bool:

@@ -26,6 +26,7 @@ class Dying(NamedTuple):
 
     wishes: tuple[Wish, ...]
     at_ns: int | None
+    verdicts: tuple[Verdict, ...] = ()
 
 
 def reclaim_dying(situation: Situation, config: MemoryConfig, before_ns: int | None) -> Dying:
@@ -40,19 +41,25 @@ def reclaim_dying(situation: Situation, config: MemoryConfig, before_ns: int | N
         if above is not None:
             above.append(sample.memory_bytes)
     noise = _BATCH_PAGES * PAGESIZE * len(snapshot.topology.cpus)
-    wishes = []
+    wishes, unknown = [], []
     for path, sizes in sorted(members.items()):
         whole = snapshot.cgroups[path].memory_bytes
         known = [size for size in sizes if size is not None]
         if whole is None or len(known) < len(sizes):
-            continue  # a member that is not measured is not dead
+            unknown.append(_unmeasured(path))  # a member that is not measured is not dead
+            continue
         left = whole - sum(known)
         if left > noise:
             text = f"{path} is charged with {human(left)} that no living member has: it is reclaimed."
             inputs: dict[str, float | int | str | None] = {"group_bytes": whole, "members_bytes": sum(known)}
             verdict = Verdict(rule="memory_dying_reclaim", text=text, threshold=noise, inputs=inputs)
             wishes.append(Wish(cgroup=path, knob=Knob.MEMORY_RECLAIM, value=str(left), verdict=verdict))
-    return Dying(tuple(wishes), situation.now_ns)
+    return Dying(tuple(wishes), situation.now_ns, (*(wish.verdict for wish in wishes), *unknown))
+
+
+def _unmeasured(path: str) -> Verdict:
+    text = f"Not known: the memory of {path} or of a member. What removed members left there is not reclaimed."
+    return Verdict(rule="memory_dying_unknown", text=text, inputs={"missing": "memory", "cgroup": path})
 
 
 def _matches(path: str, pattern: str) -> bool:

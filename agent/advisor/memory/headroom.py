@@ -84,10 +84,15 @@ def canonical(situation: Situation, config: MemoryConfig) -> Promise:
     size = min(max(most - need.bytes, 0.0) + buffer, float(most))
     text = f"Of {human(total)} {human(most)} can be allocated and online pods need {human(need.bytes)}"
     text += f", with a buffer of {human(buffer)}" if config.util_based.enable else ""
+    by_numa: dict[int, float] = {}
+    try:
+        by_numa = _spread(situation, config, size)
+    except Unknown as missing:
+        inputs["by_numa_missing"] = str(missing)
     verdict = Verdict(
         rule="memory_headroom_canonical", text=f"{text}: {human(size)} are promised.", threshold=most, inputs=inputs
     )
-    return Promise(size, _spread(situation, config, size), verdict, need.assumed)
+    return Promise(size, by_numa, verdict, need.assumed)
 
 
 def _buffer(situation: Situation, config: MemoryConfig, need: estimation.Need, inputs: Inputs) -> float:
@@ -112,19 +117,16 @@ def _buffer(situation: Situation, config: MemoryConfig, need: estimation.Need, i
 def _spread(situation: Situation, config: MemoryConfig, size: float) -> dict[int, float]:
     """The promise by NUMA node, in proportion to what is free there, or could be, or is used by reclaimed pods already.
 
-    Nothing where that is not known; all of it on the only node.
+    All of it on the only node. Raises Unknown.
     """
     snapshot, numa_nodes = situation.snapshot, situation.snapshot.topology.numa_nodes
     if len(numa_nodes) == 1:
         return {numa_nodes[0]: size}
     weights = dict.fromkeys(numa_nodes, 0.0)
-    try:
-        used = reclaimed_on_numa(snapshot, situation.root.path, situation.root.members, config.stale_s)
-        for numa in available_numa(situation):
-            cache = numa_size(snapshot, numa, "Inactive(file)", config.stale_s) * config.util_based.cache_based_ratio
-            weights[numa] = numa_size(snapshot, numa, "MemFree", config.stale_s) + cache + used.get(numa, 0)
-    except Unknown:
-        return {}
+    used = reclaimed_on_numa(snapshot, situation.root.path, situation.root.members, config.stale_s)
+    for numa in available_numa(situation):
+        cache = numa_size(snapshot, numa, "Inactive(file)", config.stale_s) * config.util_based.cache_based_ratio
+        weights[numa] = numa_size(snapshot, numa, "MemFree", config.stale_s) + cache + used.get(numa, 0)
     whole = sum(weights.values())
     return {numa: size * weight / whole for numa, weight in weights.items()} if whole else {}
 

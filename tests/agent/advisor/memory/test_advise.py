@@ -20,6 +20,7 @@ from agent.config.memory import (
     OffloadConfig,
     OffloadingConfig,
     ReaperConfig,
+    UtilBasedMemoryConfig,
 )
 from api.cpus import Topology
 from api.facts import Pressure
@@ -27,8 +28,8 @@ from api.knobs import Knob
 from api.memory_advice import MemoryAdvice, MemoryPressure
 from api.pods import Pod
 from api.qos import QoSLevel
-from api.samples import NodeSample, Snapshot
-from tests.agent.advisor.memory.builders import GIB, ROOT, S, group, pod, root, situation
+from api.samples import CgroupSample, NodeSample, Snapshot
+from tests.agent.advisor.memory.builders import GIB, ROOT, S, group, pod, root, situation, without
 
 RECLAIMED = QoSLevel.RECLAIMED
 EVERYTHING = MemoryConfig(
@@ -167,6 +168,69 @@ def test_wishes_touch_only_reclaimed_pods_unless_offloading_is_configured_for_a_
             if wish.knob in (Knob.MEMORY_RECLAIM, Knob.DROP_CACHE):
                 assert 0 < int(wish.value) <= of.snapshot.cgroups[wish.cgroup].memory_bytes  # type: ignore[operator]
         assert not advice.evictions
+
+
+LOSSES = (
+    "MemFree", "MemTotal", "Inactive(file)", "Cached", "vm.watermark_scale_factor", "zones", "numa", "total", "sysctl",
+    "web memory_stat", "web memory_bytes", "web memory_pressure", "web numa_stat", "batch memory_stat", "batch numa_stat",
+    "root numa_stat", "root limits", "loads",
+)  # fmt: skip
+
+
+def lossy(of: Situation, losses: set[str]) -> Situation:
+    """The same where so much is not known."""
+    of = without(of, *losses)
+    node = of.snapshot.node
+    bare: dict[str, Any] = {"zones": (), "numa": {}, "sysctl": {}}
+    node = msgspec.structs.replace(node, **{name: bare[name] for name in bare.keys() & losses})
+    if "total" in losses:
+        node = msgspec.structs.replace(node, memory_total_bytes=None)
+    cgroups = dict(of.snapshot.cgroups)
+    blank = CgroupSample(path="", id=0)
+    for loss in losses:
+        who, _, field = loss.partition(" ")
+        path = {"web": "/web", "batch": f"{ROOT}/batch", "root": ROOT}.get(who)
+        if path and field:
+            cgroups[path] = msgspec.structs.replace(cgroups[path], **{field: getattr(blank, field)})
+    snapshot = msgspec.structs.replace(of.snapshot, node=node, cgroups=cgroups)
+    return msgspec.structs.replace(of, snapshot=snapshot, loads={} if "loads" in losses else of.loads)
+
+
+@settings(max_examples=200)
+@given(
+    losses=st.sets(st.sampled_from(LOSSES), min_size=1),
+    policy=st.sampled_from(["canonical", "numa_aware"]),
+    law=st.sampled_from(["psi", "refault", "integrated", "senpai"]),
+    util=st.booleans(),
+    free=st.tuples(st.floats(0, 60), st.floats(0, 60)),
+)
+def test_what_is_lost_never_raises_promises_or_asks(
+    losses: set[str], policy: str, law: str, util: bool, free: tuple[float, float]
+) -> None:
+    config = MemoryConfig(
+        policy=policy,  # type: ignore[arg-type]
+        util_based=UtilBasedMemoryConfig(enable=util, cache_based_ratio=0.5),
+        reaper=ReaperConfig(enable=True),
+        offloading=OffloadingConfig(default=OffloadConfig(enable=True, policy=law)),  # type: ignore[arg-type]
+        balancer=BalancerConfig(enable=True),
+    )
+    fields: dict[str, Any] = {"free": free, "meminfo": {"Cached": 20, "Buffers": 0, "SReclaimable": 0}}
+    whole, state = advise_memory(loaded(**fields), MemoryState(), config)
+    part, after = advise_memory(lossy(loaded(1040, **fields), losses), state, config)
+    assert whole.headroom_bytes is not None
+    assert part.headroom_bytes is None or part.headroom_bytes <= whole.headroom_bytes * (1 + 1e-9)
+    asked = {(wish.cgroup, wish.knob) for wish in part.wishes}
+    if losses & {"MemFree", "MemTotal", "zones", "numa", "root numa_stat"}:
+        kept = {wish.value for wish in part.wishes if wish.knob is Knob.MEMORY_MAX}
+        assert kept == {wish.value for wish in whole.wishes if wish.knob is Knob.MEMORY_MAX}
+        assert after.guard_bytes == state.guard_bytes
+    if losses & {"MemFree", "vm.watermark_scale_factor", "sysctl", "batch memory_stat"}:
+        assert (f"{ROOT}/batch", Knob.DROP_CACHE) not in asked
+    if losses & {"web memory_stat", "web memory_bytes"} or (law != "refault" and "web memory_pressure" in losses):
+        assert ("/web", Knob.MEMORY_RECLAIM) not in asked
+    if "loads" in losses or "numa" in losses:
+        assert not any(knob is Knob.MIGRATE_PAGES for _, knob in asked)
+        assert not part.evictions
 
 
 def test_settings_are_read_by_their_names_and_unknown_ones_refused() -> None:

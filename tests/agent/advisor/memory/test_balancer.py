@@ -64,6 +64,7 @@ def node(
         (loads((71, 90), (62, 50), (30, 50), (30, 50)), (Level.GRACE, 0, ())),  # 62 x 1.15 = 71.3
         # force: farther too, where it is faster by 20 %
         (loads((81, 90), (72, 50), (67, 50), (68, 50)), (Level.FORCE, 0, (2,))),
+        (loads((80, 90), (72, 50), (60, 50), (60, 50)), (Level.GRACE, 0, ())),  # 80 is not more than 80
         (
             loads((81, 90), (60, 50), (50, 50), (40, 50)),
             (Level.FORCE, 0, (1, 3, 2)),
@@ -76,7 +77,7 @@ def node(
         (loads((75, 80), (40, 100), (60, 50), (60, 50)), None),  # medium, and grace is not enough
         # force, medium: off the busiest, to the one with least traffic
         (loads((85, 80), (40, 100), (60, 50), (60, 40)), (Level.FORCE, 1, (3,))),
-        (loads((85, 51), (40, 100), (60, 90), (60, 84)), (Level.FORCE, 1, (0,))),
+        (loads((85, 51), (40, 100), (60, 50), (60, 84)), (Level.FORCE, 1, (2,))),
         # force, low: off the busiest, to the one that only seems slow
         (loads((85, 50), (40, 100), (60, 50), (60, 40)), (Level.FORCE, 1, (0,))),
     ],

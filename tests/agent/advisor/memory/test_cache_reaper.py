@@ -93,6 +93,25 @@ def test_what_was_asked_for_is_not_asked_for_again_until_it_can_be_seen() -> Non
     assert asked(later) == {"b1": 3}
 
 
+def test_without_a_new_reading_nothing_more_is_asked_however_long_it_takes() -> None:
+    first = run(node((10,), free=3))
+    assert asked(first) == {"b0": 5}
+    assert asked(run(node((10,), free=0, at_s=1030, read_s=1000), first)) == {}
+    assert asked(run(node((10,), free=0, at_s=1030, read_s=1005), first)) == {"b0": 8}
+
+
+def test_what_the_node_needs_counts_for_its_numa_nodes() -> None:
+    pods = [pod("a", QoSLevel.RECLAIMED), pod("b", QoSLevel.RECLAIMED)]
+    groups = [
+        group(f"{ROOT}/{name}", anon=0, file=size, on_numa={0: (0, size), 1: (0, 0)})
+        for name, size in (("a", 12), ("b", 6))
+    ]
+    of = situation(pods, groups, numa=2, free=(1, 5))
+    conditions = {UNBOUND: node_condition(of, CONFIG), **numa_conditions(of, CONFIG)}
+    assert [conditions[where].target_bytes // GIB for where in (UNBOUND, 0)] == [10, 7]
+    assert asked(reap(of, CONFIG, conditions, MemoryState())) == {"a": 10}
+
+
 @pytest.mark.parametrize(("read_s", "expected"), [(1000, 3), (995, 5)])
 def test_what_offloading_asked_for_counts_as_given_until_it_can_be_seen(read_s: float, expected: float) -> None:
     past = Offloaded(cgroup_id=7, at_ns=999 * S, read_at_ns=round(read_s * S), target_bytes=2 * GIB)
@@ -154,7 +173,9 @@ def test_unknown_pressure_drops_nothing() -> None:
     bare = msgspec.structs.replace(of.snapshot.node, sysctl={})
     unknown = msgspec.structs.replace(of, snapshot=msgspec.structs.replace(of.snapshot, node=bare))
     assert node_condition(unknown, CONFIG).state is MemoryPressure.UNKNOWN
-    assert run(unknown).wishes == ()
+    found = run(unknown)
+    assert (found.wishes, found.verdict.rule) == ((), "memory_reap_unknown")
+    assert "vm.watermark_scale_factor" in found.verdict.text
 
 
 def test_switched_off_nothing_is_dropped() -> None:

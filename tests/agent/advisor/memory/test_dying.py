@@ -57,6 +57,8 @@ def test_seldom(at_s: float, due: bool) -> None:
 )
 def test_not_where_a_size_is_missing_or_nothing_is_left(change: dict[str, int | None]) -> None:
     assert asked(node(change)) == {}
+    found = reclaim_dying(node(change), CONFIG, None)
+    assert ("/kubepods/burstable" in [each.inputs["cgroup"] for each in found.verdicts]) == (None in change.values())
 
 
 def test_not_unless_it_is_asked_for() -> None:

@@ -56,6 +56,13 @@ def test_roots_of_numa_nodes_have_limits_of_their_own() -> None:
     assert found[f"{ROOT} memory.max"] == str((17 + 22) * GIB)
 
 
+def test_a_root_of_a_numa_node_below_the_other_counts_once() -> None:
+    groups = [root(on_numa={0: (1, 0), 1: (6, 0)}), group(f"{ROOT}/numa1", on_numa={0: (0, 0), 1: (4, 0)})]
+    found = limits(situation([], groups, numa=2, free=20, numa_roots={1: f"{ROOT}/numa1"}))
+    assert found[f"{ROOT}/numa1 memory.max"] == str(22 * GIB)
+    assert found[f"{ROOT} memory.max"] == str((17 + 22) * GIB)
+
+
 @pytest.mark.parametrize(("charged", "expected"), [(15.5, 16), (16.5, 16.5)])
 def test_no_limit_below_what_is_charged(charged: float, expected: float) -> None:
     """15 GiB of pages on the NUMA node, 1 more that may be used, and the kernel's own memory on behalf of the group."""

@@ -56,6 +56,7 @@ def online(use: float = 10, free: float = 60, used: float = 40, **fields: object
         (online(free=30), util(), 84),  # nothing is left of 18 - 10: the fixed capacity alone
         (online(use=15, free=20, used=60), util(0.6), 85),  # 96 - 43, + 0.6 x 20 of cache, + 20
         (online(use=15, free=20, used=60), util(), 73),  # without cache
+        (online(use=30, free=80, used=10), util(0.6), 52),  # 20 + 12 that are free, more than 6 of cache, + 20
         (online(use=1, free=95, used=5), util(), 96),  # never more than can be allocated
         (situation(total=100, free=100), FOUR, 96),  # nobody there
     ],
@@ -150,6 +151,7 @@ def test_canonical_is_not_spread_where_that_is_not_known() -> None:
     found = promise(of, FOUR, None)
     assert found.bytes == pytest.approx(96 * GIB)
     assert found.by_numa == {}
+    assert found.verdict.inputs["by_numa_missing"] == f"memory of {ROOT} by NUMA node"
 
 
 EXCLUSIVE = pod("own", DEDICATED, request=30, bound=(0,), exclusive=True)
@@ -170,6 +172,11 @@ def test_numa_aware(pods: list[Pod], expected: dict[int, float]) -> None:
     found = promise(of, numa_aware(), None)
     assert found.by_numa == pytest.approx({numa: size * GIB for numa, size in expected.items()})
     assert found.bytes == pytest.approx(sum(expected.values()) * GIB)
+
+
+def test_a_pod_that_lends_takes_no_numa_node_away() -> None:
+    found = promise(situation([EXCLUSIVE], numa=2, scale=500), numa_aware(), None)
+    assert found.by_numa == {0: 110.5 * GIB, 1: 110.5 * GIB}
 
 
 def test_numa_aware_keeps_a_part_of_what_online_pods_requested() -> None:
