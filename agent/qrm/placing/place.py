@@ -175,7 +175,8 @@ def _pools(
         bound={numa: len(node.on([numa]) & ledger.free) for numa in sorted(bound)},
         unbound=len(ledger.free - node.on(bound)),
     )
-    reserve = spread(config.reclaim_reserve(len(node.order), len(node.numa)), tuple(node.numa))
+    least = config.reclaim_reserve(len(node.order), len(node.numa))
+    reserve = spread(least, tuple(node.numa))
     known = tuple(sorted(sizes, key=lambda size: (size.pool, size.numa)))
     # A pool of a NUMA node that is not there any more is as large on the others; dedicated pods have their CPUs already.
     placed = {f"{DEDICATED}-{pod.key}" for pod in pods if owners[pod.uid] == DEDICATED}
@@ -193,6 +194,7 @@ def _pools(
         before={name: scene.state.pool(name) for name in {RECLAIM, *(want.pool for want in wants)}},
         bound=bound,
         dedicated=_dedicated(pods, bindings),
+        least=least,
         owned=node.on(numa for nodes in ledger.owned.values() for numa in nodes) & scene.static.usable,
     )
     return carve(wants, wanted, ground)

@@ -177,7 +177,8 @@ def test_a_pool_that_nobody_sized_gets_its_requests_beside_those_that_were() -> 
         (2, {"share": 2}, {"share": "0-1", "reclaim": "0"}),
         (2, {"share": 2, "reclaim": 1}, {"share": "0", "reclaim": "1"}),
         (1, {"share": 1, "reclaim": 1}, {"share": "0", "reclaim": "0"}),
-        (6, {"share": 6, "batch": 6, "reclaim": 0}, {"share": "3-5", "batch": "0-2", "reclaim": "3"}),
+        (6, {"share": 6, "batch": 6, "reclaim": 0}, {"share": "3-5", "batch": "0-2", "reclaim": "0"}),
+        (16, {"share": 16}, {"share": "0-15", "reclaim": "0-3"}),
         (6, {"share": 9, "reclaim": 3}, {"share": "0-4", "reclaim": "5"}),
     ],
 )
