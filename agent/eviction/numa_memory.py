@@ -57,7 +57,7 @@ def judge(situation: Situation, memory: NumaMemory, config: NumaMemoryConfig) ->
     scanned = sum(scans) if len(scans) == len(SCANS) else None
     reclaiming = memory.scanned is not None and scanned is not None and scanned > memory.scanned
     rounds, findings = {}, []
-    for number in sorted({zone.node for zone in node.zones} | set(node.numa)):
+    for number in sorted({zone.node for zone in node.zones} | node.numa.keys() | memory.rounds.keys()):
         before = memory.rounds.get(number, 0)
         marks = _marks(situation, number)
         if marks is None:
@@ -66,6 +66,8 @@ def judge(situation: Situation, memory: NumaMemory, config: NumaMemoryConfig) ->
             continue
         rounds[number] = _counted(before, marks, config, reclaiming=reclaiming)
         findings.append(_finding(situation, number, marks, rounds[number], config))
+    if not findings:
+        findings.append(missing(NAME, "every NUMA node", SCOPE))
     # The worst node first: of one plugin one pod leaves in a round.
     findings.sort(key=lambda found: (found.threshold.met is Met.NOT_MET, _depth(found.threshold)))
     return tuple(findings), NumaMemory(rounds=rounds, scanned=scanned)
@@ -108,12 +110,13 @@ def _counted(before: int, marks: Marks, config: NumaMemoryConfig, *, reclaiming:
 
 
 def _finding(situation: Situation, number: int, marks: Marks, rounds: int, config: NumaMemoryConfig) -> Finding:
-    critical, short = marks.free < marks.min, marks.free < marks.low
+    critical = marks.free < marks.min
+    short = critical or marks.free < marks.low  # of small zones the minimum, once raised, is the higher one
     any_level = short and rounds >= config.any_rounds
     met = Met.HARD if critical or (short and rounds > config.reclaimed_rounds) or any_level else Met.NOT_MET
     bound = marks.min if critical else marks.low
     text = (
-        f"NUMA node {number} has {gib(marks.free)} free, {'below' if short or critical else 'not below'} the "
+        f"NUMA node {number} has {gib(marks.free)} free, {'below' if short else 'not below'} the "
         f"{'minimum' if critical else 'low mark'} of {gib(bound)}, counted {rounds} rounds; "
         f"above {config.reclaimed_rounds} reclaimed pods leave, from {config.any_rounds} on any."
     )
