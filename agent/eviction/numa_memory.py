@@ -20,6 +20,7 @@ from agent.eviction.situation import PAGE_BYTES, Situation, numa_bytes
 from api.evictions import Met, Threshold
 from api.pods import Pod
 from api.qos import QoSLevel
+from api.samples import NodeSample
 
 NAME = "numa-memory-pressure-eviction-plugin"
 SCOPE = "NumaMemory"
@@ -27,7 +28,6 @@ MIB, GIB = 1 << 20, 1 << 30
 FULL_SIZE = 32 * GIB
 KSWAPD_AFTER = 2
 """Rounds below the low mark, after which reclaim at work counts for another round."""
-SCANS = ("pgscan_kswapd", "pgscan_direct")
 
 
 class NumaMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,8 +35,8 @@ class NumaMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     rounds: Mapping[int, int] = {}
     """Below the low mark, less those above it since."""
-    scanned: int | None = None
-    """Pages that reclaim has looked at, when it was last known."""
+    scanned: Mapping[int, int] = {}
+    """Pages that reclaim has looked at, when that was last known."""
 
 
 class Marks(NamedTuple):
@@ -52,11 +52,8 @@ def judge(situation: Situation, memory: NumaMemory, config: NumaMemoryConfig) ->
     """One finding for each NUMA node. Rounds of a node that is not known stay as they are."""
     node = situation.snapshot.node
     if not situation.node_files_fresh:
-        return (missing(NAME, "/proc/zoneinfo", SCOPE),), msgspec.structs.replace(memory, scanned=None)
-    scans = [node.vmstat[name] for name in SCANS if name in node.vmstat]
-    scanned = sum(scans) if len(scans) == len(SCANS) else None
-    reclaiming = memory.scanned is not None and scanned is not None and scanned > memory.scanned
-    rounds, findings = {}, []
+        return (missing(NAME, "/proc/zoneinfo", SCOPE),), NumaMemory(rounds=memory.rounds)
+    rounds, scanned, findings = dict[int, int](), dict[int, int](), []
     for number in sorted({zone.node for zone in node.zones} | node.numa.keys() | memory.rounds.keys()):
         before = memory.rounds.get(number, 0)
         marks = _marks(situation, number)
@@ -64,6 +61,10 @@ def judge(situation: Situation, memory: NumaMemory, config: NumaMemoryConfig) ->
             findings.append(missing(NAME, f"free memory of NUMA node {number}", SCOPE))
             rounds[number] = before
             continue
+        scans = _scans(node, number)
+        if scans is not None:
+            scanned[number] = scans
+        reclaiming = scans is not None and scans > memory.scanned.get(number, scans)
         rounds[number] = _counted(before, marks, config, reclaiming=reclaiming)
         findings.append(_finding(situation, number, marks, rounds[number], config))
     if not findings:
@@ -79,13 +80,21 @@ def _depth(threshold: Threshold) -> float:
     return threshold.observed / threshold.value
 
 
+def _scans(node: NodeSample, number: int) -> int | None:
+    """Pages that reclaim has looked at: in the background on that node where the probe tells, else on all; and direct."""
+    direct = node.vmstat.get("pgscan_direct")
+    kswapd = node.kswapd[number].scanned_pages if number in node.kswapd else node.vmstat.get("pgscan_kswapd")
+    return None if direct is None or kswapd is None else direct + kswapd
+
+
 def _marks(situation: Situation, number: int) -> Marks | None:
     node = situation.snapshot.node
     zones = [zone for zone in node.zones if zone.node == number]
     numa = node.numa.get(number)
     if not zones or numa is None or not {"MemTotal", "Inactive(file)"} <= numa.meminfo.keys():
         return None
-    zone = next((zone for zone in zones if zone.name == "Normal"), max(zones, key=lambda zone: zone.managed))
+    # The kernel fills the others up first or keeps them back: where most of the memory is, it is short last.
+    zone = max(zones, key=lambda zone: zone.managed)
     total = numa.meminfo["MemTotal"]
     scale = min(total / FULL_SIZE, 1.0)
     low = zone.low * PAGE_BYTES + 256 * MIB * scale

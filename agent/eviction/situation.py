@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 
 import msgspec
 
@@ -26,7 +27,7 @@ class RootfsUse(msgspec.Struct, frozen=True, kw_only=True):
     inodes: int
 
 
-class Situation(msgspec.Struct, frozen=True, kw_only=True):
+class Situation(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Everything of one round. What nobody can tell is left at its default."""
 
     snapshot: Snapshot
@@ -55,12 +56,12 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """By pod: window in hours, and which part of its workload's pods was evicted in it."""
     stale_s: float = 30.0
 
-    @property
+    @cached_property
     def staying(self) -> tuple[Pod, ...]:
         """Pods that run here and are not on the way out."""
         return tuple(pod for pod in self.snapshot.pods if pod.key not in self.leaving and self._runs(pod))
 
-    @property
+    @cached_property
     def going(self) -> tuple[Pod, ...]:
         """Pods that run here but are on the way out."""
         return tuple(pod for pod in self.snapshot.pods if pod.key in self.leaving and self._runs(pod))

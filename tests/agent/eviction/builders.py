@@ -58,10 +58,16 @@ def numa_node(total: int, inactive_file: int = 64 * GIB) -> NumaNode:
     return NumaNode(meminfo={"MemTotal": total, "Inactive(file)": inactive_file})
 
 
-def zone(node: int, free: int, low: int, least: int, name: str = "Normal") -> Zone:
+def zone(node: int, free: int, low: int, least: int, name: str = "Normal", managed: int = 64 * GIB) -> Zone:
     """In bytes."""
     return Zone(
-        node=node, name=name, free=free // PAGE, min=least // PAGE, low=low // PAGE, high=low // PAGE, managed=1 << 24
+        node=node,
+        name=name,
+        free=free // PAGE,
+        min=least // PAGE,
+        low=low // PAGE,
+        high=low // PAGE,
+        managed=managed // PAGE,
     )
 
 

@@ -19,6 +19,7 @@ from agent.eviction.situation import Situation
 from agent.eviction.system_memory import SystemMemory
 from api.advice import Headroom
 from api.evictions import Met
+from api.facts import Kswapd
 from api.knobs import Verdict
 from api.pods import Container, Pod
 from api.qos import Enhancements, QoSLevel
@@ -113,13 +114,16 @@ def numa_situation(free: int, *, inactive: int = 64 * GIB, at_s: float = 100.0, 
     pods = [pod("web", QoSLevel.SHARED), pod("small"), pod("big"), pod("tiny")]
     pages = {"web": 20 * GIB, "small": GIB, "big": 2 * GIB, "tiny": NUMA // 1000 - PAGE}
     samples = {name: {"numa_stat": {"total": {0: size // PAGE}}} for name, size in pages.items()}
-    node = {"zones": (zone(0, free, LOW, LEAST), zone(0, 0, 1, 1, "DMA")), "numa": {0: numa_node(NUMA, inactive)}}
+    node = {
+        "zones": (zone(0, free, LOW, LEAST), zone(0, 0, 1, 1, "DMA", managed=16 * MIB)),
+        "numa": {0: numa_node(NUMA, inactive)},
+    }
     fields: dict[str, object] = {"vmstat": {"pgscan_kswapd": 0, "pgscan_direct": 0}}
     return situation(at_s, pods, samples=samples, node={**node, **fields, **more})  # type: ignore[dict-item]
 
 
 def judged_numa(at: Situation, rounds: int) -> tuple[Finding, int]:
-    memory = NumaMemory(rounds={0: rounds}, scanned=0)
+    memory = NumaMemory(rounds={0: rounds}, scanned={0: 0})
     findings, after = numa_memory.judge(at, memory, NumaMemoryConfig())
     return findings[0], after.rounds[0]
 
@@ -162,6 +166,14 @@ def test_numa_with_little_page_cache(
     assert found.threshold.value == 4 * GIB
 
 
+@pytest.mark.parametrize(("scanned_pages", "after"), [(0, 3), (1, 4)])
+def test_numa_reclaim_is_the_nodes_own_where_the_probe_tells(scanned_pages: int, after: int) -> None:
+    kswapd = {0: Kswapd(wakeups=0, active_ns=0, scanned_pages=scanned_pages, reclaimed_pages=0)}
+    vmstat = {"pgscan_kswapd": 99, "pgscan_direct": 0}
+    at = numa_situation(4 * GIB - PAGE, inactive=0, vmstat=vmstat, kswapd=kswapd)
+    assert judged_numa(at, 2)[1] == after
+
+
 def test_numa_graces() -> None:
     found, _ = judged_numa(numa_situation(0), 12)
     assert [(each.pod.name, each.grace_s) for each in found.candidates] == [("big", 1.0), ("small", 1.0), ("web", None)]
@@ -182,6 +194,14 @@ def test_small_numa_nodes_have_marks_in_proportion() -> None:
     assert found.threshold.verdict.inputs["min_bytes"] == LEAST + GIB / 4
     assert found.threshold.verdict.inputs["low_bytes"] == LOW + 64 * MIB
     assert found.threshold.met is NOT_MET
+
+
+def test_numa_is_short_where_most_of_its_memory_is() -> None:
+    """A virtual machine of 4 GiB has a small zone Normal, which the kernel fills up first."""
+    zones = (zone(0, 2 * GIB, LOW, LEAST, "DMA32", managed=3 * GIB), zone(0, 0, LOW, LEAST, managed=GIB))
+    at = situation(pods=[pod("a")], node={"zones": zones, "numa": {0: numa_node(4 * GIB)}})
+    found, _ = judged_numa(at, 0)
+    assert (found.threshold.met, found.threshold.observed) == (NOT_MET, 2 * GIB)
 
 
 def test_numa_of_version_2_is_in_bytes() -> None:
