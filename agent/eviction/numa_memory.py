@@ -93,16 +93,18 @@ def _marks(situation: Situation, number: int) -> Marks | None:
     numa = node.numa.get(number)
     if not zones or numa is None or not {"MemTotal", "Inactive(file)"} <= numa.meminfo.keys():
         return None
-    # The kernel fills the others up first or keeps them back: where most of the memory is, it is short last.
-    zone = max(zones, key=lambda zone: zone.managed)
+    # All zones together: the kernel takes from the next one before it begins to reclaim (mm/page_alloc.c, zonelists).
+    free, kernel_low, kernel_min = (
+        PAGE_BYTES * sum(pages) for pages in zip(*((zone.free, zone.low, zone.min) for zone in zones), strict=True)
+    )
     total = numa.meminfo["MemTotal"]
     scale = min(total / FULL_SIZE, 1.0)
-    low = zone.low * PAGE_BYTES + 256 * MIB * scale
+    low = kernel_low + 256 * MIB * scale
     least = 4 * GIB * scale
     if numa.meminfo["Inactive(file)"] < max(least, low):
         low = max(least, low + GIB * scale)
     going = sum(numa_bytes(situation, pod, number) or 0.0 for pod in situation.going)
-    return Marks(free=zone.free * PAGE_BYTES + going, low=low, min=zone.min * PAGE_BYTES + GIB * scale, total=total)
+    return Marks(free=free + going, low=low, min=kernel_min + GIB * scale, total=total)
 
 
 def _counted(before: int, marks: Marks, config: NumaMemoryConfig, *, reclaiming: bool) -> int:

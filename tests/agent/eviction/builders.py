@@ -58,7 +58,7 @@ def numa_node(total: int, inactive_file: int = 64 * GIB) -> NumaNode:
     return NumaNode(meminfo={"MemTotal": total, "Inactive(file)": inactive_file})
 
 
-def zone(node: int, free: int, low: int, least: int, name: str = "Normal", managed: int = 64 * GIB) -> Zone:
+def zone(node: int, free: int, low: int, least: int, name: str = "Normal") -> Zone:
     """In bytes."""
     return Zone(
         node=node,
@@ -67,7 +67,7 @@ def zone(node: int, free: int, low: int, least: int, name: str = "Normal", manag
         min=least // PAGE,
         low=low // PAGE,
         high=low // PAGE,
-        managed=managed // PAGE,
+        managed=1 << 24,
     )
 
 

@@ -115,7 +115,7 @@ def numa_situation(free: int, *, inactive: int = 64 * GIB, at_s: float = 100.0, 
     pages = {"web": 20 * GIB, "small": GIB, "big": 2 * GIB, "tiny": NUMA // 1000 - PAGE}
     samples = {name: {"numa_stat": {"total": {0: size // PAGE}}} for name, size in pages.items()}
     node = {
-        "zones": (zone(0, free, LOW, LEAST), zone(0, 0, 1, 1, "DMA", managed=16 * MIB)),
+        "zones": (zone(0, free, LOW, LEAST), zone(0, 0, 0, 0, "DMA")),
         "numa": {0: numa_node(NUMA, inactive)},
     }
     fields: dict[str, object] = {"vmstat": {"pgscan_kswapd": 0, "pgscan_direct": 0}}
@@ -196,12 +196,13 @@ def test_small_numa_nodes_have_marks_in_proportion() -> None:
     assert found.threshold.met is NOT_MET
 
 
-def test_numa_is_short_where_most_of_its_memory_is() -> None:
-    """A virtual machine of 4 GiB has a small zone Normal, which the kernel fills up first."""
-    zones = (zone(0, 2 * GIB, LOW, LEAST, "DMA32", managed=3 * GIB), zone(0, 0, LOW, LEAST, managed=GIB))
+def test_numa_zones_count_together() -> None:
+    """A zone Normal that is used up is no trouble while the kernel can take from DMA32."""
+    zones = (zone(0, 2 * GIB, LOW, LEAST, "DMA32"), zone(0, 0, LOW, LEAST))
     at = situation(pods=[pod("a")], node={"zones": zones, "numa": {0: numa_node(4 * GIB)}})
     found, _ = judged_numa(at, 0)
     assert (found.threshold.met, found.threshold.observed) == (NOT_MET, 2 * GIB)
+    assert found.threshold.verdict.inputs["min_bytes"] == 2 * LEAST + GIB / 8
 
 
 def test_numa_of_version_2_is_in_bytes() -> None:
