@@ -1,11 +1,11 @@
-"""What the agent asks of whoever makes pods leave."""
+"""What the agent asks of whoever makes pods leave, and how victims get there."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from api.evictions import KillEvent
+from api.evictions import Evictions, KillEvent
 from api.pods import Pod
 
 
@@ -23,4 +23,12 @@ class Killer(Protocol):
         """Pods that were asked and are not known to be gone, `namespace/name`."""
 
     def outcomes(self) -> Sequence[KillEvent]:
-        """What happened since the last call, oldest first; also the time at which pending evictions go on."""
+        """What happened since the last call, oldest first. To be called every round: it also carries on what is pending."""
+
+
+def carry_out(evictions: Evictions, pods: Iterable[Pod], killer: Killer) -> None:
+    """Hand the victims over, in their order; those of a dry run and those that are only told stay."""
+    known = {pod.uid: pod for pod in pods}
+    for victim in evictions.victims:
+        if not victim.dry_run and not victim.notify and victim.uid in known:
+            killer.evict(known[victim.uid], victim.grace_s, victim.verdict.text)

@@ -9,13 +9,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from agent.config.eviction import EvictionConfig
+from agent.eviction.killer import carry_out
+from agent.eviction.manager import judge
 from agent.eviction.signals import SignalKiller
+from agent.eviction.state import EvictionMemory
 from agent.hierarchy import Hierarchy
-from api.evictions import KillEvent, KillReason
+from api.advice import Headroom
+from api.evictions import Evictions, KillEvent, KillReason, Victim
+from api.knobs import Verdict
 from api.pods import Container, Pod
 from api.qos import QoSLevel
+from tests.agent.eviction.builders import situation
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
@@ -265,3 +273,38 @@ def test_a_pod_that_outlives_its_kill_is_told_of_once(tmp_path: Path, clock: Clo
     assert killer.leaving == {"default/p"}
     dead.wait()
     killer.close()
+
+
+def test_from_a_threshold_to_a_pod_that_is_gone(killer: SignalKiller, group: TestCgroup, clock: Clock) -> None:
+    process = run(group, SLEEP)
+    container = Container(name="c", cgroup=group.path, reclaimed_cpu_cores=9.0)
+    leaves = msgspec.structs.replace(pod(group.path), containers=(container,))
+    stays = msgspec.structs.replace(leaves, uid="u", name="other")
+    config = EvictionConfig(plugins=("reclaimed-resource-pressure-eviction-plugin",), skipped_labels=("keep",))
+
+    def judged(at_s: float, memory: EvictionMemory) -> tuple[Evictions, EvictionMemory]:
+        pods = [msgspec.structs.replace(stays, labels={"keep": ""}), leaves]
+        promised = Headroom(cores=2.0, verdict=Verdict(rule="r", text="t"))
+        at = situation(at_s, pods, samples={group.path.strip("/"): {}}, headroom=promised, leaving=killer.leaving)
+        evictions, memory = judge(at, memory, config)
+        carry_out(evictions, pods, killer)
+        return evictions, memory
+
+    evictions, memory = judged(100.0, EvictionMemory())
+    assert [victim.pod for victim in evictions.victims] == ["default/p"]
+    assert killer.leaving == {"default/p"}
+    evictions, _ = judged(105.0, memory)
+    assert evictions.victims == ()
+    events = until(killer, gone)
+    assert process.wait() == -15
+    assert "target 10000, observed 18000" in events[0].message
+
+
+@pytest.mark.parametrize("fields", [{"dry_run": True}, {"notify": True}])
+def test_who_is_only_shown_or_told_is_not_handed_over(killer: SignalKiller, fields: dict[str, bool]) -> None:
+    victim = Victim(
+        pod="default/p", uid="default/p", plugin="x", scope="", verdict=Verdict(rule="r", text="t"), forced=False,
+        grace_s=0, **fields,
+    )  # fmt: skip
+    carry_out(Evictions(victims=(victim,)), [pod("/nobody")], killer)
+    assert not killer.outcomes()
