@@ -112,7 +112,9 @@ def _finding(
         condition=CONDITION if len(over) == len(parts) else "", text=text,
         inputs={"numa": worst, "use": round(average, 4), "bound": round(bound, 4), "overloaded": len(over)},
     )  # fmt: skip
-    return Finding(threshold=threshold, candidates=candidates, kind="cpu", waits=True)
+    # The samples before a victim left say nothing of the node without it.
+    cool_down_s = config.ring_size * config.sample_s
+    return Finding(threshold=threshold, candidates=candidates, kind="cpu", waits=True, cool_down_s=cool_down_s)
 
 
 def _ranked(

@@ -107,4 +107,6 @@ def _finding(state: _State, memory: NumaSysMemory, pods: list[Pod], config: Numa
                 heavy.append((-kernel, pod.key, pod))
         ranked = sorted(heavy, key=lambda each: each[:2])
         candidates = tuple(Candidate(pod=pod, grace_s=config.grace_s) for _, _, pod in ranked)
-    return Finding(threshold=threshold, candidates=candidates, kind="cpu", waits=True)
+    # The samples before a victim left say nothing of the node without it.
+    cool_down_s = config.ring_size * config.sample_s
+    return Finding(threshold=threshold, candidates=candidates, kind="cpu", waits=True, cool_down_s=cool_down_s)

@@ -161,6 +161,17 @@ def test_some_pools_are_not_judged(pool: str) -> None:
     assert play_load([{"a": 90.0}] * 10, pool=pool)[0].threshold.verdict.rule == "no_pools"
 
 
+def test_a_load_that_the_probe_does_not_tell_is_the_advisors() -> None:
+    pods = [pod("a", QoSLevel.SHARED), pod("b", QoSLevel.SHARED)]
+    at = situation(
+        pods=pods, samples={"a": {"load": load_of(3.0)}}, pools={"share": (0,)}, loads={"/a": 99.0, "/b": 1.5},
+        advice=CpuAdvice(regions=(region("share", ["a", "b"]),)),
+    )  # fmt: skip
+    _, memory = load.judge(at, LoadMemory(), LoadConfig())
+    assert memory.pods == {"default/a": (3.0,), "default/b": (1.5,)}
+    assert memory.pools == {"share": (2.0,)}
+
+
 def test_samples_are_half_a_minute_apart() -> None:
     pods = [pod("a", QoSLevel.SHARED)]
     memory = LoadMemory()

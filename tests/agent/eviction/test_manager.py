@@ -186,6 +186,19 @@ def test_a_plugin_cools_down_after_a_victim() -> None:
     assert [victims(each) for each in result] == [["a"], [], [], ["b"]]
 
 
+def test_samples_from_before_a_victim_left_send_nobody_else() -> None:
+    """Two pods make 0.75 of a NUMA node; once the first is gone at once, its samples are still in the ring."""
+    name = "numa-cpu-pressure-plugin"
+    pods = [pod(each, QoSLevel.SHARED, numa=(0,)) for each in ("a", "b")]
+    memory, sent = EvictionMemory(), []
+    for i in range(40):
+        here = [each for each in pods if each.key not in sent]
+        used = {each.name: {"cpu_usage_ns": i * 5 * 6 * 10**9} for each in here}
+        evictions, memory = judge(situation(100.0 + 5 * i, here, samples=used), memory, config(name))
+        sent += [victim.pod for victim in evictions.victims]
+    assert sent == ["default/a"]
+
+
 def test_conditions_outlive_their_threshold_by_five_minutes() -> None:
     pods = [pod("a")]
     rounds = [free_memory(100, pods), *(free_memory(at, pods, 90 * GIB) for at in (105, 400, 401, 405))]
