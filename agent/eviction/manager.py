@@ -9,7 +9,6 @@ trouble.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
 
 import msgspec
 
@@ -28,42 +27,14 @@ from agent.eviction import (
     suppression,
     system_memory,
 )
-from agent.eviction.judgement import Candidate, Finding, missing
+from agent.eviction.choosing import chosen, claims
+from agent.eviction.judgement import Finding, missing, not_met
 from agent.eviction.situation import NS_PER_S, Situation
 from agent.eviction.state import EvictionMemory, Plugins, Sent
 from api.evictions import Evictions, Met, Shown, Threshold, Victim
-from api.knobs import Verdict
-from api.pods import Pod
-from api.qos import QoSLevel
 
-CRITICAL_PRIORITY = 2_000_000_000
-"""system-cluster-critical and system-node-critical have this and more."""
-SOFT_NOTIFY = "katalyst.kubewharf.io/pod_soft_evict_notify"
-EVICT_SCORE = "katalyst.kubewharf.io/pod_evict_score"
-STATIC = "kubernetes.io/config.source"
-MIRROR = "kubernetes.io/config.mirror"
 LEAST_WAIT_S, WAIT_FACTOR, USUAL_GRACE_S = 10.0, 1.5, 30.0
 """A pod may take its grace and half of that again to go. Kubernetes gives 30 s to a pod that says nothing."""
-KINDS = ("", "cpu", "memory", "force")
-"""Of two victims of one level and priority, who leaves first: Katalyst's list of scopes from its end."""
-
-
-class _Claim(NamedTuple):
-    """One plugin's wish that a pod leaves."""
-
-    candidate: Candidate
-    finding: Finding
-    forced: bool
-    rank: int
-    """Among the plugin's candidates."""
-
-    @property
-    def plugin(self) -> str:
-        return self.finding.threshold.plugin
-
-    @property
-    def kind(self) -> str:
-        return "force" if self.finding.forced else self.finding.kind
 
 
 def judge(situation: Situation, memory: EvictionMemory, config: EvictionConfig) -> tuple[Evictions, EvictionMemory]:
@@ -79,12 +50,12 @@ def judge(situation: Situation, memory: EvictionMemory, config: EvictionConfig) 
     situation = msgspec.structs.replace(situation, stale_s=config.stale_s)
     findings, plugins = _ask(situation, sent, memory.plugins, config)
     thresholds, met_since = _lasting(findings, memory.met_since_ns, situation.now_ns, config)
-    claims = [
+    wishes = [
         claim
         for finding, threshold in zip(findings, thresholds, strict=True)
-        for claim in _claims(finding, threshold, situation.now_ns, memory, sent)
+        for claim in claims(finding, threshold, situation.now_ns, memory.evicted_at_ns, sent)
     ]
-    victims, waiting = _chosen(claims, config)
+    victims, waiting = chosen(wishes, config)
     conditions = _conditions(thresholds, memory.conditions, situation.now_ns, config)
     evictions = Evictions(
         thresholds=thresholds, conditions=tuple(conditions.values()), victims=victims, waiting=waiting
@@ -118,12 +89,18 @@ def _ask(
     kept: dict[str, object] = {}
     for name in enabled:
         seen = dry if config.dry(name) else live
-        if name in _STATELESS:
-            findings += _STATELESS[name](seen, config)
-        else:
-            field, ask = _STATEFUL[name]
-            found, kept[field] = ask(seen, memory, config)
-            findings += found
+        field, ask = _STATEFUL.get(name, ("", None))
+        found: Iterable[Finding]
+        try:
+            if ask is None:
+                found = _STATELESS[name](seen, config)
+            else:
+                found, kept[field] = ask(seen, memory, config)
+        except Exception as failure:  # noqa: BLE001 - the others go on, and what failed is shown
+            found = [not_met(name, "plugin_failed", f"This plugin failed: {type(failure).__name__}: {failure}")]
+            if field:
+                kept[field] = getattr(memory, field)
+        findings += found
     return findings, Plugins(**kept)  # type: ignore[arg-type]
 
 
@@ -167,106 +144,6 @@ def _lasting(
         dry = config.dry(threshold.plugin)
         thresholds.append(msgspec.structs.replace(threshold, since_ns=began, dry_run=dry))
     return tuple(thresholds), since
-
-
-def _claims(
-    finding: Finding, threshold: Threshold, now_ns: int, memory: EvictionMemory, sent: Iterable[Sent]
-) -> list[_Claim]:
-    """Whom this finding wants to leave now."""
-    plugin = threshold.plugin
-    finding = msgspec.structs.replace(finding, threshold=threshold)
-    if finding.waits and any(each.plugin == plugin for each in sent):
-        return []
-    last = memory.evicted_at_ns.get(plugin)
-    if last is not None and 0 <= now_ns - last < finding.cool_down_s * NS_PER_S:
-        return []
-    if finding.direct:
-        return [_Claim(candidate, finding, finding.forced, rank) for rank, candidate in enumerate(finding.candidates)]
-    if threshold.since_ns is None or now_ns - threshold.since_ns < threshold.tolerance_s * NS_PER_S:
-        return []
-    forced = threshold.met is Met.HARD
-    return [_Claim(candidate, finding, forced, rank) for rank, candidate in enumerate(finding.candidates)]
-
-
-def _chosen(claims: list[_Claim], config: EvictionConfig) -> tuple[tuple[Victim, ...], tuple[str, ...]]:
-    """In order and within the burst; dry runs neither use up the burst nor keep a real victim from leaving."""
-    allowed = [claim for claim in claims if not protected(claim.candidate.pod, config)]
-    result: list[Victim] = []
-    waiting: list[str] = []
-    for dry in (False, True):
-        mine = [claim for claim in allowed if claim.finding.threshold.dry_run == dry]
-        forced = _first_of_each(claim for claim in mine if claim.forced)
-        soft = sorted((claim for claim in mine if not claim.forced), key=_soft_order)
-        taken = {claim.candidate.pod.uid for claim in forced} | {claim.plugin for claim in forced}
-        single = next((claim for claim in soft if taken.isdisjoint((claim.candidate.pod.uid, claim.plugin))), None)
-        ordered = sorted([*forced, *([single] if single else [])], key=_order)
-        result += [_victim(claim, dry=dry) for claim in ordered[: config.burst]]
-        if not dry:
-            waiting = [claim.candidate.pod.key for claim in ordered[config.burst :]]
-    return tuple(result), tuple(waiting)
-
-
-def _first_of_each(claims: Iterable[_Claim]) -> list[_Claim]:
-    """Of a plugin's thresholds only one makes a pod leave in a round; a pod leaves once, whoever wants it to."""
-    by_plugin: dict[str, list[_Claim]] = {}
-    for claim in claims:
-        by_plugin.setdefault(claim.plugin, []).append(claim)
-    chosen: dict[str, _Claim] = {}
-    for wishes in by_plugin.values():
-        for claim in wishes if wishes[0].finding.direct else wishes[:1]:
-            chosen.setdefault(claim.candidate.pod.uid, claim)
-    return list(chosen.values())
-
-
-def _order(claim: _Claim) -> tuple[bool, int, int, str]:
-    pod = claim.candidate.pod
-    return (pod.qos is not QoSLevel.RECLAIMED, pod.priority, KINDS.index(claim.kind), pod.key)
-
-
-def _soft_order(claim: _Claim) -> tuple[bool, int, float, int, int, str]:
-    """As for all, but of one level and priority first the higher pod_evict_score, and last the plugin's own order."""
-    level, priority, kind, key = _order(claim)
-    return (level, priority, -_score(claim.candidate.pod), kind, claim.rank, key)
-
-
-def _score(pod: Pod) -> float:
-    try:
-        return float(pod.annotations.get(EVICT_SCORE, "0"))
-    except ValueError:
-        return 0.0
-
-
-def protected(pod: Pod, config: EvictionConfig) -> bool:
-    """Whether nobody may evict this pod."""
-    return (
-        pod.qos is QoSLevel.SYSTEM
-        or pod.priority >= CRITICAL_PRIORITY
-        or pod.annotations.get(STATIC, "api") != "api"
-        or MIRROR in pod.annotations
-        or any(key in pod.annotations for key in config.skipped_annotations)
-        or any(key in pod.labels for key in config.skipped_labels)
-    )
-
-
-def _victim(claim: _Claim, *, dry: bool) -> Victim:
-    threshold, pod = claim.finding.threshold, claim.candidate.pod
-    text = claim.candidate.text or (
-        f"plugin {threshold.plugin} met threshold in scope {threshold.scope}, target {threshold.value:g}, "
-        f"observed {threshold.observed:g}: {threshold.verdict.text}"
-    )
-    return Victim(
-        pod=pod.key,
-        uid=pod.uid,
-        plugin=threshold.plugin,
-        scope=threshold.scope,
-        verdict=Verdict(
-            rule=threshold.verdict.rule, text=text, threshold=threshold.value, inputs=threshold.verdict.inputs
-        ),
-        forced=claim.forced,
-        grace_s=claim.candidate.grace_s,
-        notify=not claim.forced and pod.annotations.get(SOFT_NOTIFY) == "true",
-        dry_run=dry,
-    )
 
 
 def _sent(victim: Victim, now_ns: int) -> Sent:

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from agent.config.eviction import NAMES, EvictionConfig
 from agent.config.eviction_memory import Amount, ReclaimedConfig, RootfsPressureConfig, RssConfig
-from agent.eviction.manager import CRITICAL_PRIORITY, EVICT_SCORE, SOFT_NOTIFY, judge, protected
+from agent.eviction import manager
+from agent.eviction.choosing import CRITICAL_PRIORITY, EVICT_SCORE, SOFT_NOTIFY, protected
+from agent.eviction.manager import judge
 from agent.eviction.network import SELECTED
 from agent.eviction.situation import RootfsUse, Situation
 from agent.eviction.state import EvictionMemory
@@ -21,7 +23,19 @@ from api.facts import Filesystem
 from api.knobs import Verdict
 from api.pods import Pod
 from api.qos import Enhancements, QoSLevel
-from tests.agent.eviction.builders import GIB, HARD, PAGE, SOFT, load, numa_node, pod, pressure, situation, zone
+from tests.agent.eviction.builders import (
+    GIB,
+    HARD,
+    NOT_MET,
+    PAGE,
+    SOFT,
+    load,
+    numa_node,
+    pod,
+    pressure,
+    situation,
+    zone,
+)
 
 WHY = Verdict(rule="r", text="t")
 RECLAIMED = "reclaimed-resource-pressure-eviction-plugin"
@@ -237,6 +251,18 @@ def test_an_old_snapshot_evicts_nobody_and_forgets_nothing() -> None:
     (first, second), _ = play([old, pressed(140, pods)], config(RECLAIMED))
     assert (victims(first), first.thresholds[0].verdict.rule) == ([], "input_missing")
     assert victims(second) == ["a"]
+
+
+def test_a_plugin_that_fails_is_shown_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> object:
+        raise ZeroDivisionError("of no use")
+
+    monkeypatch.setattr(manager, "_STATEFUL", {**manager._STATEFUL, SYSTEM: ("system_memory", broken)})
+    (evictions,), _ = play([pressed(100, [pod("a", cores=9)])], config(RECLAIMED, SYSTEM))
+    assert victims(evictions) == ["a"]
+    (failed,) = [each for each in evictions.thresholds if each.plugin == SYSTEM]
+    assert (failed.verdict.rule, failed.met) == ("plugin_failed", NOT_MET)
+    assert failed.verdict.text == "This plugin failed: ZeroDivisionError: of no use"
 
 
 @pytest.mark.parametrize(
