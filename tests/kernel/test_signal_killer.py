@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -16,8 +17,14 @@ from agent.config.eviction import EvictionConfig
 from agent.eviction.killer import carry_out
 from agent.eviction.manager import judge
 from agent.eviction.signals import SignalKiller
+from agent.eviction.situation import Situation
 from agent.eviction.state import EvictionMemory
 from agent.hierarchy import Hierarchy
+from agent.sense.cgroups import CgroupReader
+from agent.sense.indicators import Indicators
+from agent.sense.node import NodeReader
+from agent.sense.schedstat import SchedstatWaits
+from agent.sense.sensor import Sensor
 from api.advice import Headroom
 from api.evictions import Evictions, KillEvent, KillReason, Victim
 from api.knobs import Verdict
@@ -308,3 +315,36 @@ def test_who_is_only_shown_or_told_is_not_handed_over(killer: SignalKiller, fiel
     )  # fmt: skip
     carry_out(Evictions(victims=(victim,)), [pod("/nobody")], killer)
     assert not killer.outcomes()
+
+
+class OnePod:
+    """A PodSource of one pod."""
+
+    def __init__(self, only: Pod) -> None:
+        self._only = only
+
+    def read(self) -> tuple[Pod, ...]:
+        return (self._only,)
+
+
+def test_from_the_kernels_files_to_a_pod_that_is_gone(
+    killer: SignalKiller, group: TestCgroup, hierarchy: Hierarchy
+) -> None:
+    """Eight MiB that it wrote to inside the cgroup, and little else; it requested one."""
+    process = run(group, "data = b'x' * (8 << 20)\n" + SLEEP)
+    container = Container(name="c", cgroup=group.path, memory_request_bytes=1 << 20)
+    over = msgspec.structs.replace(pod(group.path), containers=(container,))
+    with closing(CgroupReader(hierarchy)) as cgroups, closing(NodeReader(Path("/proc"), Path("/sys"))) as node:
+        sensor = Sensor(
+            cgroups=cgroups, node=node, sys=Path("/sys"), pods=OnePod(over), indicators=Indicators(),
+            waits=SchedstatWaits(Path("/proc"), hierarchy),
+        )  # fmt: skip
+        now_ns = time.monotonic_ns()
+        snapshot = sensor.snapshot(1, now_ns, time.time_ns())
+        config = EvictionConfig(plugins=("rss-overuse-eviction-plugin",))
+        evictions, _ = judge(Situation(snapshot=snapshot, now_ns=now_ns), EvictionMemory(), config)
+    assert [victim.pod for victim in evictions.victims] == ["default/p"]
+    assert 8 <= (evictions.thresholds[0].observed or 0) < 16
+    carry_out(evictions, snapshot.pods, killer)
+    until(killer, gone)
+    assert process.wait() == -15

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from agent.config.eviction import NAMES, EvictionConfig
 from agent.config.eviction_memory import Amount, ReclaimedConfig, RootfsPressureConfig, RssConfig
 from agent.eviction import manager
-from agent.eviction.choosing import CRITICAL_PRIORITY, EVICT_SCORE, SOFT_NOTIFY, protected
+from agent.eviction.choosing import CRITICAL_PRIORITY, EVICT_SCORE, SOFT_NOTIFY, Claim, chosen, protected
+from agent.eviction.judgement import Candidate, Finding
 from agent.eviction.manager import judge
 from agent.eviction.network import SELECTED
 from agent.eviction.situation import RootfsUse, Situation
 from agent.eviction.state import EvictionMemory
 from api.advice import Headroom
-from api.evictions import Evictions
+from api.evictions import Evictions, Threshold
 from api.facts import Filesystem
 from api.knobs import Verdict
 from api.pods import Pod
@@ -187,6 +188,39 @@ def test_victims_of_a_round_are_ordered_and_at_most_three() -> None:
     (evictions,), _ = play([at], config(KOORDINATOR, koordinator_memory=settings))
     assert victims(evictions) == ["low", "a", "b"]
     assert evictions.waiting == ("default/high", "default/online")
+
+
+def test_victims_are_in_katalysts_order() -> None:
+    """Its own case from the end, which is evicted first: level, priority, scope, name."""
+    shapes = [
+        ("shared", 60, ""), ("dedicated", 60, "memory"), ("shared", 80, "force"), ("dedicated", 60, ""),
+        ("reclaimed", 100, "force"), ("reclaimed", 20, "force"), ("shared", 70, "memory"), ("shared", 100, "force"),
+        ("dedicated", 80, "memory"), ("shared", 60, "cpu"), ("reclaimed", 100, ""), ("shared", 80, "cpu"),
+    ]  # fmt: skip
+    threshold = Threshold(plugin="p", met=HARD, value=1.0, observed=2.0, verdict=WHY)
+    wishes = [
+        Claim(
+            Candidate(pod=pod(f"{level}-{priority}-{kind or 'other'}", QoSLevel(f"{level}_cores"), priority=priority)),
+            Finding(threshold=threshold, direct=True, forced=kind == "force", kind="" if kind == "force" else kind),
+            forced=True,
+            rank=0,
+        )
+        for level, priority, kind in shapes
+    ]
+    assert [victim.pod.removeprefix("default/") for victim in chosen(wishes, config(burst=12))[0]] == [
+        "reclaimed-20-force",
+        "reclaimed-100-other",
+        "reclaimed-100-force",
+        "dedicated-60-other",
+        "shared-60-other",
+        "shared-60-cpu",
+        "dedicated-60-memory",
+        "shared-70-memory",
+        "shared-80-cpu",
+        "dedicated-80-memory",
+        "shared-80-force",
+        "shared-100-force",
+    ]
 
 
 def free_memory(at_s: float, pods: list[Pod], free: int = 0) -> Situation:
