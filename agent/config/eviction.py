@@ -27,6 +27,7 @@ PluginName = Literal[
     "numa-sys-cpu-pressure-plugin",
     "koordinator-cpu-evict",
     "koordinator-memory-evict",
+    "oomd-pressure",
 ]
 """Every plugin there is."""
 NAMES: tuple[str, ...] = get_args(PluginName)
@@ -66,6 +67,7 @@ class EvictionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     numa_sys: cpu.NumaSysConfig = cpu.NumaSysConfig()
     koordinator_cpu: cpu.KoordinatorCpuConfig = cpu.KoordinatorCpuConfig()
     koordinator_memory: memory.KoordinatorMemoryConfig = memory.KoordinatorMemoryConfig()
+    oomd: memory.OomdConfig = memory.OomdConfig()
 
     def enabled(self, name: str) -> bool:
         """Whether this plugin judges at all."""

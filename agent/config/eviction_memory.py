@@ -171,3 +171,18 @@ class KoordinatorMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_
     """[memoryEvictCoolTimeSeconds] between two rounds of victims."""
     grace_s: Grace | None = None
     """Of its victims; the pod's own unless set."""
+
+
+class OomdConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """oomd-pressure: reclaimed pods leave before the kernel's OOM killer has to. Names in brackets are oomd's."""
+
+    full_avg10: Rate = 60.0
+    """[pressure_above threshold] part of the last 10 s in which all tasks stalled for memory, in per cent,"""
+    duration_s: Seconds = 30.0
+    """[duration] for so long."""
+    swap_free_ratio: Share = 0.1
+    """[swap_free threshold_pct] less free swap than this."""
+    cool_down_s: Seconds = 15.0
+    """[post_action_delay] between two victims."""
+    grace_s: Grace | None = 1.0
+    """Of its victims."""

@@ -21,6 +21,7 @@ from agent.eviction import (
     numa_cpu,
     numa_memory,
     numa_sys,
+    oomd,
     reclaimed,
     rootfs,
     rss,
@@ -122,6 +123,7 @@ _STATEFUL: Mapping[str, tuple[str, _Ask]] = {
     suppression.NAME: ("suppression", lambda s, m, c: suppression.judge(s, m.suppression, c.suppression)),
     numa_cpu.NAME: ("numa_cpu", lambda s, m, c: numa_cpu.judge(s, m.numa_cpu, c.numa_cpu)),
     numa_sys.NAME: ("numa_sys", lambda s, m, c: numa_sys.judge(s, m.numa_sys, c.numa_sys)),
+    oomd.NAME: ("oomd", lambda s, m, c: oomd.judge(s, m.oomd, c.oomd)),
     koordinator.CPU_NAME: (
         "koordinator_cpu",
         lambda s, m, c: koordinator.judge_cpu(s, m.koordinator_cpu, c.koordinator_cpu),

@@ -202,7 +202,7 @@ def _signal(directory: int, number: signal.Signals) -> int:
                 except ProcessLookupError:
                     continue
             # The numbers cannot be given to others now: who is listed is who is held.
-            for pid in held.keys() & set(_pids(directory)):
+            for pid in (held.keys() & set(_pids(directory))) - {os.getpid()}:
                 try:
                     signal.pidfd_send_signal(held[pid], number)
                 except ProcessLookupError:
@@ -218,11 +218,14 @@ def _end(directory: int) -> None:
     try:
         fd = os.open("cgroup.kill", os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
     except OSError:
+        fd = -1
+    try:
+        if fd >= 0 and os.getpid() not in _pids(directory):
+            os.write(fd, b"1")
+            return
         for _ in range(SWEEPS):
             if not _signal(directory, signal.SIGKILL):
                 return
-        return
-    try:
-        os.write(fd, b"1")
     finally:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -103,6 +103,19 @@ def run(group: TestCgroup, program: str) -> subprocess.Popen[bytes]:
     assert process.stdout is not None
     assert process.stdout.readline() == b"\n"
     return process
+
+
+@contextmanager
+def inside(group: TestCgroup, hierarchy: Hierarchy) -> Iterator[None]:
+    """This process in that cgroup, as the killer sees it, and back where it was."""
+    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    primary = hierarchy.primary
+    home = next(path for _, names, path in lines if primary.name in names.split(",") or not names)
+    (primary / group.path.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
+    try:
+        yield
+    finally:
+        (primary / home.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
 
 
 def reasons(events: Sequence[KillEvent]) -> list[KillReason]:
@@ -235,19 +248,25 @@ def test_a_cgroup_of_the_same_path_is_another(
 
 
 def test_the_agents_own_pod_is_refused(killer: SignalKiller, group: TestCgroup, hierarchy: Hierarchy) -> None:
-    before = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
-    primary = hierarchy.primary
-    home = next(path for _, names, path in before if primary.name in names.split(",") or not names)
-    (primary / group.path.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
-    try:
+    with inside(group, hierarchy):
         killer.evict(pod(group.path), 0.0, "r")
-    finally:
-        (primary / home.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
     events = list(killer.outcomes())
     assert reasons(events) == [KillReason.FAILED]
     assert events[0].message == "the agent itself runs in this pod; reason: r"
     assert events[0].warning
     assert not killer.leaving
+
+
+def test_the_agent_that_joins_a_pod_on_its_way_out_is_spared(
+    killer: SignalKiller, group: TestCgroup, hierarchy: Hierarchy, clock: Clock
+) -> None:
+    process = run(group, DEAF)
+    killer.evict(pod(group.path), 1.0, "r")
+    with inside(group, hierarchy):
+        clock.now_ns += S
+        killer.outcomes()
+        assert process.wait() == -9
+    assert gone(list(killer.outcomes()))
 
 
 @pytest.mark.parametrize("path", ["/dioptase-test-nobody", "/", "/../dioptase-test-nobody"])

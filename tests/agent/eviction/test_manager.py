@@ -20,7 +20,7 @@ from agent.eviction.situation import RootfsUse, Situation
 from agent.eviction.state import EvictionMemory
 from api.advice import Headroom
 from api.evictions import Evictions, Threshold
-from api.facts import Filesystem
+from api.facts import Filesystem, Pressure
 from api.knobs import Verdict
 from api.pods import Pod
 from api.qos import Enhancements, QoSLevel
@@ -353,7 +353,8 @@ def trouble(at_s: float, pods: list[Pod], share: float) -> Situation:
         "load": load(share * 99), "memory_pressure": pressure(share * 99),
     }  # fmt: skip
     node = {
-        "meminfo": {"MemFree": 0, "MemTotal": 128 * GIB, "MemAvailable": 0},
+        "meminfo": {"MemFree": 0, "MemTotal": 128 * GIB, "MemAvailable": 0, "SwapTotal": 9, "SwapFree": 0},
+        "memory_pressure": Pressure(some_us=0, some_avg10=99, full_us=0, full_avg10=99),
         "sysctl": {"vm.watermark_scale_factor": 100}, "vmstat": {"pgsteal_kswapd": round(at_s * 9e4)},
         "zones": (zone(0, 0, GIB, GIB), zone(1, PAGE, GIB, GIB)), "numa": {0: numa_node(64 * GIB), 1: numa_node(64 * GIB)},
         "filesystems": {"/": Filesystem(size_bytes=GIB, available_bytes=0, inodes=9, free_inodes=0)},

@@ -8,18 +8,20 @@ import pytest
 from agent.config.eviction_memory import (
     KoordinatorMemoryConfig,
     NumaMemoryConfig,
+    OomdConfig,
     ReclaimedConfig,
     RssConfig,
     SystemMemoryConfig,
 )
-from agent.eviction import balancer, koordinator, numa_memory, reclaimed, rss, system_memory
+from agent.eviction import balancer, koordinator, numa_memory, oomd, reclaimed, rss, system_memory
 from agent.eviction.judgement import Finding
 from agent.eviction.numa_memory import NumaMemory
+from agent.eviction.oomd import OomdMemory
 from agent.eviction.situation import Situation
 from agent.eviction.system_memory import SystemMemory
 from api.advice import Headroom
 from api.evictions import Met
-from api.facts import Kswapd
+from api.facts import Kswapd, Pressure
 from api.knobs import Verdict
 from api.pods import Container, Pod
 from api.qos import Enhancements, QoSLevel
@@ -405,3 +407,58 @@ def test_koordinators_memory_evict(available: int, who: list[str]) -> None:
     found = koordinator.judge_memory(at, KoordinatorMemoryConfig())[0]
     assert names(found) == who
     assert found.forced
+
+
+# oomd's
+
+
+def play_oomd(full: float, seconds: int, sizes: dict[str, tuple[int, int]], **meminfo: int) -> list[Finding]:
+    """A look every ten seconds; `sizes` are what each pod had at first and has in the end."""
+    memory, findings = OomdMemory(), ()
+    stalls = Pressure(some_us=0, some_avg10=100, full_us=0, full_avg10=full)
+    pods = [pod(name) for name in sizes] + [pod("web", QoSLevel.SHARED)]
+    for at_s in range(0, seconds + 1, 10):
+        used = {name: {"memory_bytes": both[at_s == seconds]} for name, both in sizes.items()} | {
+            "web": {"memory_bytes": 999}
+        }
+        at = situation(100.0 + at_s, pods, samples=used, node={"memory_pressure": stalls, "meminfo": meminfo})
+        findings, memory = oomd.judge(at, memory, OomdConfig())
+    return list(findings)
+
+
+@pytest.mark.parametrize(("full", "seconds", "met"), [(60.1, 30, HARD), (60.0, 30, NOT_MET), (60.1, 20, NOT_MET)])
+def test_oomd_pressure(full: float, seconds: int, met: Met) -> None:
+    assert play_oomd(full, seconds, {"a": (1, 1)})[0].threshold.met is met
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "rule"),
+    [(10, 100, "threshold_not_met"), (9, 100, "hard_threshold_met"), (0, 0, "no_swap")],
+)
+def test_oomd_swap(free: int, total: int, rule: str) -> None:
+    found = play_oomd(0, 10, {"a": (1, 1)}, SwapTotal=total, SwapFree=free)[1]
+    assert found.threshold.verdict.rule == rule
+    assert names(found) == (["a"] if rule == "hard_threshold_met" else [])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "first"),
+    [
+        ({"a": (50, 50), "b": (10, 30), "c": (20, 20)}, "a"),  # half of all
+        # ten pods: of the largest two, 40 and 39, the second grew from 20: 39 / 24.75 is 1.58
+        ({"a": (40, 40), "b": (20, 39)} | {f"c{i}": (10, 10) for i in range(8)}, "b"),
+        ({"a": (40, 40), "b": (30, 39)} | {f"c{i}": (10, 10) for i in range(8)}, "a"),  # 39 / 32.25 is 1.21
+        (
+            {"a": (40, 40), "b": (39, 39), "grew": (1, 20)} | {f"c{i}": (10, 10) for i in range(7)},
+            "a",
+        ),  # not of the largest
+    ],
+)
+def test_oomd_takes_by_size_or_growth(sizes: dict[str, tuple[int, int]], first: str) -> None:
+    assert names(play_oomd(99, 30, sizes)[0])[0] == first
+
+
+def test_oomd_without_pressure_files_is_missing() -> None:
+    findings, memory = oomd.judge(situation(pods=[pod("a")]), OomdMemory(since_ns=1), OomdConfig())
+    assert [found.threshold.verdict.rule for found in findings] == ["input_missing", "input_missing"]
+    assert memory.since_ns is None
