@@ -126,8 +126,8 @@ def protected(pod: Pod, config: EvictionConfig) -> bool:
 def _victim(claim: Claim, *, dry: bool) -> Victim:
     threshold, pod = claim.finding.threshold, claim.candidate.pod
     text = claim.candidate.text or (
-        f"plugin {threshold.plugin} met threshold in scope {threshold.scope}, target {threshold.value:g}, "
-        f"observed {threshold.observed:g}: {threshold.verdict.text}"
+        f"plugin {threshold.plugin} met threshold in scope {threshold.scope}, target {threshold.value:.12g}, "
+        f"observed {threshold.observed:.12g}: {threshold.verdict.text}"
     )
     return Victim(
         pod=pod.key,
