@@ -22,6 +22,7 @@ from agent.config import Config
 from agent.hierarchy import V1_CONTROLLERS, Hierarchy, detect
 from agent.loop import Loop
 from agent.qrm.actuator import Actuator
+from agent.qrm.checkpoint import Checkpoint
 from agent.qrm.cpu import managed
 from agent.qrm.knobs import KnobFiles
 from agent.qrm.originals import Locked, Originals, boot_id, open_originals
@@ -165,6 +166,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             actuator=Actuator(files, originals, act),
             sinks=sinks,
             triggers=_triggers(hierarchy, stack),
+            checkpoint=Checkpoint(options.state_dir, boot_id(PROC)) if act is Act.ON else None,
             banner=(*state_missing, *act_missing, *waits_missing),
         )
         _few_collections()
