@@ -19,6 +19,8 @@ from api.ports import Unavailable
 STEP_BYTES = 256 << 20
 """A limit on memory is lowered by so much of what has to be given up at a time: dropping that much page cache takes about
 0.1 s, and the round waits for it."""
+SLACK_BYTES = 8 << 20
+"""Page cache that is not counted on: of the last few MiB the kernel often finds nothing to drop, and gives up."""
 USE = {"v1": "memory.usage_in_bytes", "v2": "memory.current"}
 """Where each version says how many bytes a group uses."""
 _CACHE = {"v1": ("total_inactive_file", "total_active_file"), "v2": ("inactive_file", "active_file")}
@@ -84,7 +86,7 @@ def floor_bytes(decision: Decision, asked_bytes: int, files: KnobFiles) -> int:
     except ValueError as error:
         raise Unavailable(f"{cgroup}: nobody knows how much memory it uses: {error}", "see its memory.stat") from None
     cache = sum(stat.get(key, 0) for key in _CACHE[files.version])
-    free = max(cache - sum(stat.get(key, 0) for key in _STUCK[files.version]), 0)
+    free = max(cache - sum(stat.get(key, 0) for key in _STUCK[files.version]) - SLACK_BYTES, 0)
     return pages(used - min(free // 2, STEP_BYTES))
 
 
