@@ -187,6 +187,10 @@ class Actuator:
             asked = canonical(knob, decision.value)
             reading = self._files.look(cgroup, cgroup_id, knob)
             raw = reading.raw
+            ours = self._originals is not None and raw.texts == self._originals.hands.left((cgroup, knob))
+            if ours and not reading.beside and (same := self._seen.as_left(decision)) is not None:
+                state.settle(cgroup, knob, same.after or "")
+                return same
             before = self._files.decode(cgroup, knob, raw, reading.beside)
             foreign = self._is_foreign(original(decision, knob, raw))
             own = own_value(decision, reading, before if foreign else None, self._files, self._originals)

@@ -40,6 +40,10 @@ class Hands:
         """Whether the agent has written that knob since it was started."""
         return key_of(entry) in self._left
 
+    def left(self, key: Key) -> Mapping[str, str] | None:
+        """What the agent left there, if it has written it since it was started."""
+        return self._left.get(key)
+
     def is_foreign(self, entry: Original, now: Original, files: KnobFiles) -> bool:
         """Whether somebody else wrote what the knob holds now: neither its original nor what the agent left there."""
         left = self._left.get(key_of(entry))

@@ -25,7 +25,7 @@ from api.ports import Unavailable, Vanished
 
 __all__ = ("Absent", "Forbidden", "KnobFiles", "Original", "RawValue", "Refused", "canonical", "is_cgroup_path")
 
-KEPT_OPEN = 256
+KEPT_OPEN = 1024
 """Descriptors of directories kept for the next round; beyond that the least recently used is closed."""
 
 

@@ -12,6 +12,7 @@ from agent.qrm.originals import Originals
 from agent.qrm.places import pages
 from agent.qrm.plans import RoundState
 from agent.qrm.restore import LISTS
+from api.cpus import parse_cpu_list
 from api.decisions import Decision
 from api.knobs import Knob
 from api.ports import Unavailable
@@ -44,8 +45,12 @@ def limits_of(
     cgroup, knob = decision.cgroup, decision.knob
     machine = Limits(cpu_count=state.cpu_count, inherits=files.version == "v2")
     if knob in LISTS:
-        above = state.lists.get((cgroup.rpartition("/")[0], knob))
-        return replace(machine, ceiling=above or files.ceiling(cgroup, knob))
+        above = (cgroup.rpartition("/")[0], knob)
+        if above in state.lists:
+            return replace(machine, ceiling=parse_cpu_list(state.lists[above]))
+        if above not in state.ceilings:
+            state.ceilings[above] = files.ceiling(cgroup, knob)
+        return replace(machine, ceiling=state.ceilings[above])
     if knob is Knob.QUOTA:
         return replace(machine, own_quota=own)
     if knob is Knob.BURST:

@@ -62,14 +62,16 @@ class RoundState:
 
     cpu_count: int
     idle: dict[str, bool] = field(default_factory=dict)
-    lists: dict[tuple[str, Knob], tuple[int, ...]] = field(default_factory=dict)
+    lists: dict[tuple[str, Knob], str] = field(default_factory=dict)
     """CPUs and NUMA nodes by cgroup and knob."""
+    ceilings: dict[tuple[str, Knob], tuple[int, ...] | None] = field(default_factory=dict)
+    """What the kernel says of those that nobody decides on."""
     quotas: dict[str, str] = field(default_factory=dict)
 
     def settle(self, cgroup: str, knob: Knob, value: str) -> None:
         """That knob is going to have this value."""
         if knob in LISTS and value:
-            self.lists[cgroup, knob] = parse_cpu_list(value)
+            self.lists[cgroup, knob] = value
         elif knob is Knob.IDLE:
             self.idle[cgroup] = value == "1"
         elif knob is Knob.QUOTA:

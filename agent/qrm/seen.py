@@ -58,6 +58,14 @@ class Seen:
             if _scope(decision) not in fresh and now_ns < self._last[keys[index]].due_ns
         }
 
+    def as_left(self, decision: Decision) -> Outcome | None:
+        """The outcome of a decision whose knob was found just as it had been left for the same one; None where limits
+        may have moved meanwhile."""
+        last = self._last.get(_key(decision))
+        if last is None or last.asked != decision.value or last.clamped_from is not None or decision.knob in LISTS:
+            return None
+        return _unchanged(decision, last)
+
     def drifted(self, decision: Decision, before: str, value: str) -> bool:
         """Whether the knob has changed since it was found or left as the same decision wanted it."""
         last = self._last.get(_key(decision))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from agent.qrm import notation, places
 from agent.qrm.notation import DEFAULT_WEIGHT, UNLIMITED, shares_of, weight_of
@@ -33,6 +34,7 @@ class Row:
     v2: tuple[Place, ...]
 
 
+@lru_cache(maxsize=4096)
 def canonical(knob: Knob, text: str) -> str:
     """The one spelling of a knob's value: `0,1` is `0-1`, `50000` is `50000 100000`, every `max` has the default period.
 
