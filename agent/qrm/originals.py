@@ -215,7 +215,7 @@ class Originals:
         aside = self.path.with_name(f"{self.path.name}.damaged-{number}")
         try:
             self.path.rename(aside)
-            _sync_directory(self.path.parent)
+            sync_directory(self.path.parent)
         except OSError as error:
             raise Unavailable(
                 f"{self.path} is damaged ({reason}) and cannot be set aside: {error.strerror}",
@@ -229,12 +229,12 @@ class Originals:
         temporary = self.path.with_name(f"{self.path.name}.tmp")
         try:
             if entries:
-                _write_synced(temporary, encode_file(self._boot_id, entries.values()))
+                write_synced(temporary, encode_file(self._boot_id, entries.values()))
                 temporary.rename(self.path)
             else:
                 # Also works on a full disk, where nothing could be written.
                 self.path.unlink(missing_ok=True)
-            _sync_directory(self.path.parent)
+            sync_directory(self.path.parent)
         except OSError as error:
             # The first failure is the one to report; on a full disk the half-written file only takes space.
             with suppress(OSError):
@@ -359,7 +359,8 @@ def _without_links(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
-def _write_synced(path: Path, data: bytes) -> None:
+def write_synced(path: Path, data: bytes) -> None:
+    """A file with this content, on disk when it returns. Raises OSError."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         written = 0
@@ -370,7 +371,8 @@ def _write_synced(path: Path, data: bytes) -> None:
         os.close(fd)
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Have what was renamed or removed there on disk. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
