@@ -43,7 +43,7 @@ from agent.qrm.plans import (
 )
 from agent.qrm.restore import CHANGED_BY, LISTS, PINNED, key_of
 from agent.qrm.seen import Seen
-from agent.qrm.table import LACKS, ONCE_FILES, TABLE
+from agent.qrm.table import LACKS, ONCE_FILES, TABLE, UNLIMITED
 from api.cpus import format_cpu_list, parse_cpu_list
 from api.decisions import Act, Decision, Outcome, Status
 from api.knobs import ONCE, Knob
@@ -69,17 +69,20 @@ class Actuator:
         self._knobs_asked = 0
         self._known: dict[str, frozenset[Knob]] = {}
 
-    def apply(self, decisions: Sequence[Decision], now_ns: int | None = None) -> tuple[Outcome, ...]:
+    def apply(
+        self, decisions: Sequence[Decision], now_ns: int | None = None, *, loosen: Collection[str] = ()
+    ) -> tuple[Outcome, ...]:
         """What came of each decision, in the order in which they were given; nothing at all with `Act.OFF`.
 
-        With the time, knobs that are decided as before are looked at every few seconds only, without it every time.
+        With the time, knobs that are decided as before are looked at every few seconds only, without it every time. Cgroups
+        to `loosen` may have a quota above the owner's: Koordinator's burst means just that.
         """
         if self._act is Act.OFF:
             return ()
         recalled = self._seen.recall(decisions, now_ns)
         outcomes: dict[int, Outcome] = {}
         plans: dict[int, Plan] = {}
-        state = RoundState(self._files.cpu_count())
+        state = RoundState(self._files.cpu_count(), frozenset(loosen))
         for outcome in recalled.values():
             state.settle(outcome.decision.cgroup, outcome.decision.knob, outcome.after or "")
         asked = [index for index in range(len(decisions)) if index not in recalled]
@@ -193,7 +196,12 @@ class Actuator:
                 return same
             before = self._files.decode(cgroup, knob, raw, reading.beside)
             foreign = self._is_foreign(original(decision, knob, raw))
-            own = own_value(decision, reading, before if foreign else None, self._files, self._originals)
+            loosened = knob is Knob.QUOTA and cgroup in state.loosened
+            own = (
+                UNLIMITED
+                if loosened
+                else own_value(decision, reading, before if foreign else None, self._files, self._originals)
+            )
             value = bound(knob, asked, limits_of(decision, asked, before, self._files, state, own))
             if value != asked:
                 decision, clamped_from = msgspec.structs.replace(decision, value=value), decision.value

@@ -39,7 +39,7 @@ class Limits:
     quota: str = UNLIMITED
     """The quota that the cgroup has or is getting, which its burst must not exceed."""
     floor_bytes: int = 0
-    """A lower limit on memory than this would have the kernel kill somebody."""
+    """A lower limit on memory than this would have the kernel kill somebody, or hold up the round."""
     weights: tuple[int, int] = (MIN_WEIGHT, MAX_WEIGHT)
 
 
@@ -103,7 +103,7 @@ def _limit(value: str, limits: Limits) -> str:
     return value if limits.own is None else at_most(value, limits.own)
 
 
-def _memory_max(value: str, limits: Limits) -> str:
+def _stepped(value: str, limits: Limits) -> str:
     return _limit(value if value == MAX else str(max(int(value), limits.floor_bytes)), limits)
 
 
@@ -139,8 +139,8 @@ CLAMPS: Mapping[Knob, Callable[[str, Limits], str]] = {
     Knob.QUOTA: _quota,
     Knob.BURST: _burst,
     Knob.IDLE: _as_it_is,
-    Knob.MEMORY_MAX: _memory_max,
-    Knob.MEMORY_HIGH: _limit,
+    Knob.MEMORY_MAX: _stepped,
+    Knob.MEMORY_HIGH: _stepped,
     Knob.MEMORY_LOW: _protection,
     Knob.MEMORY_MIN: _protection,
     Knob.SWAP_MAX: _limit,

@@ -29,6 +29,8 @@ _STUCK = {
     "v1": ("total_dirty", "total_writeback", "total_unevictable"),
     "v2": ("file_dirty", "file_writeback", "unevictable"),
 }
+STEPPED = (Knob.MEMORY_MAX, Knob.MEMORY_HIGH)
+"""The kernel reclaims at once what is above these, while the one who writes them waits."""
 _OWNED = (Knob.MEMORY_MAX, Knob.MEMORY_HIGH, Knob.MEMORY_LOW, Knob.MEMORY_MIN, Knob.SWAP_MAX, Knob.IO_MAX)
 
 
@@ -59,7 +61,7 @@ def limits_of(
     if knob in (Knob.WEIGHT, Knob.IO_WEIGHT):
         return replace(machine, weights=files.weights(cgroup, knob))
     floor = 0
-    if knob is Knob.MEMORY_MAX and at_most(asked, before) == asked != before:
+    if knob in STEPPED and at_most(asked, before) == asked != before:
         floor = floor_bytes(decision, int(asked), files)
     return replace(machine, own=own if knob in _OWNED else None, floor_bytes=floor)
 
@@ -80,13 +82,16 @@ def floor_bytes(decision: Decision, asked_bytes: int, files: KnobFiles) -> int:
     """The lowest limit on memory that the kernel can keep without killing somebody, as far as one can know.
 
     It is what is used now without half of the clean page cache: the other half is room for what the group takes while the
-    limit is being written. A limit is therefore lowered in steps, one a round.
+    limit is being written. A limit is therefore lowered in steps, one a round. memory.high kills nobody: only the step
+    counts.
     """
     cgroup, cgroup_id = decision.cgroup, decision.cgroup_id
     try:
         used = number(files.read_text(cgroup, cgroup_id, "memory", USE[files.version]))
         if used <= asked_bytes:
             return 0
+        if decision.knob is Knob.MEMORY_HIGH:
+            return pages(max(used - STEP_BYTES, 0))
         stat = _stat(files.read_text(cgroup, cgroup_id, "memory", "memory.stat"))
     except ValueError as error:
         raise Unavailable(f"{cgroup}: nobody knows how much memory it uses: {error}", "see its memory.stat") from None

@@ -61,6 +61,8 @@ class RoundState:
     """What this round has settled so far that later decisions depend on."""
 
     cpu_count: int
+    loosened: frozenset[str] = frozenset()
+    """Cgroups whose quota may go above the owner's."""
     idle: dict[str, bool] = field(default_factory=dict)
     lists: dict[tuple[str, Knob], str] = field(default_factory=dict)
     """CPUs and NUMA nodes by cgroup and knob."""

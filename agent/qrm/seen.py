@@ -12,6 +12,7 @@ from zlib import crc32
 
 import msgspec
 
+from agent.qrm.limits import STEPPED
 from agent.qrm.restore import CHANGED_BY, GROUP_OF, LISTS
 from api.decisions import Decision, Outcome, Status
 from api.knobs import Knob
@@ -100,7 +101,7 @@ def _scope(decision: Decision) -> tuple[str, int]:
 
 def _settled(outcome: Outcome) -> str | None:
     """The value that nothing more has to be done about; None where the next round has to look again."""
-    stepping = outcome.decision.knob is Knob.MEMORY_MAX and outcome.clamped_from is not None
+    stepping = outcome.decision.knob in STEPPED and outcome.clamped_from is not None
     if outcome.status not in (Status.APPLIED, Status.UNCHANGED) or outcome.error or stepping:
         return None
     return outcome.after

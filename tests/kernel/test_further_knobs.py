@@ -9,15 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from agent.hierarchy import Hierarchy
 from agent.qrm.actuator import Actuator
+from agent.qrm.io import NodeSetting
 from agent.qrm.knobs import KnobFiles, Original
+from agent.qrm.node_files import NodeFiles
 from agent.qrm.notation import PAGE_BYTES
 from agent.qrm.once import UNDER_WAY
-from agent.qrm.originals import Originals
+from agent.qrm.originals import Originals, boot_id, open_originals
 from api.decisions import Outcome, Status
-from api.knobs import Knob
+from api.knobs import Knob, Verdict
+from cli.reset import reset
 from tests.kernel.knobbed import Knobbed, statuses
 from tests.kernel.support import cgroup
 
@@ -274,3 +278,28 @@ def test_a_vanished_group_gives_nothing_back(hierarchy: Hierarchy, actuator: Act
         decision = Knobbed(made).decide(Knob.DROP_CACHE, str(MIB))
     actuator.apply([decision])
     assert finish(actuator).status is Status.VANISHED
+
+
+def test_a_disk_s_write_back_throttling_is_put_back_by_a_reset(tmp_path: Path) -> None:
+    """On a loop device that nobody uses."""
+    free = [
+        disk
+        for disk in sorted(Path("/sys/block").glob("loop*"), reverse=True)
+        if not (disk / "loop").exists() and (disk / "queue/wbt_lat_usec").exists()
+    ]
+    if not free:
+        pytest.skip("no unused loop device with write-back throttling")
+    file = free[0] / "queue/wbt_lat_usec"
+    before = file.read_text()
+    state = tmp_path / "state"
+    open_originals(state, boot_id()).close()
+    path = str(file.relative_to("/sys"))
+    setting = NodeSetting(path=path, line="4321", verdict=Verdict(rule="wbt", text="as configured"))
+    try:
+        (outcome,) = NodeFiles(Path("/sys"), state, boot_id()).apply([setting])
+        assert (outcome.status, outcome.before, outcome.after) == (Status.APPLIED, before.strip(), "4321")
+        done = CliRunner().invoke(reset, ["--state-dir", str(state)])
+        assert (done.exit_code, file.read_text()) == (0, before), done.output
+        assert f"/sys/{path}: put back" in done.output
+    finally:
+        file.write_text(before)

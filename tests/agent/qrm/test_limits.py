@@ -58,6 +58,31 @@ def test_memory_is_lowered_by_half_of_what_can_be_dropped(
     assert (SLACK_BYTES, STEP_BYTES) == (8 * MIB, 256 * MIB)
 
 
+def test_memory_high_goes_down_by_a_step_whatever_can_be_dropped(bench: Bench) -> None:
+    if bench.files.version == "v1":
+        pytest.skip("version 1 has no memory.high")
+    uses(bench, 1000 * MIB, 0)
+    found = []
+    for used in (1000, 744, 488):
+        uses(bench, used * MIB, 0)
+        (outcome,) = bench.actuator.apply([bench.tree.decision("/batch", Knob.MEMORY_HIGH, str(300 * MIB))], 1)
+        found.append(int(outcome.after or 0) // MIB)
+    assert found == [744, 488, 300]
+
+
+def test_only_who_asks_for_it_loosens_an_owner_s_quota(bench: Bench) -> None:
+    bench.apply(("/batch", Knob.QUOTA, "50000"))
+    bench.originals.restore(bench.files)
+    bench.files.write("/batch", bench.tree.id("/batch"), Knob.QUOTA, "50000")
+    decision = bench.tree.decision("/batch", Knob.QUOTA, "120000")
+    (outcome,) = bench.actuator.apply([decision])
+    assert (outcome.status, outcome.clamped_from) == (Status.UNCHANGED, "120000")
+    (outcome,) = bench.actuator.apply([decision], loosen={"/batch"})
+    assert (outcome.status, outcome.after) == (Status.APPLIED, "120000 100000")
+    bench.originals.restore(bench.files)
+    assert bench.files.read("/batch", bench.tree.id("/batch"), Knob.QUOTA) == "50000 100000"
+
+
 def test_unknown_use_lowers_nothing(bench: Bench) -> None:
     v2 = bench.tree.hierarchy.mode == "v2"
     bench.tree.file("/batch", "memory.current" if v2 else "memory.usage_in_bytes").write_text("lots\n")
