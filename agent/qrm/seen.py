@@ -96,7 +96,8 @@ def _key(decision: Decision) -> SeenKey:
 
 def _scope(decision: Decision) -> tuple[str, int]:
     knob = CHANGED_BY.get(decision.knob, decision.knob)
-    return "" if knob in LISTS else decision.cgroup, GROUP_OF[knob]
+    # What is done once is in no group, and never remembered.
+    return "" if knob in LISTS else decision.cgroup, GROUP_OF.get(knob, -1)
 
 
 def _settled(outcome: Outcome) -> str | None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agent.qrm.actuator import ASK_KNOBS_EVERY, ASK_LACKING_EVERY, Actuator
 from agent.qrm.knobs import KnobFiles, Reading
+from agent.qrm.once import UNDER_WAY
 from agent.qrm.originals import Originals, open_originals
 from agent.qrm.seen import RECHECK_NS
 from api.decisions import Act, Decision, Outcome, Status
@@ -165,6 +169,56 @@ def test_a_successor_on_the_path_is_looked_at(node: Node) -> None:
     node.tree.make("/other")
     outcome = node.round(4.1, WANTED)[2]
     assert (outcome.status, outcome.before) == (Status.APPLIED, "" if node.tree.hierarchy.mode == "v2" else "0-3")
+
+
+def test_what_is_done_once_is_never_remembered(node: Node) -> None:
+    wanted = {("/batch", Knob.DROP_CACHE): "4096", ("/batch", Knob.QUOTA): "50000"}
+    for at_s in range(3):
+        drop, _ = node.round(at_s, wanted)
+        assert (drop.status, drop.error) == (Status.UNCHANGED, UNDER_WAY)
+
+
+PATHS = ("/batch", "/batch/inner", "/other")
+ROUNDS = st.lists(
+    st.dictionaries(
+        st.tuples(
+            st.sampled_from(PATHS),
+            st.sampled_from(
+                (Knob.CPUSET, Knob.MEMS, Knob.QUOTA, Knob.BURST, Knob.IO_WEIGHT, Knob.MEMORY_MAX, Knob.SWAP_MAX)
+            ),
+        ),
+        st.integers(0, 2),
+    ),
+    min_size=2,
+    max_size=8,
+)
+VALUES = {
+    Knob.CPUSET: ("0-3", "1-2", "2"),
+    Knob.MEMS: ("0-1", "0", "1"),
+    Knob.QUOTA: ("50000", "20000", "max"),
+    Knob.BURST: ("30000", "0", "90000"),
+    Knob.IO_WEIGHT: ("100", "7", "9999"),
+    Knob.MEMORY_MAX: ("1048576", "2097152", "max"),
+    Knob.SWAP_MAX: ("4096", "0", "8192"),
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROUNDS, st.sampled_from(("v1", "v2")))
+def test_what_is_remembered_changes_nothing_that_is_written(
+    rounds: list[dict[tuple[str, Knob], int]], mode: str
+) -> None:
+    """Two nodes, one of which is told the time: within the time of a recheck they come to the same."""
+    with TemporaryDirectory() as directory:
+        timed, plain = (Node(Path(directory) / name, mode, *PATHS) for name in ("timed", "plain"))
+        for number, chosen in enumerate([*rounds, rounds[-1], rounds[-1]]):
+            wanted = {key: VALUES[key[1]][value] for key, value in chosen.items()}
+            timed.round(number * 0.01, wanted)
+            plain.actuator.apply([plain.tree.decision(*key, value) for key, value in wanted.items()])
+        assert [timed.tree.texts(path) for path in PATHS] == [plain.tree.texts(path) for path in PATHS]
+        assert dict(+timed.actuator.repaired) == {}, "nobody else wrote anything"
+        timed.close()
+        plain.close()
 
 
 def test_cgroups_are_asked_for_their_knobs_now_and_then(node: Node) -> None:
