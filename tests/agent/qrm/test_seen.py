@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent.qrm.actuator import ASK_KNOBS_EVERY, ASK_LACKING_EVERY, Actuator
@@ -194,6 +194,10 @@ VALUES = {
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(CHANGE, min_size=1, max_size=8), st.sampled_from(("v1", "v2")))
+@example([("/other", Knob.MEMS, 1), ("/batch", Knob.CPUSET, 1)], "v1")
+@example([("/other", Knob.MEMS, 0), ("/batch", Knob.MEMS, 2)], "v2")
+@example([("/batch", Knob.BURST, 2), ("/batch", Knob.QUOTA, 1), ("/batch", Knob.QUOTA, 0)], "v2")
+@example([("/batch", Knob.SWAP_MAX, 2), ("/batch", Knob.MEMORY_MAX, 1), ("/batch", Knob.MEMORY_MAX, 0)], "v1")
 def test_what_is_remembered_changes_nothing_that_is_written(changes: list[tuple[str, Knob, int]], mode: str) -> None:
     """Two nodes, one of which is told the time: within the time of a recheck they come to the same."""
     wanted = {(path, knob): VALUES[knob][0] for path in PATHS for knob in KNOBS}
