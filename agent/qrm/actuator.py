@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -208,6 +209,8 @@ class Actuator:
             state.settle(cgroup, knob, value)
             drifted = self._seen.drifted(decision, before, value)
             plan = Plan(decision, before, raw, clamped_from, drifted)
+            if knob is Knob.QUOTA and plan.changes:
+                plan = replace(plan, burst=self._burst_above(plan))
             if knob is Knob.WEIGHT and self._will_be_idle(decision, state):
                 return plan.outcome(Status.UNCHANGED, after=before, error=f"{PINNED} until the group stops being idle")
             if not plan.changes and not foreign:
@@ -290,28 +293,29 @@ class Actuator:
             if decision.knob is Knob.IDLE and plan.before == "0":
                 weight = self._files.read_raw(decision.cgroup, decision.cgroup_id, Knob.WEIGHT)
                 return [own, original(decision, Knob.WEIGHT, weight)]
-            burst = self._burst_above(plan)
-            if burst is not None:
-                return [own, burst]
         except Vanished:
             return []
-        return [own]
+        return [own] if plan.burst is None else [own, plan.burst]
 
     def _burst_above(self, plan: Plan) -> Original | None:
         """The burst of the group, where it is more than the quota that it is getting."""
         quota_us, decision = lowered_quota(plan), plan.decision
-        if quota_us is None or not self._files.available(Knob.BURST, decision.cgroup):
+        if quota_us is None:
             return None
-        raw = self._files.read_raw(decision.cgroup, decision.cgroup_id, Knob.BURST)
-        higher = int(self._files.decode(decision.cgroup, Knob.BURST, raw)) > quota_us
+        try:
+            raw = self._files.read_raw(decision.cgroup, decision.cgroup_id, Knob.BURST)
+            higher = int(self._files.decode(decision.cgroup, Knob.BURST, raw)) > quota_us
+        except Unavailable:
+            return None  # before Linux 5.14 there is none
         return original(decision, Knob.BURST, raw) if higher else None
 
     def _make_way(self, plan: Plan) -> None:
         """Move what is in the way of a write: the kernel takes no quota below the burst, and version 1 no memory above what
         memory and swap may have together."""
-        decision, quota_us = plan.decision, lowered_quota(plan)
-        if quota_us is not None and self._burst_above(plan) is not None:
-            self._files.write(decision.cgroup, decision.cgroup_id, Knob.BURST, str(quota_us))
+        decision = plan.decision
+        if plan.burst is not None:
+            quota_us = canonical(Knob.QUOTA, decision.value).split()[0]
+            self._files.write(decision.cgroup, decision.cgroup_id, Knob.BURST, quota_us)
             self._moved(decision, Knob.BURST)
         swap = self._known_original(decision, Knob.SWAP_MAX)
         if swap is not None and self._files.version == "v1" and grows_memory(plan):
@@ -348,7 +352,9 @@ class Actuator:
         after = None
         try:
             self._make_way(plan)
-            self._files.write(cgroup, cgroup_id, knob, decision.value)
+            # Nothing of this round moves a quota before it is written; the others are read once more.
+            current = plan.raw.texts if knob is Knob.QUOTA else None
+            self._files.write(cgroup, cgroup_id, knob, decision.value, current)
             reading = self._files.look(cgroup, cgroup_id, knob)
             raw = reading.raw
             after = self._files.decode(cgroup, knob, raw, reading.beside)

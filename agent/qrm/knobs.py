@@ -105,12 +105,22 @@ class KnobFiles:
         beside = {file: raw.texts[file] for file in place.beside}
         return Reading(raw=RawValue(directory_id=raw.directory_id, texts=texts), beside=beside)
 
-    def write(self, cgroup: str, cgroup_id: int, knob: Knob, value: str) -> None:
-        """Give the knob this value. Raises ValueError where it is none."""
-        self.write_raw(cgroup, cgroup_id, knob, self._place(knob, cgroup).encode(canonical(knob, value)))
+    def write(
+        self, cgroup: str, cgroup_id: int, knob: Knob, value: str, current: Mapping[str, str] | None = None
+    ) -> None:
+        """Give the knob this value; `current` as below. Raises ValueError where it is none."""
+        self.write_raw(cgroup, cgroup_id, knob, self._place(knob, cgroup).encode(canonical(knob, value)), current)
 
-    def write_raw(self, cgroup: str, cgroup_id: int, knob: Knob, texts: Mapping[str, str]) -> None:
-        """Put these texts into the knob's files, in an order in which the kernel can accept each write."""
+    def write_raw(
+        self,
+        cgroup: str,
+        cgroup_id: int,
+        knob: Knob,
+        texts: Mapping[str, str],
+        current: Mapping[str, str] | None = None,
+    ) -> None:
+        """Put these texts into the knob's files, in an order in which the kernel can accept each write. What the files hold
+        now need not be read where `current` says it."""
         place = self._place_of(cgroup, knob, texts)
         if not set(texts) <= set(place.files):
             raise Unavailable(
@@ -118,10 +128,12 @@ class KnobFiles:
                 "do it where cgroups are mounted as they were when these texts were read",
             )
         mount = self._mount(place.controller)
-        reading = self.look(cgroup, cgroup_id, knob)
-        current = reading.raw.texts
+        beside: Mapping[str, str] = {}
+        if current is None:
+            reading = self.look(cgroup, cgroup_id, knob)
+            current, beside = reading.raw.texts, reading.beside
         try:
-            steps = place.steps({**current, **reading.beside}, texts)
+            steps = place.steps({**current, **beside}, texts)
         except ValueError as error:
             raise Refused(f"{cgroup}: cannot set {knob.value}", str(error), errno.EINVAL) from None
         try:

@@ -38,6 +38,8 @@ class Plan:
     clamped_from: str | None = None
     drifted: bool = False
     """Whether the knob was as decided and is not any more."""
+    burst: Original | None = None
+    """The group's burst, where it is more than the quota that this plan sets."""
 
     @property
     def changes(self) -> bool:
@@ -102,11 +104,11 @@ def grows_memory(plan: Plan) -> bool:
 
 
 def lowered_quota(plan: Plan) -> int | None:
-    """Microseconds of a quota that this plan sets, which no burst may exceed; None where it sets none."""
+    """Microseconds of a quota that this plan sets, if they are fewer than before: no burst may exceed them."""
     if plan.decision.knob is not Knob.QUOTA:
         return None
-    quota = canonical(Knob.QUOTA, plan.decision.value).split()[0]
-    return None if quota == MAX else int(quota)
+    quota, before = canonical(Knob.QUOTA, plan.decision.value).split()[0], plan.before.split()[0]
+    return None if quota == MAX or (before != MAX and int(quota) >= int(before)) else int(quota)
 
 
 def _grows(plan: Plan) -> bool:
