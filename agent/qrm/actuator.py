@@ -42,7 +42,7 @@ from agent.qrm.plans import (
     with_note,
     writing_order,
 )
-from agent.qrm.restore import CHANGED_BY, LISTS, PINNED, key_of
+from agent.qrm.restore import LISTS, PINNED, key_of, still_needed
 from agent.qrm.seen import Seen
 from agent.qrm.table import LACKS, ONCE_FILES, TABLE, UNLIMITED
 from api.cpus import format_cpu_list, parse_cpu_list
@@ -160,12 +160,12 @@ class Actuator:
         """
         if self._originals is None or self._act is not Act.ON:
             return ()
-        decided = {(decision.cgroup, decision.knob) for decision in decisions}
-        keys = [key_of(entry) for entry in self._originals.entries()]
-        keep = {key for key in keys if key in decided or key[0] in unseen}
-        # A weight was recorded because cpu.idle changes it; it belongs to that decision (`put_back` keeps it too).
-        keep |= {(cgroup, knob) for cgroup, knob in keys if (cgroup, CHANGED_BY.get(knob)) in keep}
-        return self._originals.restore(self._files, keep) if set(keys) - keep else ()
+        entries, decided = self._originals.entries(), {(decision.cgroup, decision.knob) for decision in decisions}
+        keep = still_needed(entries, decided, unseen, self._files.version)
+        for entry in entries:
+            if key_of(entry) not in keep:
+                self._seen.forget(entry, entry.knob)
+        return self._originals.restore(self._files, keep) if len(keep) < len(entries) else ()
 
     def _do(self, decision: Decision) -> Outcome:
         """Have something done that is not set."""
@@ -207,7 +207,8 @@ class Actuator:
             if value != asked:
                 decision, clamped_from = msgspec.structs.replace(decision, value=value), decision.value
             state.settle(cgroup, knob, value)
-            drifted = self._seen.drifted(decision, before, value)
+            # What depends on another knob has moved with that one.
+            drifted = not reading.beside and self._seen.drifted(decision, before, value)
             plan = Plan(decision, before, raw, clamped_from, drifted)
             if knob is Knob.QUOTA and plan.changes:
                 plan = replace(plan, burst=self._burst_above(plan))

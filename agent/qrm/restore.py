@@ -46,6 +46,21 @@ def key_of(entry: Original) -> Key:
     return entry.cgroup, entry.knob
 
 
+def still_needed(
+    entries: Sequence[Original], decided: Collection[Key], unseen: Collection[str], version: str
+) -> frozenset[Key]:
+    """Of these originals those that must not be put back yet: the knob is decided, or was changed by one that is, or its
+    cgroup could not be seen."""
+    keys = [key_of(entry) for entry in entries]
+    keep = {key for key in keys if key in decided or key[0] in unseen}
+    if version == "v1":
+        # Memory cannot have more than it and swap together: where its limit goes, that one has to go before it.
+        keep -= {
+            (cgroup, Knob.SWAP_MAX) for cgroup, knob in keys if knob is Knob.MEMORY_MAX and (cgroup, knob) not in keep
+        }
+    return frozenset(keep | {key for key in keys if (key[0], CHANGED_BY.get(key[1])) in keep})
+
+
 def put_back(
     entries: Sequence[Original], files: KnobFiles, keep: Collection[Key] = ()
 ) -> tuple[tuple[Outcome, ...], frozenset[Key]]:

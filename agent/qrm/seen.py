@@ -12,6 +12,7 @@ from zlib import crc32
 
 import msgspec
 
+from agent.qrm.knobs import Original
 from agent.qrm.limits import STEPPED
 from agent.qrm.restore import CHANGED_BY, GROUP_OF, LISTS
 from api.decisions import Decision, Outcome, Status
@@ -85,9 +86,9 @@ class Seen:
             due_ns = 0 if now_ns is None else now_ns + wait_ns
             self._last[key] = Last(asked[index], value, outcome.clamped_from, due_ns)
 
-    def forget(self, decision: Decision, knob: Knob) -> None:
-        """Have that knob of the decision's cgroup looked at again."""
-        self._last.pop((decision.cgroup, decision.cgroup_id, knob), None)
+    def forget(self, of: Decision | Original, knob: Knob) -> None:
+        """Have that knob of the same cgroup looked at again."""
+        self._last.pop((of.cgroup, of.cgroup_id, knob), None)
 
 
 def _key(decision: Decision) -> SeenKey:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 import time
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from agent.qrm.originals import Originals, boot_id, open_originals
 from api.decisions import Outcome, Status
 from api.knobs import Knob, Verdict
 from cli.reset import reset
-from tests.kernel.knobbed import Knobbed, statuses
+from tests.kernel.knobbed import Knobbed, nested, statuses
 from tests.kernel.support import cgroup
 
 pytestmark = pytest.mark.kernel
@@ -278,6 +279,56 @@ def test_a_vanished_group_gives_nothing_back(hierarchy: Hierarchy, actuator: Act
         decision = Knobbed(made).decide(Knob.DROP_CACHE, str(MIB))
     actuator.apply([decision])
     assert finish(actuator).status is Status.VANISHED
+
+
+VALUES = {
+    Knob.CPUSET: ("0", "1", "0-1"),
+    Knob.IDLE: ("0", "1"),
+    Knob.WEIGHT: ("7", "200"),
+    Knob.QUOTA: ("20000 100000", "60000 50000", "9000 90000", "max"),
+    Knob.BURST: ("0", "15000", "90000"),
+    Knob.MEMORY_MAX: (str(64 * MIB), str(96 * MIB), "max"),
+    Knob.SWAP_MAX: ("0", str(8 * MIB)),
+    Knob.IO_WEIGHT: ("10", "500"),
+    Knob.IO_MAX: ("{disk} wbps=1048576", "{disk} riops=500 wbps=2097152", ""),
+}
+
+
+OUTSIDE = (Knob.QUOTA, Knob.CPUSET)
+"""On version 1 the kernel refuses one that does not fit between those of the groups above and below."""
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_was_decided_everything_comes_back(
+    hierarchy: Hierarchy, actuator: Actuator, originals: Originals, files: KnobFiles, seed: int
+) -> None:
+    """Forty rounds of random wishes for two nested groups, some of which are dropped again; nothing is refused but what lies
+    outside the group above."""
+    chosen, device = random.Random(seed), disk()
+    with nested(hierarchy, f"random{seed}") as pair:
+        knobs = [knob for knob in VALUES if files.available(knob, pair[1].path)]
+        before = [raw(files, group, knob) for group in pair for knob in knobs]
+        wanted: dict[tuple[int, Knob], str] = {}
+        for number in range(40):
+            place = chosen.randrange(2), chosen.choice(knobs)
+            wanted.pop(place, None)
+            if chosen.random() < 0.8:
+                wanted[place] = chosen.choice(VALUES[place[1]]).format(disk=device)
+            decisions = [pair[index].decide(knob, value) for (index, knob), value in wanted.items()]
+            outcomes = actuator.apply(decisions, number * 1_000_000_000)
+            wrong = [o for o in outcomes if o.status not in (Status.APPLIED, Status.UNCHANGED)]
+            # A burst does not fit under a quota that could not be raised.
+            outside = {(o.decision.cgroup, Knob.BURST) for o in wrong if o.decision.knob is Knob.QUOTA}
+            wrong = [o for o in wrong if (o.decision.cgroup, o.decision.knob) not in outside]
+            assert not [o for o in wrong if o.decision.knob not in OUTSIDE and "set memory.max first" not in o.error], (
+                wrong
+            )
+            released = actuator.release(decisions, ())
+            assert not [o for o in released if o.status is Status.REFUSED and o.decision.knob not in OUTSIDE], released
+        assert Status.REFUSED not in statuses(originals.restore(files))
+        assert [raw(files, group, knob) for group in pair for knob in knobs] == before
+        assert originals.entries() == ()
+    assert sum(actuator.repaired.values()) == 0, "nobody else wrote anything"
 
 
 def test_a_disk_s_write_back_throttling_is_put_back_by_a_reset(tmp_path: Path) -> None:
