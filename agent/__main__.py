@@ -32,9 +32,11 @@ from agent.sense.documents import check
 from agent.sense.indicators import Indicators
 from agent.sense.node import NodeReader
 from agent.sense.pods import NoPods, StaticPods
+from agent.sense.podspec import Door
 from agent.sense.psi import STALL_US, WINDOW_US
 from agent.sense.schedstat import SchedstatWaits
 from agent.sense.sensor import Sensor
+from agent.sense.topology import read_topology
 from agent.sense.triggers import TriggerSet
 from agent.settings import load
 from api import VERSION
@@ -90,8 +92,16 @@ def main(options: Options) -> int:
     _one_heap()
     # Until the loop takes signals over, an end while the probe compiles must clean up as well.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    pods: PodSource = StaticPods(options.pods) if options.pods is not None else NoPods()
-    return asyncio.run(_run(options, load(options.config, registry.NAMES), pods))
+    config = load(options.config, registry.NAMES)
+    return asyncio.run(_run(options, config, _pods(options.pods, config)))
+
+
+def _pods(path: Path | None, config: Config) -> PodSource:
+    """The pods of this node. What they ask for is held against the NUMA nodes that there are."""
+    if path is None:
+        return NoPods()
+    nodes = read_topology(SYS).numa_nodes
+    return StaticPods(path, Door(dialect=config.qos.dialect(), numa_nodes=nodes or None))
 
 
 def _one_heap() -> None:

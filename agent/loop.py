@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from agent.advisor.advise import advise
 from agent.advisor.estimation import online_containers
 from agent.advisor.latency import breach_ns, can_shrink
 from agent.advisor.state import Memory
 from agent.advisor.waits import alarmed
 from agent.config import Config
+from agent.policy import Remembered, judge
 from agent.qrm.actuator import Actuator
 from agent.qrm.cpu import decide, managed
 from agent.sense.sensor import Sensor
@@ -49,7 +49,8 @@ class Loop:
         self._config, self._sensor, self._actuator, self._act = config, sensor, actuator, actuator.act
         self._sinks, self._triggers, self._banner = sinks, triggers, banner
         # After a crash in the middle of a breach, growth goes on from what is lent now instead of starting at the node.
-        self._memory = Memory(lent_cores=actuator.inherited_cores())
+        self._known = Remembered(advisor=Memory(lent_cores=actuator.inherited_cores()))
+        self._shadow = Remembered()
         self._previous: Snapshot | None = None
         self._latest: Round | None = None
         self._online_ids: dict[str, list[int]] = {}
@@ -109,22 +110,27 @@ class Loop:
             inside = members(snapshot.cgroups, (container.cgroup for container in online_containers(snapshot)))
             self._online_ids = {path: [snapshot.cgroups[p].id for p in paths] for path, paths in inside.items()}
             if self._act is not Act.OFF:
-                advice, self._memory = advise(snapshot, self._config.advisor, self._memory, started)
+                judged, self._known = judge(snapshot, self._config.advisor, self._config.placing, self._known, started)
+                advice = judged.advice
                 stage = "actuator"
                 ours = managed(snapshot.pods)
                 # Without a policy nothing is decided, and what an earlier one changed is given back.
-                decisions = decide(advice, snapshot, self._actuator.knobs(ours)) if advice is not None else ()
+                decisions = (
+                    decide(advice, snapshot, self._actuator.knobs(ours), judged.placement) if advice is not None else ()
+                )
                 outcomes = self._actuator.apply(decisions)
                 outcomes += self._actuator.release(decisions, ours - snapshot.cgroups.keys())
         except Exception as error:
             log.exception("round %d: the %s failed; nothing more is changed in this round", self._seq, stage)
             snapshot = _with_failure(snapshot, stage, error)
+        shadow, snapshot = self._shadowed(snapshot, started)
         finished = Round(
             snapshot=snapshot,
             previous=self._previous,
             act=self._act,
             trigger=trigger,
             advice=advice,
+            shadow=shadow,
             outcomes=outcomes,
             duration_ns=time.monotonic_ns() - started,
             banner=self._banner,
@@ -137,6 +143,19 @@ class Loop:
         for sink in self._sinks:
             sink.publish(finished)
         return finished
+
+    def _shadowed(self, snapshot: Snapshot, now_ns: int) -> tuple[Advice | None, Snapshot]:
+        """What the second policy makes of the same snapshot. Where it fails, it has no say in anything, and a source tells."""
+        config = self._config.shadow
+        if config is None:
+            return None, snapshot
+        try:
+            judged, self._shadow = judge(snapshot, config, self._config.placing, self._shadow, now_ns)
+        except Exception as error:
+            log.exception("the shadow policy failed")
+            self._shadow = Remembered()
+            return None, _with_failure(snapshot, "shadow", error)
+        return judged.advice, snapshot
 
     async def _watch(self) -> None:
         """Between rounds, look at the waits of online pods alone; a breach starts a round without waiting for its time."""
@@ -155,7 +174,7 @@ class Loop:
                 failed, before = True, {}
                 continue
             failed = False
-            limit_ns = breach_ns(self._memory, policy.latency)
+            limit_ns = breach_ns(self._known.advisor, policy.latency)
             if self._can_shrink() and alarmed(before, after, limit_ns, policy.latency):
                 self._ring("wait")
             before = after
@@ -173,7 +192,7 @@ class Loop:
         advisor, previous = self._config.advisor, self._previous
         if advisor.policy != "latency" or self._act is Act.OFF or previous is None:
             return False
-        return can_shrink(self._memory, len(previous.topology.cpus), advisor.latency)
+        return can_shrink(self._known.advisor, len(previous.topology.cpus), advisor.latency)
 
     def _ring(self, trigger: str) -> None:
         if self._deaf:

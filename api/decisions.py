@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 import msgspec
 
+from api.advice import CpuAdvice, Headroom
 from api.knobs import Knob, Verdict
 from api.samples import Snapshot
 
@@ -29,15 +31,22 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """The advisor's answer for one round. Cores are CPUs' worth of time per second."""
 
     policy: str
-    pools: tuple[Pool, ...]
+    cpu: CpuAdvice = CpuAdvice()
+    """How large every pool is to be,"""
+    pools: tuple[Pool, ...] = ()
+    """and the CPUs that QRM chose."""
     requirement_cores: float | None
     """What the online pods need, estimated; None where inputs are missing."""
     headroom_cores: float | None
     """What may be promised to reclaimed pods, today's use of theirs included (Katalyst's reclaimed_millicpu / 1000)."""
+    headroom: Headroom | None = None
+    """The same by NUMA node, with its reasons; None where only the sum is known."""
     lent_cores: float
     """What reclaimed pods may use right now; equals the node's CPUs when nothing holds them back but priority."""
     idle: bool
     """Whether reclaimed pods are to run with cpu.idle."""
+    claims: Mapping[str, float] = {}
+    """By cgroup of a reclaimed container that made online pods wait: the part of its claim to lent CPU that counts."""
     action: str
     """`grow`, `hold`, `shrink` or `freeze`."""
     verdict: Verdict
@@ -97,6 +106,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     """`tick`, `wait` (online pods waited too long between ticks), `psi` (a pressure trigger fired), or `end` (the agent
     puts everything back)."""
     advice: Advice | None = None
+    shadow: Advice | None = None
+    """What another policy would have advised; nothing is done about it."""
     outcomes: tuple[Outcome, ...] = ()
     duration_ns: int = 0
     banner: tuple[str, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -105,5 +105,7 @@ class Sink(Protocol):
 class Journal(Protocol):
     """The bounded record of decisions, as readers see it, from any thread."""
 
-    def entries(self, after: int = 0, limit: int = 200) -> Sequence[JournalEntry]:
-        """The newest `limit` entries whose seq is greater than `after`, oldest first."""
+    def entries(
+        self, after: int = 0, limit: int = 200, wanted: Callable[[JournalEntry], bool] | None = None
+    ) -> Sequence[JournalEntry]:
+        """The newest `limit` entries that are wanted and whose seq is greater than `after`, oldest first."""

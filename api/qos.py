@@ -8,6 +8,13 @@ from enum import StrEnum
 import msgspec
 
 QOS_LEVEL_KEY = "katalyst.kubewharf.io/qos_level"
+MEMORY_KEY = "katalyst.kubewharf.io/memory_enhancement"
+CPU_KEY = "katalyst.kubewharf.io/cpu_enhancement"
+NETWORK_KEY = "katalyst.kubewharf.io/network_enhancement"
+NUMA_NUMBER_KEY = "katalyst.kubewharf.io/numa_number"
+NUMA_IDS_KEY = "katalyst.kubewharf.io/numa_ids"
+NUMA_BIND_RESULT_KEY = "katalyst.kubewharf.io/numa_bind_result"
+MAIN_CONTAINER_KEY = "kubernetes.io/main-container-name"
 
 
 class QoSLevel(StrEnum):
@@ -69,11 +76,58 @@ class Enhancements(msgspec.Struct, frozen=True, kw_only=True):
     """topology_affinity_restricted: near its network card or nowhere."""
 
 
-def qos_level(annotations: Mapping[str, str]) -> QoSLevel:
-    """The level a pod asks for: shared_cores when it says nothing; a value nobody knows is a ValueError, not a default."""
-    value = annotations.get(QOS_LEVEL_KEY, QoSLevel.SHARED.value)
-    try:
-        return QoSLevel(value)
-    except ValueError:
-        known = ", ".join(level.value for level in QoSLevel)
-        raise ValueError(f"annotation {QOS_LEVEL_KEY}: {value!r} is not a QoS level; use one of {known}") from None
+class Dialect(msgspec.Struct, frozen=True, kw_only=True):
+    """Under which names the pods of a cluster say what Katalyst's annotations say (settings: agent/config/qos.py)."""
+
+    selectors: Mapping[QoSLevel, Mapping[str, str]] = {}
+    """Further annotations that put a pod into a level, with the values that do."""
+    renamed: Mapping[str, str] = {}
+    """Of MEMORY_KEY, CPU_KEY and NETWORK_KEY: another annotation of the same meaning. Katalyst's own counts more."""
+    defaults: Mapping[str, str] = {}
+    """Enhancements, by name, of pods that do not say them and whose level knows them."""
+    numa_number_key: str = NUMA_NUMBER_KEY
+    numa_ids_key: str = NUMA_IDS_KEY
+    numa_bind_result_key: str = NUMA_BIND_RESULT_KEY
+
+
+def stated_level(
+    annotations: Mapping[str, str], selectors: Mapping[QoSLevel, Mapping[str, str]] | None = None
+) -> QoSLevel | None:
+    """The level that a pod states, in Katalyst's annotation or in one of `selectors`; None when it says nothing.
+
+    Raises ValueError that names annotation and remedy where the value is unknown, or where two annotations disagree.
+    """
+    found: dict[QoSLevel, str] = {}
+    wanted = {level: {QOS_LEVEL_KEY: level.value, **(selectors or {}).get(level, {})} for level in QoSLevel}
+    for level, values in wanted.items():
+        agree = [key for key, value in values.items() if annotations.get(key) == value]
+        differ = [key for key, value in values.items() if annotations.get(key, value) != value]
+        if agree and differ:
+            raise ValueError(
+                f"annotation {differ[0]}: {annotations[differ[0]]!r:.80} contradicts {agree[0]}, "
+                f"which says {level.value}; remove one of the two"
+            )
+        if agree:
+            found[level] = agree[0]
+    if len(found) > 1:
+        (one, first), (other, second) = list(found.items())[:2]
+        raise ValueError(f"annotation {first} says {one.value} and {second} says {other.value}; remove one of the two")
+    if not found:
+        _check_unknown(annotations, wanted)
+    return next(iter(found), None)
+
+
+def _check_unknown(annotations: Mapping[str, str], wanted: Mapping[QoSLevel, Mapping[str, str]]) -> None:
+    # As Katalyst has it, a key of the default level with a value that puts the pod nowhere is an error; of another
+    # level it means: not that one.
+    for key in wanted[QoSLevel.SHARED]:
+        if key in annotations:
+            known = ", ".join(dict.fromkeys(values[key] for values in wanted.values() if key in values))
+            raise ValueError(f"annotation {key}: {annotations[key]!r:.80} is not a QoS level; use one of {known}")
+
+
+def qos_level(
+    annotations: Mapping[str, str], selectors: Mapping[QoSLevel, Mapping[str, str]] | None = None
+) -> QoSLevel:
+    """The level a pod asks for: shared_cores when it says nothing; errors as of `stated_level`, never a default."""
+    return stated_level(annotations, selectors) or QoSLevel.SHARED

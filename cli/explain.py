@@ -44,7 +44,8 @@ def knob_text(story: KnobStory, now: Now, now_ns: int) -> Iterator[tuple[str, st
         yield from _entry_text("in force", story.in_force, now_ns)
     for i, entry in enumerate(story.earlier):
         rule = words.clean(entry.outcome.decision.verdict.rule)
-        text = f"{words.clock(entry.wall_time_ns / 1e6)} {words.change(entry.outcome)} ({entry.outcome.status.value}, {rule})"
+        when = words.clock(entry.wall_time_ns / 1e6)
+        text = f"#{entry.seq}, {when} {words.change(entry.outcome)} ({entry.outcome.status.value}, {rule})"
         yield "" if i else "earlier", text
 
 
@@ -53,7 +54,10 @@ def _entry_text(label: str, entry: JournalEntry, now_ns: int) -> Iterator[tuple[
     knob = outcome.decision.knob.value
     when = f"{words.clock(entry.wall_time_ns / 1e6)}, {words.age((now_ns - entry.wall_time_ns) / 1e9)} ago"
     status = words.join([STATUSES[outcome.status], words.clean(outcome.error)], ": ")
-    yield label, f"{when}: {_value(knob, outcome.before)} → {_value(knob, outcome.decision.value)}; {status}"
+    yield (
+        label,
+        f"#{entry.seq}, {when}: {_value(knob, outcome.before)} → {_value(knob, outcome.decision.value)}; {status}",
+    )
     if outcome.clamped_from is not None:
         yield "", f"the policy asked for {_value(knob, outcome.clamped_from)}, which is out of bounds"
     yield (
@@ -95,6 +99,10 @@ def now_text(now: Now) -> Iterator[tuple[str, str]]:
     if now.rule:
         limit = "" if now.threshold is None else f", threshold {now.threshold:g}"
         yield "rule", f"{words.clean(now.rule)}{limit}; policy {words.clean(now.policy)}"
+    if now.shadow is not None:
+        lent = words.cores(now.shadow.lent_cores)
+        text = f"{words.clean(now.shadow.policy)} would lend {lent} cores: {words.clean(now.shadow.reason)}"
+        yield "shadow", text
     for i, source in enumerate(now.sources):
         fate = f"{words.age(now.age_s)} old, took {words.duration(source.duration_ns / 1000)}"
         if not source.ok:
@@ -135,11 +143,12 @@ def nothing(target: str, kinds: dict[str, list[str]]) -> Iterator[str]:
 
 
 @click.command()
-@click.argument("target", required=False, metavar="[POD|CGROUP|KNOB|POOL]")
+@click.argument("target", required=False, metavar="[POD|CGROUP|KNOB|POOL|#EVENT]")
 @url_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def explain(target: str | None, url: str, as_json: bool) -> None:
     """Say why a knob, pod or pool is what it is: the decision, its rule, threshold and inputs, and where those come from.
+    #EVENT is one decision by its number in the journal.
 
     Without a target: everything that the agent ever decided on. Exits with 1 where nothing is known.
     """

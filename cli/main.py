@@ -21,6 +21,8 @@ COMMANDS = {
     "doctor": "say what this node can and cannot do, with remedies",
     "reset": "put back every cgroup value that an agent changed",
     "probe": "run one probe alone",
+    "replay": "judge a recording again, by several policies side by side",
+    "simulate": "run policies on a generated node under generated load",
     "capture": "write an archive of what the agent reads on this machine, for a report of a problem",
 }
 

@@ -9,12 +9,14 @@ import msgspec
 from api.decisions import JournalEntry, Status
 from api.knobs import Knob
 from api.samples import Snapshot, SourceStatus
-from exporters.view import View
+from exporters.view import ShadowView, View
 
 EARLIER = 3
 IN_FORCE = (Status.APPLIED, Status.UNCHANGED)
 INPUT_SOURCES = {
     "wait_ms": "waits",
+    "blame_ratio": "blame",
+    "other_culprit": "blame",
     "waits": "waits",
     "cgroup": "waits",
     "reclaimed_use_cores": "cgroups",
@@ -60,6 +62,7 @@ class Now(msgspec.Struct, frozen=True, kw_only=True):
     rule: str
     text: str
     threshold: float | None
+    shadow: ShadowView | None
     sources: tuple[SourceStatus, ...]
 
 
@@ -82,7 +85,7 @@ def answer(target: str | None, view: View, entries: Sequence[JournalEntry], snap
 
     Entries are oldest first. `now_ns` is CLOCK_REALTIME.
     """
-    knobs = tuple(story for story in stories(entries) if target is None or about(story, target))
+    knobs = tuple(story for story in stories(_until(target, entries)) if target is None or about(story, target))
     pools = tuple(
         PoolStory(
             name=name,
@@ -103,9 +106,22 @@ def answer(target: str | None, view: View, entries: Sequence[JournalEntry], snap
     age_s = (now_ns - snapshot.wall_time_ns) / 1e9
     now = Now(
         seq=snapshot.seq, wall_time_ns=snapshot.wall_time_ns, age_s=age_s, act=view.act, policy=view.policy,
-        action=view.action, rule=view.rule, text=view.reason, threshold=view.threshold, sources=snapshot.sources,
+        action=view.action, rule=view.rule, text=view.reason, threshold=view.threshold, shadow=view.shadow,
+        sources=snapshot.sources,
     )  # fmt: skip
     return Answer(now=now, knobs=knobs, pools=pools, untouched=tuple(sorted(pods - touched)))
+
+
+def _event(target: str | None) -> int | None:
+    """The number of a decision, as in `#17`."""
+    digits = (target or "").removeprefix("#")
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else None
+
+
+def _until(target: str | None, entries: Sequence[JournalEntry]) -> Sequence[JournalEntry]:
+    """All entries, or those that one was preceded by where it is asked for by its number: its story as it was then."""
+    event = _event(target)
+    return entries if event is None else [entry for entry in entries if entry.seq <= event]
 
 
 def stories(entries: Sequence[JournalEntry]) -> list[KnobStory]:
@@ -143,6 +159,7 @@ def about(story: KnobStory, target: str) -> bool:
         story.knob == names.get(target.lower(), target)
         or _is_pod(story.pod, target)
         or _is_cgroup(story.cgroup, target)
+        or story.newest.seq == _event(target)
     )
 
 

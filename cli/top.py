@@ -140,6 +140,8 @@ def round_line(view: View) -> str:
         f"need {words.cores(view.requirement_cores)}",
         f"busy {words.cores(view.busy_cores)}",
     ]
+    if view.shadow is not None:
+        parts.append(f"shadow {words.clean(view.shadow.policy)} would lend {words.cores(view.shadow.lent_cores)}")
     for container in view.containers:
         wait, latency = container.wait, container.latency
         if container.qos == "reclaimed_cores" or (wait is None and latency is None):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dashboards import health, memory, node, overview, workload
+from dashboards import colocation, decisions, health, memory, node, overview, workload
 from dashboards.panels import Board
 
 HERE = Path(__file__).parent
@@ -15,7 +15,15 @@ HERE = Path(__file__).parent
 
 def boards() -> tuple[Board, ...]:
     """Every dashboard, the first look first."""
-    return overview.board(), workload.board(), node.board(), memory.board(), health.board()
+    return (
+        overview.board(),
+        colocation.board(),
+        workload.board(),
+        node.board(),
+        memory.board(),
+        decisions.board(),
+        health.board(),
+    )
 
 
 def path_of(board: Board) -> Path:

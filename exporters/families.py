@@ -146,6 +146,10 @@ def _split(key: str) -> tuple[str, str]:
 
 
 def _advice(finished: Round) -> Iterator[Family]:
+    if (shadow := finished.shadow) is not None:
+        yield points("dioptase_shadow_requirement_cores", [((shadow.policy,), shadow.requirement_cores)])
+        yield points("dioptase_shadow_headroom_cores", [((shadow.policy,), shadow.headroom_cores)])
+        yield points("dioptase_shadow_lent_cores", [((shadow.policy,), shadow.lent_cores)])
     advice = finished.advice
     if advice is None:
         return

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import msgspec
 from aiohttp import web
 
 from api.catalogue import NS_PER_S
-from api.decisions import Round
+from api.decisions import JournalEntry, Round
 from api.ports import Journal, Unavailable
 from api.text import to_json
 from exporters import sending, view
@@ -39,6 +39,14 @@ STALE_S = 5.0
 STAGES = ("advisor", "actuator")
 """What makes the agent an agent: where one of them failed in the latest round, nothing was changed (agent/loop.py)."""
 MAX_ENTRIES = 2000
+ASKED_OF: Mapping[str, Callable[[JournalEntry], str]] = {
+    "pod": lambda entry: entry.outcome.decision.pod,
+    "cgroup": lambda entry: entry.outcome.decision.cgroup,
+    "knob": lambda entry: entry.outcome.decision.knob.value,
+    "rule": lambda entry: entry.outcome.decision.verdict.rule,
+    "status": lambda entry: entry.outcome.status.value,
+}
+"""What decisions can be asked for by, beside their number."""
 FOLLOW_S = 1.0
 """How often the web configuration and its certificates are looked at."""
 TYPES = {
@@ -271,14 +279,14 @@ class Server:
         return await sending.send(request, to_json(Health(round(age_s, 3), failed, latest.banner)), JSON)
 
     async def _view(self, request: web.Request) -> web.StreamResponse:
-        _parameters(request, ())
+        _parameters(request)
         if self._view_json is None:
             raise _too_early()
         return await sending.send(request, self._view_json, JSON)
 
     async def _views(self, request: web.Request) -> web.StreamResponse:
         """Sent piece by piece: five minutes of a full node are tens of MiB that nobody needs in memory at once."""
-        after = _parameters(request, ("after",)).get("after", 0)
+        after = _parameters(request, ("after",))[0].get("after", 0)
         response = web.StreamResponse(headers=JSON)
         if sending.takes_gzip(request):
             response.enable_compression(web.ContentCoding.gzip)
@@ -294,18 +302,21 @@ class Server:
         return response
 
     async def _decisions(self, request: web.Request) -> web.StreamResponse:
-        asked = _parameters(request, ("after", "limit"))
+        asked, told_of = _parameters(request, ("after", "limit"), tuple(ASKED_OF))
         limit = asked.get("limit", 200)
         if not 1 <= limit <= MAX_ENTRIES:
             raise Refused(400, f"limit: {limit} is out of range", f"use a number from 1 to {MAX_ENTRIES}")
 
         def told() -> bytes:
-            return to_json(list(self._journal.entries(after=asked.get("after", 0), limit=limit)))
+            def wanted(entry: JournalEntry) -> bool:
+                return all(ASKED_OF[name](entry) == text for name, text in told_of.items())
+
+            return to_json(list(self._journal.entries(asked.get("after", 0), limit, wanted if told_of else None)))
 
         return await sending.send_made(request, told, JSON)
 
     async def _snapshot(self, request: web.Request) -> web.StreamResponse:
-        _parameters(request, ())
+        _parameters(request)
         latest = self._exposition.observed.latest
         if latest is None:
             raise _too_early()
@@ -316,19 +327,26 @@ def _too_early() -> Refused:
     return Refused(503, "no round has finished yet", "ask again in a second")
 
 
-def _parameters(request: web.Request, known: tuple[str, ...]) -> dict[str, int]:
-    """Whole numbers from the query; a name or value that nobody understands is refused, never ignored."""
+def _parameters(
+    request: web.Request, numbers: tuple[str, ...] = (), texts: tuple[str, ...] = ()
+) -> tuple[dict[str, int], dict[str, str]]:
+    """Whole numbers and texts from the query; a name or value that nobody understands is refused, never ignored."""
     values: dict[str, int] = {}
+    told: dict[str, str] = {}
     for name, text in request.query.items():
-        if name not in known:
-            remedy = f"use {' or '.join(known)}" if known else "leave it out: this path takes no parameters"
+        if name not in numbers + texts:
+            known = " or ".join(numbers + texts)
+            remedy = f"use {known}" if known else "leave it out: this path takes no parameters"
             raise Refused(400, f"{name}: unknown parameter", remedy)
-        if name in values:
+        if name in values or name in told:
             raise Refused(400, f"{name}: given twice", "give it once")
-        if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        if name in texts:
+            told[name] = text
+        elif text.isascii() and text.isdigit() and len(text) <= 18:
+            values[name] = int(text)
+        else:
             raise Refused(400, f"{name}: {text!r} is not a whole number", f"write it as in {name}=0")
-        values[name] = int(text)
-    return values
+    return values, told
 
 
 def _problem(status: int, problem: Problem) -> web.Response:

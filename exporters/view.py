@@ -12,7 +12,7 @@ from heapq import nlargest
 import msgspec
 
 from api.cpus import format_cpu_list
-from api.decisions import Outcome, Round, Status
+from api.decisions import Advice, Outcome, Round, Status
 from api.histograms import BOUNDS_NS
 from api.rates import Rates, rates
 from api.samples import CgroupSample, Snapshot, SourceStatus
@@ -44,6 +44,16 @@ class ChangeView(msgspec.Struct, frozen=True, kw_only=True):
     error: str
 
 
+class ShadowView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a second policy would have made of the round."""
+
+    policy: str
+    action: str
+    reason: str
+    lent_cores: float
+    headroom_cores: float | None
+
+
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """One round for the eye."""
 
@@ -73,6 +83,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     requirement_cores: float | None
     headroom_cores: float | None
     """What can be promised to reclaimed pods in all, what they use now included."""
+    shadow: ShadowView | None = None
     pools: Mapping[str, str]
     """CPU list of each pool."""
     node: NodeView = NodeView()
@@ -122,6 +133,7 @@ def build(finished: Round) -> View:
         reclaimed_cores=sum(reclaimed) if reclaimed else None,
         requirement_cores=advice.requirement_cores if advice else None,
         headroom_cores=advice.headroom_cores if advice else None,
+        shadow=_shadow(finished.shadow),
         pools={pool.name: format_cpu_list(pool.cpus) for pool in advice.pools} if advice else {},
         node=node_view(snapshot, previous, change.node.interval_ns if change else None, ended, reclaims.values()),
         containers=containers,
@@ -130,6 +142,18 @@ def build(finished: Round) -> View:
         changes=tuple(change_view(o) for o in finished.outcomes if o.status is not Status.UNCHANGED),
         sources=snapshot.sources,
         banner=finished.banner,
+    )
+
+
+def _shadow(advice: Advice | None) -> ShadowView | None:
+    if advice is None:
+        return None
+    return ShadowView(
+        policy=advice.policy,
+        action=advice.action,
+        reason=advice.verdict.text,
+        lent_cores=advice.lent_cores,
+        headroom_cores=advice.headroom_cores,
     )
 
 

@@ -33,11 +33,12 @@ from api.facts import (
 from api.histograms import BOUNDS_NS, SLOTS
 from api.samples import CgroupSample, NodeSample, Snapshot
 from exporters.families import RecordingState
-from tests.fakes import ABOUT, BOOTED_AT_NS, MIB, MS, S, busy_round
+from tests.fakes import ABOUT, BOOTED_AT_NS, MIB, MS, S, advice, busy_round
 
 RICH_ABOUT = msgspec.structs.replace(
     ABOUT, traced=True, recording=RecordingState(writable=True, size_bytes=5 * MIB, rounds=40, lost_rounds=2)
 )
+RICH_SHADOW = msgspec.structs.replace(advice(), policy="canonical", lent_cores=1.0, headroom_cores=0.5)
 DEVICE = "253:0"
 
 
@@ -159,4 +160,5 @@ def rich_round(seq: int = 2, *, cgroups: int = 0) -> Round:
         finished,
         snapshot=rich_snapshot(finished.snapshot),
         previous=None if finished.previous is None else rich_snapshot(finished.previous),
+        shadow=RICH_SHADOW,
     )

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from agent.config import AdvisorConfig, Config, ExportersConfig, LatencyConfig
+from agent.config.qos import QosConfig
 from api import VERSION
 from api.catalogue import BY_NAME
 from cli.agent import agent
@@ -104,7 +105,7 @@ def test_documented_defaults_are_those_of_the_code() -> None:
                 name = prefix + field.encode_name
                 assert documented[name].strip("`") == shown, f"docs/operations.md: {name}"
                 checked += 1
-    assert checked == 21
+    assert checked == 22
 
 
 def test_every_option_of_the_agent_is_documented() -> None:
@@ -124,6 +125,7 @@ def test_every_setting_is_documented() -> None:
         ("advisor.", AdvisorConfig),
         ("advisor.latency.", LatencyConfig),
         ("exporters.", ExportersConfig),
+        ("qos.", QosConfig),
     ):
         for field in msgspec.structs.fields(section):
             if not (isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)):

@@ -1,26 +1,36 @@
-"""One round of advice: a snapshot and what is remembered in, pools and lent CPU and the reason out. Pure."""
+"""One round of advice: a snapshot and what is remembered in, sizes of pools, lent CPU and the reason out. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import ceil
 
-import msgspec
+from msgspec.structs import replace
 
-from agent.advisor import latency, pools
-from agent.advisor.estimation import average, online_containers, remember, requirement_cores
-from agent.advisor.headroom import pool_cores, region_cores
+from agent.advisor import latency
+from agent.advisor.culprits import claims
+from agent.advisor.estimation import average, remember, requirement_cores
+from agent.advisor.headroom.assembler import PoolSituation, assemble
+from agent.advisor.headroom.exclusion import bound_nodes, lendable
+from agent.advisor.headroom.gather import reclaimed_use
+from agent.advisor.headroom.region import region_cores
+from agent.advisor.measured import blames_of, online_waits, reclaimed_use_cores
+from agent.advisor.provision.provide import provision
+from agent.advisor.provision.situation import Situation
 from agent.advisor.state import Memory
-from agent.advisor.waits import contention
+from agent.advisor.waits import NS_PER_MS, breaching
 from agent.config import AdvisorConfig
-from api.decisions import Advice, Pool
-from api.facts import Wait
+from api.advice import UNBOUND, CpuAdvice, Headroom, PoolSize
+from api.decisions import Advice
 from api.knobs import Verdict
 from api.qos import QoSLevel
-from api.rates import Rates, members, rates, total
-from api.samples import CgroupSample, Snapshot
+from api.rates import Rates, rates
+from api.samples import Snapshot
 
 NS_PER_S = 1_000_000_000
 RECLAIMED_USE_WINDOW_S = 1.0
+_NOT_SHARED = ("reclaim", "reserve", "interrupt")
+NOBODY = Verdict(rule="nothing_online", text="No online pod runs here: everything is lent.")
 
 
 def advise(snapshot: Snapshot, config: AdvisorConfig, memory: Memory, now_ns: int) -> tuple[Advice | None, Memory]:
@@ -29,116 +39,71 @@ def advise(snapshot: Snapshot, config: AdvisorConfig, memory: Memory, now_ns: in
     None where the policy is `none`. `now_ns` is CLOCK_MONOTONIC; a clock that went backwards lends nothing more.
     """
     change = rates(memory.previous, snapshot) if memory.previous else None
-    memory = msgspec.structs.replace(memory, containers=remember(snapshot, change, memory, config))
+    memory = replace(memory, containers=remember(snapshot, change, memory, config))
     need = requirement_cores(snapshot, memory, config)
     if config.policy == "none":
         advice = None
     elif config.policy == "canonical":
-        advice, memory = _canonical(snapshot, change, need, config, memory, now_ns)
+        cpu, memory = _provided(snapshot, change, config, memory, now_ns)
+        advice, memory = _canonical(snapshot, change, need, config, memory, cpu)
     else:
+        shared = replace(config, provision=replace(config.provision, overlap=True))
+        cpu, memory = _provided(snapshot, change, shared, memory, now_ns)
         advice, memory = _latency(snapshot, change, need, config, memory, now_ns)
-    return advice, msgspec.structs.replace(memory, previous=snapshot)
-
-
-def online_waits(snapshot: Snapshot, change: Rates | None, previous: Snapshot | None) -> dict[str, Wait | None]:
-    """Waits of every online container since the previous round, by cgroup; None where they are not known.
-
-    A container's tasks are those of its cgroup and of all below. One that is not there has nobody to protect, but where the
-    whole tree could not be read nothing is known of any.
-    """
-    containers = [container.cgroup for container in online_containers(snapshot)]
-    inside = members(snapshot.cgroups, containers)
-    readable = "/" in snapshot.cgroups
-    return {
-        container: _contention(inside[container], snapshot, change, previous) if container in inside else None
-        for container in containers
-        if container in inside or not readable
-    }
-
-
-def _contention(
-    paths: Sequence[str], snapshot: Snapshot, change: Rates | None, previous: Snapshot | None
-) -> Wait | None:
-    """Waits of these cgroups together, the container's own first, without what its own quota caused."""
-    waits, throttled_ns, periods = [], 0, 0
-    for path in paths:
-        sample = snapshot.cgroups[path]
-        if path != paths[0] and sample.periods is None:
-            continue  # without a cpu controller its tasks are counted as those of the one above
-        waits.append(_waited(sample, change, previous))
-        if change is not None and (rate := change.cgroups.get(path)) is not None:
-            throttled_ns += rate.throttled_ns or 0
-            periods += rate.throttled_periods or 0
-    known = [wait for wait in waits if wait is not None]
-    if len(known) < len(waits):
-        return None
-    threads = snapshot.cgroups[paths[0]].threads or 1
-    return contention(total(known), throttled_ns, periods, threads, len(snapshot.topology.cpus))
-
-
-def _waited(sample: CgroupSample, change: Rates | None, previous: Snapshot | None) -> Wait | None:
-    """Waits of one cgroup since the previous round; one that was made since then has waited all that it ever waited."""
-    before = previous.cgroups.get(sample.path) if previous else None
-    if change is not None and before is not None and before.id == sample.id:
-        rate = change.cgroups.get(sample.path)
-        return rate.wait if rate else None
-    made_since = change is not None and previous is not None and "/" in previous.cgroups
-    return sample.wait if made_since else None
-
-
-def reclaimed_use_cores(snapshot: Snapshot, change: Rates | None) -> float | None:
-    """CPU that reclaimed pods use; None unless it is known of all of them."""
-    if change is None:
-        return None
-    total = 0.0
-    for pod in snapshot.pods:
-        if pod.qos is not QoSLevel.RECLAIMED:
-            continue
-        for container in pod.containers:
-            rate = change.cgroups.get(container.cgroup)
-            if rate is None or rate.cpu_cores is None:
-                if container.cgroup in snapshot.cgroups:
-                    return None
-                continue
-            total += rate.cpu_cores
-    return total
+        sizes = _everywhere(cpu.sizes, len(snapshot.topology.cpus), advice.lent_cores)
+        advice = replace(advice, cpu=replace(cpu, sizes=sizes))
+    return advice, replace(memory, previous=snapshot)
 
 
 def _latency(
     snapshot: Snapshot, change: Rates | None, need: float, config: AdvisorConfig, memory: Memory, now_ns: int
 ) -> tuple[Advice, Memory]:
-    """Both pools are the whole node, kept apart by priority; the measured wait decides how much is lent."""
+    """Online and batch pods share CPUs, kept apart by priority; the measured wait decides how much is lent."""
     cpus = snapshot.topology.ids
     elapsed_ns = change.node.interval_ns if change else 0
     used = reclaimed_use_cores(snapshot, change)
     if used is not None:
         used = average(memory.reclaimed_use_cores, used, elapsed_ns / NS_PER_S, RECLAIMED_USE_WINDOW_S)
+    half_ns = config.latency.target_wait_ms * NS_PER_MS / 2
+    waits = online_waits(snapshot, change, memory.previous)
+    reclaimed = [c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers]
+    blames = blames_of(breaching(waits, half_ns, config.latency), reclaimed, snapshot, memory.previous)
     situation = latency.Situation(
         now_ns=now_ns,
         elapsed_ns=elapsed_ns,
         node_cpus=len(cpus),
-        waits=online_waits(snapshot, change, memory.previous),
+        waits=waits,
         reclaimed_use_cores=used,
         requirement_cores=need,
         enable_reclaim=config.enable_reclaim,
+        blames=blames,
     )
     lending = latency.lend(situation, memory, config.latency)
+    before = memory.lent_cores if memory.lent_cores is not None else float(len(cpus))
+    kept = claims(
+        memory.claims,
+        reclaimed,
+        blames,
+        taken_ratio=1 - lending.level_cores / before if lending.action == "shrink" else 0.0,
+        healed=config.latency.grow_ratio_per_s * elapsed_ns / NS_PER_S if lending.action == "grow" else 0.0,
+    )
     reserve = config.reclaim_reserve_cores(len(cpus), len(snapshot.topology.numa_nodes))
     advice = Advice(
         policy="latency",
-        pools=(Pool(name="share", cpus=cpus), Pool(name="reclaim", cpus=cpus)),
         requirement_cores=need,
         headroom_cores=min(
             region_cores(len(cpus) - reserve, need, config.reserve_cores(len(cpus)), reserve), lending.lent_cores
         ),
         lent_cores=lending.lent_cores,
         idle=True,
+        claims=kept,
         action=lending.action,
         verdict=lending.verdict,
     )
-    return advice, msgspec.structs.replace(
+    return advice, replace(
         memory,
         lent_cores=lending.level_cores,
+        claims=kept,
         reclaimed_use_cores=used,
         harmful_cores=lending.harmful_cores,
         own_wait_ns=lending.own_wait_ns,
@@ -148,47 +113,118 @@ def _latency(
     )
 
 
-def _canonical(
-    snapshot: Snapshot, change: Rates | None, need: float, config: AdvisorConfig, memory: Memory, now_ns: int
-) -> tuple[Advice, Memory]:
-    """Katalyst's way: the share pool is as large as the estimate, the reclaim pool is the rest, on CPUs of its own."""
-    topology, before = snapshot.topology, memory.share_cores
-    since = memory.last_ramp_down_ns
-    may_shrink = since is None or now_ns - since >= config.min_ramp_down_period_s * NS_PER_S
-    size = pools.share_cores(need, topology, config, before, may_shrink=may_shrink)
-    if not config.enable_reclaim:
-        cpus = len(topology.cpus)
-        size = max(cpus - config.reclaim_reserve_cores(cpus, len(topology.numa_nodes)), 1)
-    share, reclaim = pools.split(topology, size, memory.share_cpus)
+def _provided(
+    snapshot: Snapshot, change: Rates | None, config: AdvisorConfig, memory: Memory, now_ns: int
+) -> tuple[CpuAdvice, Memory]:
+    """How large every pool is to be by its policy."""
+    numa_of = {cpu.id: cpu.numa for cpu in snapshot.topology.cpus}
+    reclaim = _by_numa(memory.pools.get("reclaim", ()), numa_of)
     used = reclaimed_use_cores(snapshot, change)
-    headroom = None
-    if not config.enable_reclaim:
-        headroom = 0.0
-    elif change is not None and used is not None:
-        headroom = pool_cores(reclaim, change.node.per_cpu_busy_ratio, used)
-    before_cores = size if before is None else before
-    action = "shrink" if size > before_cores else "grow" if size < before_cores else "hold"
-    reserve = config.reserve_cores(len(topology.cpus))
-    verdict = Verdict(
-        rule="canonical_estimate",
-        text=f"Online pods are estimated to need {need:.2f} cores; with a reserve of {reserve:g} they get {size} CPUs.",
-        threshold=reserve,
-        inputs={"requirement_cores": round(need, 3), "reserve_cores": reserve, "share_cpus_before": before},
+    cpus = sum(reclaim.values())
+    situation = Situation(
+        now_ns=now_ns,
+        snapshot=snapshot,
+        previous=memory.previous,
+        change=change,
+        needs=memory.containers,
+        reserve=_by_numa(memory.pools.get("reserve", ()), numa_of),
+        forbidden=_by_numa(memory.pools.get("interrupt", ()), numa_of),
+        assigned=memory.cpus,
+        pools=memory.pools,
+        reclaim_use_cores={} if used is None else {numa: used * n / cpus for numa, n in reclaim.items()},
+        runnable={
+            path: float(sample.threads_by_state.runnable)
+            for path, sample in snapshot.cgroups.items()
+            if sample.threads_by_state is not None
+        },
     )
+    cpu, provided = provision(situation, memory.provision, config, config.provision)
+    sizes = _with_share(cpu.sizes, snapshot, config)
+    return replace(cpu, sizes=sizes), replace(memory, provision=provided)
+
+
+def _with_share(sizes: Sequence[PoolSize], snapshot: Snapshot, config: AdvisorConfig) -> tuple[PoolSize, ...]:
+    """The same sizes, with a share pool for online pods that may come where there are none yet: Katalyst's smallest one."""
+    if any(size.pool == "share" for size in sizes):
+        return tuple(sizes)
+    cpus, nodes = len(snapshot.topology.cpus), len(snapshot.topology.numa_nodes)
+    made: list[PoolSize] = []
+    for size in sizes:
+        most = size.cpus if config.provision.overlap else size.cpus - config.reclaim_reserve_cores(cpus, nodes)
+        if size.pool != "reclaim" or size.numa != UNBOUND or most < 1:
+            made.append(size)
+        elif config.provision.overlap:
+            made += (PoolSize(pool="share", cpus=size.cpus), replace(size, cpus=0, overlap={"share": size.cpus}))
+        else:
+            share = min(max(config.min_share_cores, ceil(config.reserve_cores(cpus))), most)
+            made += (PoolSize(pool="share", cpus=share), replace(size, cpus=size.cpus - share))
+    return tuple(made)
+
+
+def _by_numa(cpus: Sequence[int], numa_of: Mapping[int, int]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for cpu in cpus:
+        if cpu in numa_of:
+            found[numa_of[cpu]] = found.get(numa_of[cpu], 0) + 1
+    return found
+
+
+def _everywhere(sizes: Sequence[PoolSize], cpus: int, lent_cores: float) -> tuple[PoolSize, ...]:
+    """The same sizes for lending by priority: nothing is kept for reclaimed pods alone, who may run on every CPU; what is
+    left of the node by pools for somebody in particular is the share pools', in proportion."""
+    sizes = [replace(s, cpus=0, quota_cores=lent_cores) if s.pool == "reclaim" else s for s in sizes]
+    shared = {s.pool: s.cpus for s in sizes if s.numa == UNBOUND and s.pool not in _NOT_SHARED}
+    room = cpus - sum(s.cpus for s in sizes if s.pool not in shared)
+    total = sum(shared.values())
+    wide = {pool: max(own * room // total, own) for pool, own in shared.items()} if total else {}
+    return tuple(
+        replace(s, overlap=wide if s.numa == UNBOUND else s.overlap)
+        if s.pool == "reclaim"
+        else replace(s, cpus=wide.get(s.pool, s.cpus))
+        for s in sizes
+    )
+
+
+def _canonical(
+    snapshot: Snapshot, change: Rates | None, need: float, config: AdvisorConfig, memory: Memory, cpu: CpuAdvice
+) -> tuple[Advice, Memory]:
+    """Katalyst's way: online pools are as large as their policies say, and what is left is reclaimed pods'."""
+    lent = float(sum(s.cpus + sum(s.overlap.values()) for s in cpu.sizes if s.pool == "reclaim"))
+    before = lent if memory.lent_cores is None else memory.lent_cores
+    found = _headroom(snapshot, change, config, memory)
+    verdict = max((one.verdict for one in cpu.regions), key=lambda v: len(v.inputs), default=NOBODY)
+    if len(cpu.regions) > 1:
+        verdict = replace(verdict, text=" ".join(one.verdict.text for one in cpu.regions))
     advice = Advice(
         policy="canonical",
-        pools=(Pool(name="share", cpus=share), Pool(name="reclaim", cpus=reclaim)),
+        cpu=cpu,
         requirement_cores=need,
-        headroom_cores=headroom,
-        lent_cores=float(len(reclaim)),
+        headroom_cores=found.cores,
+        headroom=found,
+        lent_cores=lent,
         idle=False,
-        action=action,
+        action="shrink" if lent < before else "grow" if lent > before else "hold",
         verdict=verdict,
     )
-    return advice, msgspec.structs.replace(
-        memory,
-        share_cores=size,
-        share_cpus=share,
-        lent_cores=float(len(reclaim)),
-        last_ramp_down_ns=now_ns if before is not None and size < before else since,
+    return advice, replace(memory, lent_cores=lent)
+
+
+def _headroom(snapshot: Snapshot, change: Rates | None, config: AdvisorConfig, memory: Memory) -> Headroom:
+    """What the reclaim pool, as it was placed last, can be promised for."""
+    topology = snapshot.topology
+    numa_of = {cpu.id: cpu.numa for cpu in topology.cpus}
+    cpus: dict[int, tuple[int, ...]] = {}
+    for cpu in memory.pools.get("reclaim", ()):
+        if cpu in numa_of:
+            cpus[numa_of[cpu]] = (*cpus.get(numa_of[cpu], ()), cpu)
+    bound = bound_nodes(snapshot.pods, memory.cpus, topology)
+    situation = PoolSituation(
+        topology=topology,
+        cpus=cpus if change is not None else {},
+        busy=change.node.per_cpu_busy_ratio if change is not None else {},
+        use_cores=reclaimed_use(snapshot, change, bound),
+        bound=bound,
+        lendable=lendable(topology, (), ()),
+        enable_reclaim=config.enable_reclaim,
     )
+    return assemble(situation, config.headroom)

@@ -8,11 +8,13 @@ own quota count as load: it asked for that CPU, whoever denied it.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from math import exp
 
-from agent.advisor.state import ContainerMemory, Memory
+from agent.advisor.containers import ContainerMemory
+from agent.advisor.state import Memory
 from agent.config import AdvisorConfig
-from api.pods import Container
+from api.pods import Container, Pod
 from api.rates import CgroupRates, Rates
 from api.samples import Snapshot
 
@@ -94,3 +96,23 @@ def requirement_cores(snapshot: Snapshot, memory: Memory, config: AdvisorConfig)
         for container in online_containers(snapshot)
         if container.cgroup in snapshot.cgroups or container.cgroup in memory.containers
     )
+
+
+def pod_cores(
+    pod: Pod, snapshot: Snapshot, needs: Mapping[str, ContainerMemory], config: AdvisorConfig, *, reclaimable: bool
+) -> float:
+    """Estimated need of an online pod; its requests where nothing may be lent of it."""
+    return sum(
+        container_cores(container, needs.get(container.cgroup) if reclaimable else None, config)
+        for container in pod.containers
+        if container.cgroup in snapshot.cgroups or container.cgroup in needs
+    )
+
+
+def numa_part(numa: int, bound: Collection[int], assigned: Mapping[int, int]) -> float:
+    """The part of a bound pod's need that falls on one of its NUMA nodes: as its CPUs are spread over them.
+
+    `assigned` counts its CPUs by NUMA node; where none of them is on a bound node, each gets the same part.
+    """
+    total = sum(assigned.get(node, 0) for node in bound)
+    return assigned.get(numa, 0) / total if total else 1 / len(bound)

@@ -9,6 +9,10 @@ The worst-waiting container speaks for all. What is not batch work's doing is no
 quota held a container back is taken out of its waits (`waits.contention`; the alarm between rounds does not know of it),
 and waits that stay when batch work has been down to its minimum for `calm_s` are the pods' own queueing: from then on
 they are what is expected, and only more than that is harm, until they fall below half the target again.
+
+Where the kernel tells who had the CPU meanwhile (`culprits`), nobody takes from batch work what others did: a wait in which
+it had less than `least_blame_ratio` of the time stops growth and names the culprit. What is taken back, is taken from those
+reclaimed containers that had the CPU.
 """
 
 from __future__ import annotations
@@ -18,8 +22,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from agent.advisor.culprits import Blamed
 from agent.advisor.state import Memory
-from agent.advisor.waits import NS_PER_MS, breached, worst
+from agent.advisor.waits import NS_PER_MS, breached, breaching, worst
 from agent.config import LatencyConfig
 from api.facts import Wait
 from api.knobs import Verdict
@@ -61,6 +66,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     reclaimed_use_cores: float | None
     requirement_cores: float
     enable_reclaim: bool = True
+    blames: Mapping[str, Blamed | None] = {}
+    """By online container whose waits are above half the target: who had the CPU meanwhile; None where nobody knows."""
 
 
 def lend(situation: Situation, memory: Memory, config: LatencyConfig) -> Lending:
@@ -76,6 +83,7 @@ def lend(situation: Situation, memory: Memory, config: LatencyConfig) -> Lending
     ruling = _judge(situation, msgspec.structs.replace(memory, own_wait_ns=own), config, lent)
     level = min(max(ruling.lent_cores, minimum), node)
     before, new = _stepped(lent, minimum), _stepped(level, minimum)
+    blamed = None if found is None else situation.blames.get(found[0])
     inputs: dict[str, float | int | str | None] = {
         "wait_ms": None if found is None else round(found[1] / NS_PER_MS, 3),
         "waits": None if found is None else found[2],
@@ -86,6 +94,8 @@ def lend(situation: Situation, memory: Memory, config: LatencyConfig) -> Lending
         "lent_before_cores": before,
         "lent_cores": new,
         "own_wait_ms": None if own is None else round(own / NS_PER_MS, 3),
+        "blame_ratio": None if blamed is None else round(blamed.reclaimed_ratio, 3),
+        "other_culprit": None if blamed is None else blamed.other,
     }
     harmful = memory.harmful_cores if own is None else None
     held = "freeze" if ruling.rule.startswith("wait_unknown") else "hold"
@@ -139,8 +149,8 @@ def _judge(situation: Situation, memory: Memory, config: LatencyConfig, lent: fl
         return _Ruling(0.0, "reclaim_disabled", "Reclaiming is switched off: only the minimum is lent.", None)
     if not situation.waits:
         return _grow(situation, memory, config, lent, ("nothing_online", "No online pod runs here"))
-    if breached(situation.waits, breach_ns(memory, config), config):
-        return _take_back(situation, memory, config, lent, what)
+    if harmed := breaching(situation.waits, breach_ns(memory, config), config):
+        return _breach(harmed, situation, memory, config, lent)
     if not _measured(situation):
         return _unknown(situation, memory, config, lent)
     if breached(situation.waits, max(target_ms * NS_PER_MS / 2, _OWN_NEAR * (own_ns or 0.0)), config):
@@ -170,14 +180,38 @@ def _grow(situation: Situation, memory: Memory, config: LatencyConfig, lent: flo
     return _Ruling(new, rule, f"{text}: {new:.3g} of {situation.node_cpus} cores are lent.", threshold)
 
 
-def _take_back(situation: Situation, memory: Memory, config: LatencyConfig, lent: float, what: str) -> _Ruling:
-    found = worst(situation.waits, config)
+def _breach(
+    harmed: Mapping[str, Wait], situation: Situation, memory: Memory, config: LatencyConfig, lent: float
+) -> _Ruling:
+    """Some container waited too long. If nobody else is known to have made it, batch work did."""
+    ours = {cgroup: wait for cgroup, wait in harmed.items() if not _others_did(situation.blames.get(cgroup), config)}
+    found = worst(ours or harmed, config)
     assert found is not None
     cgroup, wait_ns, _ = found
-    target_ms, limit_ns = config.target_wait_ms, breach_ns(memory, config)
-    seen = f"{what} of {cgroup} is {wait_ns / NS_PER_MS:.3g} ms, the target is {target_ms:g} ms"
+    seen = f"p{config.quantile * 100:g} run-queue wait of {cgroup} is {wait_ns / NS_PER_MS:.3g} ms"
+    seen += f", the target is {config.target_wait_ms:g} ms"
     if memory.own_wait_ns is not None:
         seen += f", and without batch work it was {memory.own_wait_ns / NS_PER_MS:.3g} ms"
+    if ours:
+        return _take_back(wait_ns, seen, situation, memory, config, lent)
+    blamed = situation.blames[cgroup]
+    assert blamed is not None
+    other = "its own tasks" if blamed.other == cgroup else blamed.other
+    text = (
+        f"{seen}; batch work had the CPU for {blamed.reclaimed_ratio:.0%} of that time, and {other} for "
+        f"{blamed.other_ns / blamed.total_ns:.0%}: nothing is taken from batch work, and nothing more is lent."
+    )
+    return _Ruling(lent, "wait_by_others", text, config.target_wait_ms, uneasy=True)
+
+
+def _others_did(found: Blamed | None, config: LatencyConfig) -> bool:
+    return found is not None and found.total_ns > 0 and found.reclaimed_ratio < config.least_blame_ratio
+
+
+def _take_back(
+    wait_ns: float, seen: str, situation: Situation, memory: Memory, config: LatencyConfig, lent: float
+) -> _Ruling:
+    target_ms, limit_ns = config.target_wait_ms, breach_ns(memory, config)
     rule = "wait_far_above_target" if wait_ns >= config.gross_breach_factor * limit_ns else "wait_above_target"
     minimum = minimum_cores(situation.node_cpus, config)
     if lent <= minimum:

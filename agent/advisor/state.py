@@ -6,20 +6,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from agent.advisor.containers import ContainerMemory
+from agent.advisor.provision.situation import ProvisionMemory
 from api.samples import Snapshot
-
-
-class ContainerMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Smoothed demand of one container's cgroup; the id tells a new cgroup of the same path apart."""
-
-    cgroup_id: int
-    first_seen_ns: int
-    last_seen_ns: int
-    ramping: bool
-    """Whether it came after the agent and is still to be taken at its request."""
-    usage_cores: float | None = None
-    load1: float | None = None
-    load5: float | None = None
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +31,10 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """When the waits were last above half the target; growth waits for calm_s after it."""
     last_wait_ns: int | None = None
     """When the online pods' waits were last measured."""
-    share_cores: int | None = None
-    """Size of the share pool under disjoint cpusets."""
-    share_cpus: tuple[int, ...] = ()
-    last_ramp_down_ns: int | None = None
+    claims: Mapping[str, float] = {}
+    """By reclaimed container that made online pods wait: the part of its claim that it keeps."""
+    provision: ProvisionMemory = ProvisionMemory()
+    pools: Mapping[str, tuple[int, ...]] = {}
+    """CPUs of the pools as QRM placed them last; empty before it has."""
+    cpus: Mapping[str, tuple[int, ...]] = {}
+    """The same of every listed container, by cgroup."""

@@ -55,8 +55,13 @@ def wait_at(wait: Wait, quantile: float) -> float | None:
     return wait.sum_ns / wait.count * -log(1 - quantile) if wait.count else None
 
 
+def breaching(waits: Mapping[str, Wait | None], limit_ns: float, config: LatencyConfig) -> dict[str, Wait]:
+    """The containers that had more waits above the limit than the quantile allows, and at least min_waits_above."""
+    return {cgroup: wait for cgroup, wait in waits.items() if wait is not None and _breaches(wait, limit_ns, config)}
+
+
 def breached(waits: Mapping[str, Wait | None], limit_ns: float, config: LatencyConfig) -> bool:
-    """Whether some container had more waits above the limit than the quantile allows, and at least min_waits_above."""
+    """Whether there is one of those."""
     return any(wait is not None and _breaches(wait, limit_ns, config) for wait in waits.values())
 
 

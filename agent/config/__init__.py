@@ -7,6 +7,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from agent.config.headroom import HeadroomConfig
+from agent.config.provision import ProvisionConfig
+from agent.config.qos import QosConfig
+from agent.config.qrm import CpuPlacementConfig
 from agent.config.units import Cores, Ratio, Seconds
 
 _SMALL_NODE_SHARE = 4
@@ -30,6 +34,9 @@ class LatencyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """What batch work keeps even in a breach, as a share of the node, so that it makes progress and can be measured."""
     gross_breach_factor: Annotated[float, Meta(ge=1, le=1000)] = 4.0
     """A wait so many times the target takes everything back down to the minimum at once instead of halving."""
+    least_blame_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    """Part of the waits for which batch work must have had the CPU before anything is taken from it; 0 takes from it whoever
+    it was. Counts where the kernel tells (probe `blame`)."""
     stale_s: Seconds = 5.0
     """Without wait measurements for so long, no more is lent than the estimated need of online pods leaves."""
 
@@ -60,6 +67,8 @@ class AdvisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     min_ramp_down_period_s: Annotated[float, Meta(ge=0)] = 30.0
     """[MinRampDownPeriod] at most this often."""
     latency: LatencyConfig = LatencyConfig()
+    provision: ProvisionConfig = ProvisionConfig()
+    headroom: HeadroomConfig = HeadroomConfig()
 
     def reserve_cores(self, cpus: int) -> float:
         """CPU kept for bursts of online pods on a node of so many CPUs."""
@@ -91,5 +100,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """More cgroups than this are not read, those of pods excepted; how many were left out is shown."""
     probes: tuple[str, ...] | None = None
     """Probes beside run-queue waits, by name; unless set all of them but counters and wakeups, none for []."""
+    qos: QosConfig = QosConfig()
     advisor: AdvisorConfig = AdvisorConfig()
+    placing: CpuPlacementConfig = CpuPlacementConfig()
+    shadow: AdvisorConfig | None = None
+    """A second policy that judges every round and touches nothing: what it would lend and promise is shown beside the first."""
     exporters: ExportersConfig = ExportersConfig()

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from api.cpus import format_cpu_list
+import msgspec
+
+from agent.qrm.placing.state import Placement
+from api.cpus import Topology, format_cpu_list
 from api.decisions import Advice, Decision
 from api.knobs import Knob, Verdict
 from api.pods import Container, Pod
@@ -27,30 +30,33 @@ MIN_WEIGHT = "1"
 """Where the kernel has no cpu.idle: a hundredth of the default weight, which is 10 shares on version 1."""
 
 
-def decide(advice: Advice, snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]) -> tuple[Decision, ...]:
+def decide(
+    advice: Advice,
+    snapshot: Snapshot,
+    knobs: Mapping[str, Collection[Knob]],
+    placement: Placement | None = None,
+) -> tuple[Decision, ...]:
     """Every knob of every managed container that the advice says something about, whatever its value is now.
 
     `knobs` are those that the kernel has for each cgroup; what none of them has is not decided, what only this one lacks
-    is, so that its refusal is seen. The actuator drops what changes nothing.
+    is, so that its refusal is seen. The actuator drops what changes nothing. A cpuset is decided only of who may not use
+    the whole node.
     """
     known = frozenset[Knob]().union(*knobs.values())
-    pools = {pool.name: pool.cpus for pool in advice.pools}
-    apart = not set(pools["share"]) & set(pools["reclaim"])
     quotas = _quotas(advice, snapshot)
+    reasons = {cgroup: one.verdict for one in advice.cpu.regions for cgroup in one.region.containers}
     decisions: list[Decision] = []
     for pod in snapshot.pods:
         for container in pod.containers:
             sample = snapshot.cgroups.get(container.cgroup)
             if sample is None:
                 continue
-            values: dict[Knob, str] = {}
+            values: dict[Knob, tuple[str, Verdict]] = {}
             if pod.qos is QoSLevel.RECLAIMED:
-                values = _reclaimed(advice, quotas[container.cgroup], knobs.get(container.cgroup, ()))
-                # No CPU of its own is no cpuset: an empty one would mean all of them on version 2.
-                if apart and pools["reclaim"]:
-                    values[Knob.CPUSET] = format_cpu_list(pools["reclaim"])
-            elif pod.qos is QoSLevel.SHARED and apart and pools["share"]:
-                values[Knob.CPUSET] = format_cpu_list(pools["share"])
+                values = _reclaimed(advice, quotas[container.cgroup], knobs.get(container.cgroup, ()), container)
+            if placement is not None:
+                why = reasons.get(container.cgroup, advice.verdict)
+                values |= _placed(placement, container.cgroup, snapshot.topology, why)
             decisions.extend(
                 Decision(
                     cgroup=container.cgroup,
@@ -58,24 +64,49 @@ def decide(advice: Advice, snapshot: Snapshot, knobs: Mapping[str, Collection[Kn
                     pod=pod.key,
                     knob=knob,
                     value=value,
-                    verdict=YIELD if knob in (Knob.IDLE, Knob.WEIGHT) else advice.verdict,
+                    verdict=verdict,
                 )
-                for knob, value in values.items()
+                for knob, (value, verdict) in values.items()
                 if knob in known
             )
     return tuple(decisions)
 
 
-def _reclaimed(advice: Advice, quota: str, knobs: Collection[Knob]) -> dict[Knob, str]:
+def _placed(placement: Placement, cgroup: str, topology: Topology, why: Verdict) -> dict[Knob, tuple[str, Verdict]]:
+    """CPUs and NUMA nodes of a container that may not use all of them; why its pool is so large, and that it has these."""
+    cpus, mems = placement.cpus.get(cgroup, ()), placement.mems.get(cgroup, ())
+    found = placement.verdicts.get(cgroup, why)
+    both = msgspec.structs.replace(why, text=f"{why.text} {found.text}", inputs={**why.inputs, **found.inputs})
+    values = {}
+    if cpus and set(cpus) != set(topology.ids):
+        values[Knob.CPUSET] = format_cpu_list(cpus), both
+    if mems and set(mems) != set(topology.numa_nodes):
+        values[Knob.MEMS] = format_cpu_list(mems), both
+    return values
+
+
+def _limited(advice: Advice, cgroup: str) -> Verdict:
+    """Why a reclaimed container has this quota."""
+    why, claim = advice.verdict, advice.claims.get(cgroup)
+    if claim is None:
+        return why
+    text = f"{why.text} This one made online pods wait: {claim:.0%} of its claim counts."
+    return msgspec.structs.replace(why, text=text, inputs={**why.inputs, "claim": round(claim, 3)})
+
+
+def _reclaimed(
+    advice: Advice, quota: str, knobs: Collection[Knob], container: Container
+) -> dict[Knob, tuple[str, Verdict]]:
     """Priority and limit of one reclaimed container."""
     if not advice.idle:
         return {}
-    priority = {Knob.IDLE: "1"} if Knob.IDLE in knobs else {Knob.WEIGHT: MIN_WEIGHT}
-    return {**priority, Knob.QUOTA: quota}
+    knob, value = (Knob.IDLE, "1") if Knob.IDLE in knobs else (Knob.WEIGHT, MIN_WEIGHT)
+    return {knob: (value, YIELD), Knob.QUOTA: (quota, _limited(advice, container.cgroup))}
 
 
 def _quotas(advice: Advice, snapshot: Snapshot) -> Mapping[str, str]:
-    """What each reclaimed container may use: the lent CPU in proportion to requests, never above its own limit.
+    """What each reclaimed container may use: the lent CPU in proportion to requests, never above its own limit; those that
+    made online pods wait have less of a claim.
 
     A small share gets a longer period instead of the kernel's smallest quota in the usual one, so that all of them
     together are what is lent; its burst is then longer too.
@@ -88,10 +119,11 @@ def _quotas(advice: Advice, snapshot: Snapshot) -> Mapping[str, str]:
         if container.cgroup in snapshot.cgroups
     ]
     unlimited = advice.lent_cores >= len(snapshot.topology.cpus)
-    total = sum(_claim(container) for container in containers)
+    claims = {c.cgroup: _claim(c) * advice.claims.get(c.cgroup, 1.0) for c in containers}
+    total = sum(claims.values())
     result = {}
     for container in containers:
-        cores = None if unlimited else advice.lent_cores * _claim(container) / total
+        cores = None if unlimited else advice.lent_cores * claims[container.cgroup] / total
         if container.cpu_limit_cores is not None:
             cores = container.cpu_limit_cores if cores is None else min(cores, container.cpu_limit_cores)
         result[container.cgroup] = f"max {PERIODS_US[0]}" if cores is None else _quota(cores)
@@ -104,7 +136,7 @@ def _quota(cores: float) -> str:
 
 
 def _claim(container: Container) -> float:
-    return container.cpu_request_cores or 1.0
+    return container.reclaimed_cpu_cores or container.cpu_request_cores or 1.0
 
 
 def managed(pods: tuple[Pod, ...]) -> frozenset[str]:

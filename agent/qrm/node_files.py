@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
+from agent.durable import replace_file, sync_directory
 from agent.qrm.io import NodeSetting
-from agent.qrm.originals import sync_directory, write_synced
 from agent.smallfile import read_small
 from api.decisions import Status
 from api.ports import Unavailable
@@ -149,15 +149,13 @@ class NodeFiles:
             self._entries = {(entry.path, entry.device): entry for entry in body.entries if _is_below(entry.path)}
 
     def _save(self) -> None:
-        temporary = self._path.with_name(f"{FILE_NAME}.tmp")
         try:
             if self._entries:
                 body = _Body(boot_id=self._boot_id, entries=self.entries())
-                write_synced(temporary, msgspec.json.encode(body) + b"\n")
-                temporary.rename(self._path)
+                replace_file(self._path, msgspec.json.encode(body) + b"\n")
             else:
                 self._path.unlink(missing_ok=True)
-            sync_directory(self._path.parent)
+                sync_directory(self._path.parent)
         except OSError as error:
             raise Unavailable(
                 f"original values cannot be journalled in {self._path}: {error.strerror}",

@@ -24,11 +24,11 @@ import hashlib
 import os
 import stat
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from agent.durable import damaged, replace_file, set_aside, sync_directory
 from agent.qrm.hands import Hands
 from agent.qrm.knobs import KnobFiles, Original, is_cgroup_path
 from agent.qrm.restore import Key, key_of, put_back
@@ -119,7 +119,7 @@ class Originals:
 
     def damaged(self) -> tuple[Path, ...]:
         """Files set aside because they could not be trusted, until a person removes them."""
-        return tuple(sorted(self.path.parent.glob(f"{self.path.name}.damaged-*")))
+        return damaged(self.path)
 
     def record(self, *originals: Original, replace: Collection[Key] = ()) -> None:
         """Have these on disk when it returns; for a knob that is known already, the first original stays
@@ -210,12 +210,8 @@ class Originals:
             self.messages = (f"{self.path}: dropped {len(entries)} originals of another boot, whose cgroups are gone",)
 
     def _set_aside(self, reason: str) -> None:
-        taken = {path.name for path in self.damaged()}
-        number = next(n for n in range(1, len(taken) + 2) if f"{self.path.name}.damaged-{n}" not in taken)
-        aside = self.path.with_name(f"{self.path.name}.damaged-{number}")
         try:
-            self.path.rename(aside)
-            sync_directory(self.path.parent)
+            aside = set_aside(self.path)
         except OSError as error:
             raise Unavailable(
                 f"{self.path} is damaged ({reason}) and cannot be set aside: {error.strerror}",
@@ -226,19 +222,14 @@ class Originals:
         )
 
     def _save(self, entries: Mapping[Key, Original]) -> None:
-        temporary = self.path.with_name(f"{self.path.name}.tmp")
         try:
             if entries:
-                write_synced(temporary, encode_file(self._boot_id, entries.values()))
-                temporary.rename(self.path)
+                replace_file(self.path, encode_file(self._boot_id, entries.values()))
             else:
                 # Also works on a full disk, where nothing could be written.
                 self.path.unlink(missing_ok=True)
-            sync_directory(self.path.parent)
+                sync_directory(self.path.parent)
         except OSError as error:
-            # The first failure is the one to report; on a full disk the half-written file only takes space.
-            with suppress(OSError):
-                temporary.unlink()
             raise Unavailable(
                 f"original values cannot be journalled in {self.path}: {error.strerror}",
                 f"make room in {self.path.parent} and make it writable, or choose another with --state-dir",
@@ -357,24 +348,3 @@ def _check_trust(state_dir: Path, found: os.stat_result) -> None:
 
 def _without_links(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
-
-
-def write_synced(path: Path, data: bytes) -> None:
-    """A file with this content, on disk when it returns. Raises OSError."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        written = 0
-        while written < len(data):
-            written += os.write(fd, data[written:])
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def sync_directory(path: Path) -> None:
-    """Have what was renamed or removed there on disk. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -54,13 +54,16 @@ class DecisionJournal:
         if self._file is not None and self._unwritten:
             self._write(self._file)
 
-    def entries(self, after: int = 0, limit: int = 200) -> Sequence[JournalEntry]:
+    def entries(
+        self, after: int = 0, limit: int = 200, wanted: Callable[[JournalEntry], bool] | None = None
+    ) -> Sequence[JournalEntry]:
         """As `api.ports.Journal` says. Any thread may ask."""
         newest: list[JournalEntry] = []
         for line in reversed(tuple(self._kept)):
             if len(newest) >= limit or (entry := _DECODER.decode(line)).seq <= after:
                 break
-            newest.append(entry)
+            if wanted is None or wanted(entry):
+                newest.append(entry)
         return newest[::-1]
 
     @property

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
-from decimal import ROUND_CEILING, Decimal
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from agent.sense.documents import LARGEST_BYTES, DocumentError, check
+from agent.sense.manifests import is_manifest, read_manifest
+from agent.sense.podspec import Door, Place, RawPod, pod_of
+from agent.sense.resources import FieldError
 from agent.smallfile import read_small
-from api.pods import Container, Pod, parse_quantity
+from api.pods import Pod
 from api.ports import Unavailable
-from api.qos import qos_level
 
 SETTLED_NS = 100_000_000
 """A file that was written so short a time before it was read is read again: its time stamp may not tell of a next write."""
-LONGEST_NAME = 253
-LONGEST_PATH = 4095
-_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", re.ASCII)
+_DOOR = Door()
 _WHERE = re.compile(r" - at `(?:key in )?\$\.?(?P<field>[^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `(?P<field>\w+)`")
 
@@ -34,38 +33,15 @@ class PodsError(ValueError):
     """The file cannot hold; the message names file, field and remedy."""
 
 
-class _Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    cpu: str | int | float | None = None
-    memory: str | int | float | None = None
-
-
-class _Requirements(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    requests: _Resources = _Resources()
-    limits: _Resources = _Resources()
-
-
-class _Container(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    cgroup: str
-    name: str | None = None
-    resources: _Requirements = _Requirements()
-
-
-class _Pod(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-    containers: list[_Container]
-    namespace: str = "default"
-    annotations: dict[str, Any] = {}
-
-
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    pods: list[_Pod]
+    pods: list[RawPod]
 
 
 class StaticPods:
     """A PodSource (api.ports) over one file. Raises PodsError when made from a file that cannot hold."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, door: Door = _DOOR) -> None:
+        self._path, self._door = path, door
         self._signature: tuple[int, ...] = ()
         self._error = ""
         self._pods = self._load()
@@ -106,7 +82,7 @@ class StaticPods:
             text = content.decode()
         except UnicodeDecodeError as error:
             raise PodsError(f"{self._path}: not UTF-8 text at byte {error.start}; is this the right file?") from None
-        return parse_pods(text, str(self._path))
+        return parse_pods(text, str(self._path), self._door)
 
 
 class NoPods:
@@ -116,8 +92,11 @@ class NoPods:
         return ()
 
 
-def parse_pods(text: str, source: str) -> tuple[Pod, ...]:
-    """Pods from YAML; `source` names the text in errors. Raises PodsError."""
+def parse_pods(text: str, source: str, door: Door = _DOOR) -> tuple[Pod, ...]:
+    """Pods from YAML or JSON, in our own form or as Kubernetes' objects; `source` names the text in errors.
+
+    Raises PodsError. What does not keep a pod from being one is among its `problems`.
+    """
     try:
         check(text)
         document = msgspec.yaml.decode(text)
@@ -129,22 +108,34 @@ def parse_pods(text: str, source: str) -> tuple[Pod, ...]:
     if document is None:
         raise PodsError(f"{source}: empty; write `pods: []` where there are none")
     try:
-        file = msgspec.convert(document, _File)
+        return _manifest(document, door) if is_manifest(document) else _own(document, door)
     except msgspec.ValidationError as error:
         raise PodsError(f"{source}: {_explained(error)}") from None
-    try:
-        pods = tuple(_pod(pod, f"pods[{index}]") for index, pod in enumerate(file.pods))
-        _check_unique(pods)
-    except _FieldError as error:
+    except FieldError as error:
         raise PodsError(f"{source}: {error}") from None
-    return pods
 
 
-class _FieldError(ValueError):
-    """`field: reason; remedy`."""
+def _own(document: object, door: Door) -> tuple[Pod, ...]:
+    raws = msgspec.convert(document, _File).pods
+    places = [Place(f"pods[{index}]", f"pods[{index}]") for index in range(len(raws))]
+    return _pods(raws, places, door)
 
-    def __init__(self, field: str, reason: str) -> None:
-        super().__init__(f"{field}: {reason}")
+
+def _pods(raws: Sequence[RawPod], places: Sequence[Place], door: Door) -> tuple[Pod, ...]:
+    pods = []
+    for raw, place in zip(raws, places, strict=True):
+        try:
+            pods.append(pod_of(raw, place, door))
+        except FieldError as error:
+            raise error.of(raw.name) from None
+    _check_unique(pods, places, raws)
+    return tuple(pods)
+
+
+def _manifest(document: Mapping[str, Any], door: Door) -> tuple[Pod, ...]:
+    found = read_manifest(document)
+    pods = _pods([each.raw for each in found], [each.place for each in found], door)
+    return tuple(msgspec.structs.replace(pod, uid=each.uid or pod.uid) for pod, each in zip(pods, found, strict=True))
 
 
 def _explained(error: msgspec.ValidationError) -> str:
@@ -160,123 +151,32 @@ def _explained(error: msgspec.ValidationError) -> str:
     return f"{field}: {reason[:1].lower()}{reason[1:]}; docs/operations.md shows a whole file"
 
 
-def _pod(pod: _Pod, where: str) -> Pod:
-    namespace, name = _name(pod.namespace, f"{where}.namespace"), _name(pod.name, f"{where}.name")
-    annotations = _annotations(pod.annotations, f"{where}.annotations")
-    try:
-        qos = qos_level(annotations)
-    except ValueError as error:
-        raise _FieldError(f"{where}.annotations", str(error).removeprefix("annotation ")) from None
-    if not pod.containers:
-        raise _FieldError(f"{where}.containers", "is empty; list at least one with its cgroup")
-    alone = len(pod.containers) == 1
-    return Pod(
-        uid=f"{namespace}/{name}",
-        namespace=namespace,
-        name=name,
-        qos=qos,
-        containers=tuple(
-            _container(container, name if alone else None, f"{where}.containers[{index}]")
-            for index, container in enumerate(pod.containers)
-        ),
-        annotations=annotations,
-    )
-
-
-def _container(container: _Container, default_name: str | None, where: str) -> Container:
-    name = container.name if container.name is not None else default_name
-    if name is None:
-        raise _FieldError(f"{where}.name", "is missing; a pod of several containers names each")
-    requests, limits = container.resources.requests, container.resources.limits
-    path = f"{where}.resources"
-    cpu_request = _quantity(requests.cpu, f"{path}.requests.cpu")
-    cpu_limit = _quantity(limits.cpu, f"{path}.limits.cpu")
-    memory_request = _quantity(requests.memory, f"{path}.requests.memory")
-    memory_limit = _quantity(limits.memory, f"{path}.limits.memory")
-    for resource, request, limit in (("cpu", cpu_request, cpu_limit), ("memory", memory_request, memory_limit)):
-        if limit is not None and limit == 0:
-            raise _FieldError(
-                f"{path}.limits.{resource}", "is 0, which nothing can run with; leave it out for no limit"
-            )
-        if request is not None and limit is not None and request > limit:
-            raise _FieldError(
-                f"{path}.requests.{resource}", f"{request} is more than the limit {limit}; raise the limit"
-            )
-    return Container(
-        name=_name(name, f"{where}.name"),
-        cgroup=_cgroup(container.cgroup, f"{where}.cgroup"),
-        cpu_request_cores=None if cpu_request is None else float(cpu_request),
-        cpu_limit_cores=None if cpu_limit is None else float(cpu_limit),
-        memory_request_bytes=_whole(memory_request),
-        memory_limit_bytes=_whole(memory_limit),
-    )
-
-
-def _name(name: str, field: str) -> str:
-    if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
-        raise _FieldError(
-            field, f"{name[:80]!r} is no name; use letters, digits, '-', '.' and '_', at most {LONGEST_NAME}"
-        )
-    return name
-
-
-def _annotations(annotations: dict[str, Any], where: str) -> dict[str, str]:
-    for key, value in annotations.items():
-        if not isinstance(value, str):
-            raise _FieldError(f"{where}[{key!r}]", f"{value!r:.80} is not text; write it in quotes")
-    return annotations
-
-
-def _cgroup(path: str, field: str) -> str:
-    shown = repr(path[:80])
-    if not path.startswith("/") or path == "/":
-        raise _FieldError(field, f"{shown} must begin with / and name a cgroup below the root, like /web")
-    if any(part in ("", ".", "..") for part in path.split("/")[1:]):
-        raise _FieldError(
-            field, f"{shown} has an empty part, '.' or '..', or ends in /; write it plainly, like /web/app"
-        )
-    if not path.isprintable() or len(path.encode(errors="replace")) > LONGEST_PATH:
-        raise _FieldError(field, f"{shown} holds control characters or is too long; write a plain path, like /web")
-    return path
-
-
-def _quantity(value: str | float | None, field: str) -> Decimal | None:
-    if value is None:
-        return None
-    text = f"{value:.9f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
-    try:
-        return parse_quantity(text)
-    except ValueError as error:
-        raise _FieldError(field, str(error)) from None
-
-
-def _whole(quantity: Decimal | None) -> int | None:
-    return None if quantity is None else int(quantity.to_integral_value(ROUND_CEILING))
-
-
-def _check_unique(pods: tuple[Pod, ...]) -> None:
+def _check_unique(pods: Sequence[Pod], places: Sequence[Place], raws: Sequence[RawPod]) -> None:
     keys: dict[str, str] = {}
     cgroups: dict[str, str] = {}
-    for index, pod in enumerate(pods):
-        where = f"pods[{index}]"
+    for pod, place, raw in zip(pods, places, raws, strict=True):
         if other := keys.get(pod.key):
-            raise _FieldError(f"{where}.name", f"{pod.key} is {other} already; give it another name or namespace")
-        keys[pod.key] = where
+            raise FieldError(
+                f"{place.metadata}.name", f"{pod.key} is {other} already; give it another name or namespace"
+            )
+        keys[pod.key] = place.metadata
         names: set[str] = set()
+        count = len(raw.containers)
         for position, container in enumerate(pod.containers):
-            field = f"{where}.containers[{position}]"
+            listed = f"containers[{position}]" if position < count else f"initContainers[{position - count}]"
+            field = f"{place.spec}.{listed}"
             if container.name in names:
-                raise _FieldError(
+                raise FieldError(
                     f"{field}.name", f"{container.name!r} is the name of another container; name each once"
                 )
             names.add(container.name)
             if other := cgroups.get(container.cgroup):
-                raise _FieldError(f"{field}.cgroup", f"{container.cgroup} is that of {other} already; list it once")
+                raise FieldError(f"{field}.cgroup", f"{container.cgroup} is that of {other} already; list it once")
             cgroups[container.cgroup] = field
     for path, field in cgroups.items():
         for ancestor in _ancestors(path):
             if other := cgroups.get(ancestor):
-                raise _FieldError(f"{field}.cgroup", f"{path} is inside that of {other}; manage one of the two")
+                raise FieldError(f"{field}.cgroup", f"{path} is inside that of {other}; manage one of the two")
 
 
 def _ancestors(path: str) -> Iterator[str]:

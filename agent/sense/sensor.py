@@ -92,6 +92,7 @@ class Sensor:
         self._statuses.extend(
             (
                 *self._silent_pods(),
+                *_misread(self._known_pods),
                 *_homeless(self._known_pods, cgroups),
                 *_uncontrolled(self._known_pods, cgroups),
                 *self._unrelated(),
@@ -208,6 +209,16 @@ class Sensor:
             return False
         self._logged.add((name, error))
         return True
+
+
+def _misread(pods: tuple[Pod, ...]) -> tuple[SourceStatus, ...]:
+    """One line on pods whose labels or annotations could not be taken as said; each reason has its own remedy."""
+    told = [f"{pod.key}: {problem}" for pod in pods for problem in pod.problems]
+    if not told:
+        return ()
+    more = f"; and {len(told) - 1} more" if len(told) > 1 else ""
+    remedy = "mend the labels and annotations of these pods; the snapshot has all of them under `problems`"
+    return (SourceStatus(name="pod-annotations", ok=False, error=f"{told[0]}{more}", remedy=remedy),)
 
 
 def _homeless(pods: tuple[Pod, ...], cgroups: Mapping[str, CgroupSample]) -> tuple[SourceStatus, ...]:

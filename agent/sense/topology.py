@@ -1,4 +1,7 @@
-"""Online CPUs and where each sits, from sysfs. What sysfs leaves out is one socket, one NUMA node, a core per CPU."""
+"""Online CPUs and where each sits, from sysfs.
+
+What sysfs leaves out is one socket, one NUMA node, one third-level cache for each of them, a core per CPU.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,7 @@ def read_topology(sys: Path, text: Callable[[Path], str] = text) -> Topology:
                 core=_number(text(sys / _CPUS / f"cpu{cpu}/topology/core_id"), cpu),
                 socket=_number(text(sys / _CPUS / f"cpu{cpu}/topology/physical_package_id"), 0),
                 numa=numa.get(cpu, 0),
+                l3=_number(text(sys / _CPUS / f"cpu{cpu}/cache/index3/id"), 0),
             )
             for cpu in _online(sys, text)
         )

@@ -28,6 +28,7 @@ const charts = [
       { key: "online", label: "online", kind: "area", css: "s-online" },
       { key: "rest", label: () => (watching(model.view) ? "busy" : "other"), kind: "area", css: "s-rest", quiet: true },
       { key: "lent", label: "lent", kind: "step", css: "s-lent" },
+      { key: "shadow", label: "shadow", kind: "step", css: "s-shadow thin", optional: true },
     ],
     top: (rows) => Math.max(rows.at(-1)?.cpus ?? 1, 1),
     format: cores,

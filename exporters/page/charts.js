@@ -107,10 +107,15 @@ export class TimeChart {
     return nodes;
   }
 
+  /** What there is to show: an optional series only once it has had a value. */
+  #shown() {
+    return this.spec.series.filter((series) => !series.optional || this.#rows.some((row) => row[series.key] !== null));
+  }
+
   #series(frame) {
     const floor = new Map(this.#rows.map((row) => [row, 0]));
     const labels = [];
-    for (const series of this.spec.series) {
+    for (const series of this.#shown()) {
       const area = series.kind === "area";
       const ends = this.#rows.map((row) => {
         const value = row[series.key];
@@ -162,7 +167,7 @@ export class TimeChart {
     const { box, x } = this.#frame();
     const at = x(row.time);
     this.hand.append(svg("line", { x1: at, x2: at, y1: box.top, y2: box.bottom }));
-    const parts = this.spec.series.map((series) => [series, this.spec.format(row[series.key])]);
+    const parts = this.#shown().map((series) => [series, this.spec.format(row[series.key])]);
     this.readout.replaceChildren(
       el("b", {}, clock(row.wall)),
       ...parts.map(([series, text]) => el("span", { class: series.css }, el("i", {}), `${named(series)} `, el("b", {}, text))),
@@ -193,8 +198,8 @@ export class TimeChart {
 
   #tabulate() {
     if (!this.details.open) return;
-    const heads = ["time", ...this.spec.series.map(named)];
-    const rows = [...this.#rows].reverse().map((row) => [clock(row.wall), ...this.spec.series.map((s) => this.spec.format(row[s.key]))]);
+    const heads = ["time", ...this.#shown().map(named)];
+    const rows = [...this.#rows].reverse().map((row) => [clock(row.wall), ...this.#shown().map((s) => this.spec.format(row[s.key]))]);
     tabulate(this.details, `${this.spec.name}, newest first`, heads, rows);
   }
 }

@@ -61,6 +61,7 @@ export function derive(view) {
     wall: view.wall_time_ms, // to be shown: it may be set back
     cpus: view.node_cpus,
     lent: view.lent_cores,
+    shadow: view.shadow?.lent_cores ?? null,
     batch: view.reclaimed_cores,
     online: onlineUse,
     rest,

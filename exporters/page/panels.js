@@ -29,6 +29,10 @@ export function showHeader(view) {
   action.dataset.action = view.action || "none";
   say(action, ACTIONS[view.action] ?? (view.action || "no advice"));
   const silent = watching(view) ? "No pods are listed: every cgroup is watched, and nothing is decided." : view.act === "off" ? "The agent was told to decide nothing (--act off)." : "The policy gave no advice.";
+  byId("shadow").hidden = view.shadow === null;
+  if (view.shadow !== null) {
+    say(byId("shadow"), `In the shadow, ${view.shadow.policy} would lend ${cores(view.shadow.lent_cores)} cores (${view.shadow.action}). ${view.shadow.reason}`);
+  }
   say(byId("reason"), [view.reason || silent, TRIGGERS[view.trigger]].filter(Boolean).join(" "));
 }
 

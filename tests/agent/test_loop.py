@@ -10,8 +10,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from agent.config import Config
+from agent.config import AdvisorConfig, Config
 from agent.loop import Loop
+from agent.policy import judge
 from api.decisions import Act, Decision, Outcome, Round, Status
 from api.facts import Wait
 from api.knobs import Knob
@@ -104,6 +105,34 @@ async def test_a_bug_in_a_policy_changes_nothing_in_that_round() -> None:
     assert script.decided == []
     assert finished.snapshot.sources[-1].name == "advisor"
     assert not finished.snapshot.sources[-1].ok
+
+
+async def test_a_shadow_judges_the_same_rounds_and_touches_nothing() -> None:
+    script = Scripted(seen)
+    loop = loop_over(script, Config(shadow=AdvisorConfig(policy="canonical")))
+    first, second = loop.turn("tick"), loop.turn("tick")
+    assert [(r.shadow.policy, r.shadow.lent_cores) for r in (first, second) if r.shadow] == [("canonical", 1.0)] * 2
+    assert first.advice is not None
+    assert first.advice.policy == "latency"
+    assert {outcome.decision.knob for outcome in second.outcomes} == {Knob.IDLE, Knob.QUOTA}
+
+
+async def test_a_shadow_that_fails_has_no_say(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = Scripted(seen)
+    loop = loop_over(script, Config(shadow=AdvisorConfig(policy="canonical")))
+
+    def broken(snapshot: Snapshot, config: AdvisorConfig, *others: Any) -> Any:
+        if config.policy == "canonical":
+            raise RuntimeError("boom")
+        return judge(snapshot, config, *others)
+
+    monkeypatch.setattr("agent.loop.judge", broken)
+    finished = loop.turn("tick")
+    assert (finished.shadow, len(finished.outcomes)) == (None, 2)
+    assert [(s.name, s.ok) for s in finished.snapshot.sources] == [("shadow", False)]
+    assert "the shadow policy failed" in caplog.text
 
 
 async def test_with_act_off_nothing_is_decided() -> None:

@@ -39,13 +39,29 @@ def test_cpu_lists_round_trip(cpus: set[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("500m", "0.5"), ("2", "2"), ("0.25", "0.25"), ("1Gi", "1073741824"), ("2k", "2000")]
+    ("text", "value"),
+    [
+        ("500m", "0.5"),
+        ("2", "2"),
+        ("0.25", "0.25"),
+        ("1Gi", "1073741824"),
+        ("2k", "2000"),
+        ("1e3", "1000"),
+        ("1.5E2", "150"),
+        ("5e-1", "0.5"),
+        ("1E", "1000000000000000000"),
+        ("1Ei", "1152921504606846976"),
+        ("7n", "7e-9"),
+        ("250u", "0.00025"),
+    ],
 )
 def test_quantities(text: str, value: str) -> None:
     assert parse_quantity(text) == Decimal(value)
 
 
-@pytest.mark.parametrize("text", ["", "-1", "1 Gi", "1e3", "Gi", "1GI", "nan", "٣", "9" * 30])
+@pytest.mark.parametrize(
+    "text", ["", "-1", "1 Gi", "1e", "1e3Ki", "1e999", "1K", "1ki", "Gi", "1GI", "nan", "٣", "9" * 30]
+)
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a quantity"):
         parse_quantity(text)

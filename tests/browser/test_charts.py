@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from api.histograms import BOUNDS_NS
@@ -66,6 +67,29 @@ def test_bars_are_where_the_waits_are(browser: Browser, agent: Agent, told: stor
         return [bar, bar, line].map((node, i) => Number(node.getAttribute(['x', 'width', 'x1'][i]))); }})()"""
     )
     assert left - 1 <= line <= left + width + 1
+
+
+def test_the_shadow_policy_is_told_and_drawn(browser: Browser, agent: Agent, told: story.Story) -> None:
+    advice = told.rounds[-1].advice
+    assert advice is not None
+    shadow = msgspec.structs.replace(advice, policy="canonical", lent_cores=1.0)
+    agent.show([msgspec.structs.replace(finished, shadow=shadow) for finished in told.rounds])
+    page = opened(browser, agent)
+    text = page.eval("document.getElementById('shadow').textContent")
+    assert text.startswith(f"In the shadow, canonical would lend 1.00 cores ({advice.action}). ")
+    assert text.endswith(advice.verdict.text)
+    height = page.eval("document.querySelector('#cpu-chart path.s-shadow').getBBox().height")
+    assert height < 1, "one core from the first round to the last is a level line"
+
+
+def test_without_a_shadow_nothing_is_said_of_one(browser: Browser, agent: Agent, told: story.Story) -> None:
+    agent.show(told.rounds)
+    page = opened(browser, agent)
+    assert page.eval("document.getElementById('shadow').hidden")
+    assert page.eval("document.querySelectorAll('#cpu-chart path.s-shadow').length") == 0
+    page.eval("document.querySelector('#cpu-chart details').open = true")
+    page.until("document.querySelectorAll('#cpu-chart tbody tr').length > 1")
+    assert "shadow" not in page.eval("document.querySelector('#cpu-chart thead').textContent")
 
 
 def test_charts_tell_their_numbers_to_the_keyboard(browser: Browser, agent: Agent, told: story.Story) -> None:

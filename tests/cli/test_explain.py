@@ -70,6 +70,7 @@ def test_age_and_state_of_the_sources_close_the_answer() -> None:
     [
         ("default/batch", {"cpu.idle", "cpu.max"}), ("batch", {"cpu.idle", "cpu.max"}), ("cpu.idle", {"cpu.idle"}),
         ("quota", {"cpu.max"}), ("IDLE", {"cpu.idle"}), ("/dioptase-demo-batch", {"cpu.idle", "cpu.max"}),
+        ("#1", {"cpu.idle"}), ("2", {"cpu.max"}), ("#9999", set()),
         ("/", {"cpu.idle", "cpu.max"}), ("/dioptase-demo", set()), (None, {"cpu.idle", "cpu.max"}), ("web", set()),
     ],
 )  # fmt: skip

@@ -72,7 +72,7 @@ def filled(expr: str) -> str:
     for variable in ("$node", "$namespace", "$pod", "$cgroup"):
         expr = expr.replace(f'"{variable}"', '".+"')
     expr = expr.replace("[$__rate_interval]", "[15s]")
-    assert "$" not in expr, f"a variable that this test does not know: {expr}"
+    assert not re.search(r"\$[a-zA-Z_]", expr), f"a variable that this test does not know: {expr}"
     return expr
 
 

@@ -64,7 +64,7 @@ def test_every_variable_of_a_query_is_one_of_the_board(path: Path) -> None:
         name
         for panel in panels(path)
         for target in panel.get("targets", [])
-        for name in re.findall(r"\$(\w+)", target["expr"])
+        for name in re.findall(r"\$([a-zA-Z_]\w*)", target["expr"])
     }
     assert used <= declared
     assert declared - used <= {"datasource"}, "a variable that chooses nothing"

@@ -16,7 +16,8 @@ import msgspec
 import pytest
 
 from agent.report.journal import DecisionJournal
-from api.decisions import JournalEntry
+from api.decisions import JournalEntry, Status
+from api.knobs import Knob
 from api.ports import Unavailable
 from api.samples import SourceStatus
 from exporters import http, sending
@@ -101,6 +102,27 @@ async def test_decisions_come_from_the_journal(client: Client) -> None:
     entries = msgspec.json.decode(body, type=list[JournalEntry])
     assert entries == list(journal.entries(after=1, limit=3))
     assert [entry.outcome.decision.value for entry in entries] == ["4", "5", "6"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "values"),
+    [
+        ("knob=cpu.idle", ["1", "1", "1"]),
+        ("knob=cpu.max&status=refused", ["3", "5"]),
+        ("pod=default/batch&limit=2", ["5", "1"]),
+        ("rule=no_such", []),
+        ("status=applied&after=3", ["1", "1"]),
+    ],
+)
+async def test_decisions_can_be_asked_for_by_what_they_are(client: Client, asked: str, values: list[str]) -> None:
+    journal: DecisionJournal = client.journal  # type: ignore[attr-defined]
+    for seq in (3, 4, 5):
+        status = Status.APPLIED if seq == 4 else Status.REFUSED
+        idle = outcome(Knob.IDLE, "1", before=str(seq))
+        journal.publish(busy_round(seq, outcomes=(outcome(Knob.QUOTA, str(seq), status), idle)))
+    _, _, body = await client.get(f"/api/v1/decisions?{asked}")
+    found = msgspec.json.decode(body, type=list[JournalEntry])
+    assert [entry.outcome.decision.value for entry in found] == values
 
 
 async def test_the_snapshot_is_every_fact(client: Client) -> None:
@@ -262,7 +284,12 @@ async def test_before_the_first_round_readers_are_told_to_wait(client: Client, p
         ("history?since=1", "since: unknown parameter", "use after"),
         ("decisions?limit=0", "limit: 0 is out of range", "use a number from 1 to 2000"),
         ("decisions?limit=2001", "limit: 2001 is out of range", "use a number from 1 to 2000"),
-        ("decisions?limt=1", "limt: unknown parameter", "use after or limit"),
+        (
+            "decisions?limt=1",
+            "limt: unknown parameter",
+            "use after or limit or pod or cgroup or knob or rule or status",
+        ),
+        ("decisions?pod=a&pod=b", "pod: given twice", "give it once"),
         ("view?x=1", "x: unknown parameter", "leave it out: this path takes no parameters"),
     ],
 )

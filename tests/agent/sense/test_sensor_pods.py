@@ -113,3 +113,12 @@ def test_five_of_many_such_containers_are_named(machine: Machine) -> None:
     found = status(machine.sensor().snapshot(1, 1, 1), "pod-cgroups")
     named = ", ".join(f"/w{k} of n/lost" for k in range(5))
     assert found.error == f"there is no cgroup {named}, and 2 more"
+
+
+def test_what_pods_cannot_have_as_they_say_it_is_one_line(machine: Machine) -> None:
+    pods = [msgspec.structs.replace(WEB, problems=problems) for problems in ((), ("annotation a: b; c",), ("d", "e"))]
+    machine.pods.answer = lambda: tuple(pods)
+    found = status(machine.sensor().snapshot(1, 1, 1), "pod-annotations")
+    assert (found.ok, found.error) == (False, f"{WEB.key}: annotation a: b; c; and 2 more")
+    machine.pods.answer = lambda: (WEB,)
+    assert "pod-annotations" not in {s.name for s in machine.sensor().snapshot(1, 1, 1).sources}

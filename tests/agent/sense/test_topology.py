@@ -37,6 +37,13 @@ def test_two_sockets_with_threads_and_an_offline_cpu(tmp_path: Path) -> None:
     assert (topology.smt, topology.numa_nodes) == (True, (0, 1))
 
 
+def test_cpus_of_one_third_level_cache_have_its_number(tmp_path: Path) -> None:
+    root = sysfs(tmp_path, online="0-3", cores={cpu: (cpu, 0) for cpu in range(4)}, nodes={0: "0-3"})
+    assert [cpu.l3 for cpu in read_topology(root).cpus] == [0, 0, 0, 0]
+    trees.make(root, {f"devices/system/cpu/cpu{cpu}/cache/index3/id": f"{cpu // 2 + 4}\n" for cpu in range(4)})
+    assert [cpu.l3 for cpu in read_topology(root).cpus] == [4, 4, 5, 5]
+
+
 def test_a_cpu_that_goes_offline_leaves(tmp_path: Path) -> None:
     root = sysfs(tmp_path, online="0-1", cores={0: (0, 0), 1: (1, 0)}, nodes={0: "0-1"})
     before = online_text(root)

@@ -1,0 +1,133 @@
+"""Where the indicators of a region are and where they should be, for the policies that follow them. Pure.
+
+What is not known is left out: an indicator without a value is not followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from statistics import fmean
+
+from agent.advisor.provision.situation import Situation, Target
+from agent.advisor.regions import Members
+from agent.config.provision import TargetsConfig
+from api.advice import RegionKind, Signal
+from api.facts import CpuCounters, Wait
+from api.rates import delta
+
+NS_PER_US = 1000
+
+
+class Indicators:
+    """Current values in one situation. Caches what all regions look at; the situation never changes."""
+
+    def __init__(self, situation: Situation) -> None:
+        self._situation = situation
+
+    def signals(self, member: Members, config: TargetsConfig) -> tuple[Signal, ...]:
+        """The indicators of a region that have a target and a current value, both above 0."""
+        region = member.region
+        targets = config.share if region.kind is RegionKind.SHARE else config.dedicated
+        elsewhere = self._situation.indicators.get(region.name, {})
+        result = []
+        for name, default in targets.items():
+            current = elsewhere.get(name)
+            if current is None:
+                current = self._measured(name, member)
+            goal = target(name, default, [self._situation.targets.get(pod.key, {}) for pod in member.pods], config)
+            if current is not None and current > 0 and goal > 0:
+                result.append(Signal(name=name, current=current, target=goal))
+        return tuple(result)
+
+    def _measured(self, name: str, member: Members) -> float | None:
+        if name == "cpi":
+            return self._cpi(member) if member.region.kind is RegionKind.DEDICATED else None
+        if name == "cpu_usage_ratio":
+            change = self._situation.change
+            busy = change.node.per_cpu_busy_ratio if change else {}
+            return _mean([busy[cpu] for cpu in self._cpus(member) if cpu in busy])
+        if name == "cpu_sched_wait" and member.region.kind is RegionKind.SHARE:
+            waits = self._waits_us
+            return _mean([waits[cpu] for cpu in self._cpus(member) if cpu in waits])
+        return None
+
+    def _cpus(self, member: Members) -> Sequence[int]:
+        """CPUs of a share region's pool; of a dedicated pod, those that it has on the region's NUMA nodes."""
+        if member.region.kind is RegionKind.SHARE:
+            return self._situation.pools.get(member.region.pool, ())
+        numa = {cpu.id: cpu.numa for cpu in self._situation.snapshot.topology.cpus}
+        given = {cpu for path in member.region.containers for cpu in self._situation.assigned.get(path, ())}
+        return sorted(cpu for cpu in given if numa.get(cpu) in member.region.numa_nodes)
+
+    @cached_property
+    def _waits_us(self) -> Mapping[int, float]:
+        """By CPU: mean time that a task waited for it, of those that got it since the round before; 0 where none did."""
+        now, before = self._situation.snapshot.node, self._situation.previous
+        if before is None or self._situation.change is None:
+            return {}
+        if now.cpu_waits and before.node.cpu_waits:
+            return _mean_waits_us(before.node.cpu_waits, now.cpu_waits)
+        return _mean_waits_us(
+            _as_waits(before.node.run_delay_ns, before.node.timeslices), _as_waits(now.run_delay_ns, now.timeslices)
+        )
+
+    def _cpi(self, member: Members) -> float | None:
+        """Mean cycles per instruction of the main containers."""
+        before, now = self._situation.previous, self._situation.snapshot
+        if before is None or self._situation.change is None:
+            return None
+        values = []
+        for pod in member.pods:
+            for container in pod.containers:
+                then, after = before.cgroups.get(container.cgroup), now.cgroups.get(container.cgroup)
+                if container.sidecar or then is None or after is None or then.id != after.id:
+                    continue
+                value = _ratio(then.counters, after.counters)
+                if value is not None:
+                    values.append(value)
+        return _mean(values)
+
+
+def target(name: str, default: float, profiles: Sequence[Mapping[str, Target]], config: TargetsConfig) -> float:
+    """Where an indicator should be, given the profiles of the region's pods; the default for a pod that has none."""
+    getter = config.getters.get(name, config.getter)
+    if getter == "metric-threshold":
+        threshold = config.thresholds.get(name)
+        return default if threshold is None else threshold * config.expand_factors.get(name, 1.0)
+    own = [_own(profile.get(name), default) for profile in profiles] or [default]
+    return min(own) if getter == "spd-min" else fmean(own)
+
+
+def _own(profile: Target | None, default: float) -> float:
+    if profile is None:
+        return default
+    lower = default if profile.lower is None else profile.lower
+    return lower if profile.upper is None else profile.upper
+
+
+def _as_waits(delay_ns: Mapping[int, int], slices: Mapping[int, int]) -> dict[int, Wait]:
+    return {cpu: Wait(sum_ns=ns, count=slices[cpu]) for cpu, ns in delay_ns.items() if cpu in slices}
+
+
+def _mean_waits_us(before: Mapping[int, Wait], after: Mapping[int, Wait]) -> dict[int, float]:
+    result = {}
+    for cpu, wait in after.items():
+        then = before.get(cpu)
+        if then is None:
+            continue
+        waited, count = delta(then.sum_ns, wait.sum_ns), delta(then.count, wait.count)
+        if waited is not None and count is not None:
+            result[cpu] = waited / count / NS_PER_US if count else 0.0
+    return result
+
+
+def _ratio(before: CpuCounters | None, after: CpuCounters | None) -> float | None:
+    if before is None or after is None:
+        return None
+    cycles, instructions = delta(before.cycles, after.cycles), delta(before.instructions, after.instructions)
+    return None if cycles is None or not instructions else cycles / instructions
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None

@@ -1,0 +1,76 @@
+"""Arithmetic of pools that ask for more CPUs than there are, or are to fill those that there are. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Regulation(NamedTuple):
+    """Sizes by pool."""
+
+    sizes: dict[str, int]
+    occupied: int
+    """CPUs that the pools have together."""
+    throttled: bool = False
+    """Whether somebody got less than it asked for."""
+
+
+def regulate_pool_sizes(
+    growing: Mapping[str, int], fixed: Mapping[str, int], available: int, *, expand: bool
+) -> Regulation:
+    """Sizes that fit: as asked for, or in proportion where that is too much; with `expand`, growing ones fill what is left.
+
+    Fewer CPUs than pools: each pool has all of them, and they share.
+    """
+    asked = sum(growing.values()) + sum(fixed.values())
+    if asked > available:
+        sizes = normalise({**growing, **fixed}, available)
+        if sizes is None:
+            every = max(available, 1)
+            return Regulation(dict.fromkeys((*growing, *fixed), every), every, throttled=True)
+        return Regulation(sizes, available, throttled=True)
+    target = available - sum(fixed.values()) if expand else sum(growing.values())
+    grown = normalise(growing, target)
+    assert grown is not None  # a target of at least what was asked for is never too small
+    return Regulation({**grown, **fixed}, sum(grown.values()) + sum(fixed.values()))
+
+
+def normalise(sizes: Mapping[str, int], target: int) -> dict[str, int] | None:
+    """Sizes in the same proportion whose sum is the target, none below 1; None where the target is less than their number.
+
+    All are rounded up first; then the one that is largest for its original size gives one back, until they fit: of equals
+    the larger, then the first by name.
+    """
+    total = sum(sizes.values())
+    if total == target:
+        return dict(sizes)
+    if target < len(sizes):
+        return None
+    result = {pool: -(-size * target // total) for pool, size in sizes.items()}
+    excess = sum(result.values()) - target
+    for _ in range(max(excess, 0)):
+        pool = max(
+            (pool for pool in sorted(result) if result[pool] > 1),
+            key=lambda pool: (result[pool] / sizes[pool], result[pool]),
+        )
+        result[pool] -= 1
+    return result
+
+
+def regulate_overlap(sizes: Mapping[str, int], cpus: int) -> dict[str, int]:
+    """Which pool lends how many of `cpus`: in proportion to their sizes, rounded up, the largest first, until it is enough.
+
+    Raises ValueError where the pools together have less.
+    """
+    total = sum(sizes.values())
+    if cpus > total:
+        raise ValueError(f"{cpus} CPUs cannot overlap pools of {total}")
+    result: dict[str, int] = {}
+    left = cpus
+    for pool, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
+        if not left:
+            break
+        result[pool] = min(-(-cpus * size // total), size, left)
+        left -= result[pool]
+    return result

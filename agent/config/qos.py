@@ -1,0 +1,85 @@
+"""Settings of how pods say what they are: further annotations for QoS levels and enhancements, and their defaults."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from api.enhancements import default_problem
+from api.qos import (
+    CPU_KEY,
+    MEMORY_KEY,
+    NETWORK_KEY,
+    NUMA_BIND_RESULT_KEY,
+    NUMA_IDS_KEY,
+    NUMA_NUMBER_KEY,
+    Dialect,
+    QoSLevel,
+)
+
+Key = Annotated[str, Meta(min_length=1, max_length=317)]
+"""Of an annotation: a DNS name of at most 253 letters, a slash, and at most 63 more."""
+_SECTIONS = (MEMORY_KEY, CPU_KEY, NETWORK_KEY)
+
+
+class QosConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Under which names pods say what Katalyst's annotations say. Names in brackets are Katalyst's flags."""
+
+    reclaimed_selector: dict[Key, str] = {}
+    """[--pod-annotation-qos-level-reclaimed-selector] annotations, with the values that make a pod reclaimed_cores."""
+    shared_selector: dict[Key, str] = {}
+    """[--pod-annotation-qos-level-shared-selector]"""
+    dedicated_selector: dict[Key, str] = {}
+    """[--pod-annotation-qos-level-dedicated-selector]"""
+    system_selector: dict[Key, str] = {}
+    """[--pod-annotation-qos-level-system-selector]"""
+    enhancement_keys: dict[str, Key] = {}
+    """[--pod-annotation-qos-enhancements] for each of Katalyst's annotations another one of the same meaning."""
+    enhancement_defaults: dict[str, str] = {}
+    """[--qos-enhancement-default-values] enhancements, such as numa_binding, of pods that do not say them."""
+    numa_number_key: Key = NUMA_NUMBER_KEY
+    """Annotation with the number of NUMA nodes that a pod wants."""
+    numa_ids_key: Key = NUMA_IDS_KEY
+    """Annotation with the NUMA nodes that it wants."""
+    numa_bind_result_key: Key = NUMA_BIND_RESULT_KEY
+    """Annotation with the NUMA node that was chosen for it."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what no single field's bounds can say."""
+        claimed: dict[tuple[str, str], str] = {}
+        for level, values in self._selectors().items():
+            for pair in values.items():
+                if other := claimed.get(pair):
+                    raise ValueError(f"{pair[0]}: {pair[1]!r:.80} means both {other} and {level.value}; choose one")
+                claimed[pair] = level.value
+        for name, text in self.enhancement_defaults.items():
+            if problem := default_problem(name, text):
+                raise ValueError(f"enhancementDefaults: {name[:80]}: {problem}")
+        for key in self.enhancement_keys:
+            if key not in _SECTIONS:
+                raise ValueError(f"enhancementKeys: {key!r:.80} is none of {', '.join(_SECTIONS)}")
+        own = (self.numa_number_key, self.numa_ids_key, self.numa_bind_result_key, *self.enhancement_keys.values())
+        for key in own:
+            if own.count(key) > 1:
+                raise ValueError(f"annotation {key[:80]!r} stands for two things; give each its own")
+
+    def dialect(self) -> Dialect:
+        """The same for those that read annotations."""
+        return Dialect(
+            selectors=self._selectors(),
+            renamed=self.enhancement_keys,
+            defaults=self.enhancement_defaults,
+            numa_number_key=self.numa_number_key,
+            numa_ids_key=self.numa_ids_key,
+            numa_bind_result_key=self.numa_bind_result_key,
+        )
+
+    def _selectors(self) -> dict[QoSLevel, dict[str, str]]:
+        return {
+            QoSLevel.RECLAIMED: self.reclaimed_selector,
+            QoSLevel.SHARED: self.shared_selector,
+            QoSLevel.DEDICATED: self.dedicated_selector,
+            QoSLevel.SYSTEM: self.system_selector,
+        }

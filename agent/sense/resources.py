@@ -1,0 +1,113 @@
+"""Requests and limits of one container, from Kubernetes' resource lists in whichever form YAML gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from decimal import ROUND_CEILING, Decimal
+from typing import Any, NamedTuple
+
+from api.pods import RECLAIMED_CPU, RECLAIMED_MEMORY, parse_quantity
+
+CPU, MEMORY = "cpu", "memory"
+OWN = (CPU, MEMORY, RECLAIMED_CPU, RECLAIMED_MEMORY)
+"""Resources that have a place in api.pods.Container."""
+MILLI = 1000
+LARGEST = (1 << 63) - 1
+
+
+class FieldError(ValueError):
+    """`field: reason; remedy`."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self._parts = field, reason
+
+    def of(self, pod: str) -> FieldError:
+        """The same, with the name of the pod that it is about."""
+        field, reason = self._parts
+        return FieldError(field, f"{reason} (pod {pod!r:.80})")
+
+
+class Ask(NamedTuple):
+    """What one container asks for, by resource name: in Kubernetes' units."""
+
+    requests: Mapping[str, Decimal] = {}
+    limits: Mapping[str, Decimal] = {}
+
+
+def read_ask(requests: Mapping[str, Any], limits: Mapping[str, Any], known: Collection[str], path: str) -> Ask:
+    """The quantities of both lists; `path` is that of the field that holds them.
+
+    Raises FieldError for a name that is not `known`, and for what Kubernetes would refuse: a request above its limit, a
+    limit of nothing, and for resources that are not its own (`domain/name`) a fraction, or another request than limit.
+    """
+    ask = Ask(_quantities(requests, known, f"{path}.requests"), _quantities(limits, known, f"{path}.limits"))
+    for name, limit in ask.limits.items():
+        field = f"{path}.limits.{name}"
+        if limit == 0 and "/" not in name:
+            raise FieldError(field, "is 0, which nothing can run with; leave it out for no limit")
+    for name in ask.requests.keys() & ask.limits.keys():
+        request, limit, field = ask.requests[name], ask.limits[name], f"{path}.requests.{name}"
+        if "/" in name and request != limit:
+            raise FieldError(field, f"{request} is not the limit, {limit}; write the same, or one of them only")
+        if request > limit:
+            raise FieldError(field, f"{request} is more than the limit {limit}; raise the limit")
+    return ask
+
+
+def amounts(ask: Ask) -> dict[str, Any]:
+    """The fields of api.pods.Container that say what it asks for. A reclaimed limit alone is a request too."""
+    requests, limits = ask
+    millicpu = requests.get(RECLAIMED_CPU, limits.get(RECLAIMED_CPU))
+    return {
+        "cpu_request_cores": _cores(requests.get(CPU)),
+        "cpu_limit_cores": _cores(limits.get(CPU)),
+        "memory_request_bytes": _whole(requests.get(MEMORY)),
+        "memory_limit_bytes": _whole(limits.get(MEMORY)),
+        "reclaimed_cpu_cores": None if millicpu is None else float(millicpu / MILLI),
+        "reclaimed_memory_bytes": _whole(requests.get(RECLAIMED_MEMORY, limits.get(RECLAIMED_MEMORY))),
+    }
+
+
+def bounded(text: str) -> Decimal:
+    """A quantity that fits into the numbers of everybody who is told of it. Raises ValueError."""
+    quantity = parse_quantity(text)
+    if quantity > LARGEST:
+        raise ValueError(f"{text} is more than any machine has; write what the container needs")
+    return quantity
+
+
+def is_whole(quantity: Decimal) -> bool:
+    return quantity == quantity.to_integral_value()
+
+
+def _quantities(listed: Mapping[str, Any], known: Collection[str], path: str) -> dict[str, Decimal]:
+    found = {}
+    for name, value in listed.items():
+        if name not in known:
+            raise FieldError(path, f"object contains unknown field `{name[:80]}`; choose from {', '.join(known)}")
+        if value is None:
+            continue
+        found[name] = _quantity(value, f"{path}.{name}")
+        if "/" in name and not is_whole(found[name]):
+            unit = "thousandths of a CPU" if name.endswith("cpu") else "bytes"
+            raise FieldError(f"{path}.{name}", f"{value!r:.80} is no whole number of {unit}; write one")
+    return found
+
+
+def _quantity(value: Any, field: str) -> Decimal:
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise FieldError(field, f"{value!r:.80} is not a quantity; write a number such as 2, 0.5, 500m or 1Gi")
+    text = f"{value:.9f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+    try:
+        return bounded(text)
+    except ValueError as error:
+        raise FieldError(field, str(error)) from None
+
+
+def _cores(quantity: Decimal | None) -> float | None:
+    return None if quantity is None else float(quantity)
+
+
+def _whole(quantity: Decimal | None) -> int | None:
+    return None if quantity is None else int(quantity.to_integral_value(ROUND_CEILING))

@@ -1,0 +1,143 @@
+"""Peak predictors side by side: what they miss of the next hour, by how much, and what they leave to lend.
+
+Every five minutes each foretells the highest use of the next hour on a node of 64 cores, and is held against what came. The
+traces are generated (bench/traces.py, fixed seed) in nine families that differ in why they are hard; `--trace FILE` adds those
+of a CSV of machines (name, then percent every five minutes), as they are and as nodes of twenty of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from agent.advisor.forecast.baselines import METHODS, Method
+from bench.machine import end_cleanly_on_sigterm, this_machine
+from bench.predictors_report import Judged, Results, Row, goal_lines, heading, markdown
+from bench.traces import FAMILIES, Trace, generate, nodes_of, read_machines
+
+RESULTS = Path(__file__).parent / "results"
+CORES = 64.0
+EVERY_S, HORIZON_S = 300, 3600
+NS_PER_S = 1_000_000_000
+START_NS = 7 * NS_PER_S
+"""No trace begins on a boundary of anything."""
+DAY_S = 86_400
+SEED = 20_261_122
+
+
+def judge(method: Method, trace: Trace) -> Judged:
+    """One method over one trace: after a day (of a trace of one day, half a day), every five minutes."""
+    used, step_s = trace.used, trace.step_s
+    every, ahead = EVERY_S // step_s, HORIZON_S // step_s
+    warm = (DAY_S if len(used) * step_s > DAY_S else DAY_S // 2) // step_s
+    state, shortfalls, left = method.start(), list[float](), 0.0
+    lendable, observing, predicting = 0.0, 0, 0
+    for index, share in enumerate(used):
+        now_ns = START_NS + index * step_s * NS_PER_S
+        began = time.perf_counter_ns()
+        state = method.observe(state, now_ns, share * CORES)
+        observing += time.perf_counter_ns() - began
+        if index < warm or index % every or index + ahead >= len(used):
+            continue
+        began = time.perf_counter_ns()
+        peak = method.predict(state, now_ns, HORIZON_S * NS_PER_S).peak_cores
+        predicting += time.perf_counter_ns() - began
+        foretold = 1.0 if peak is None else min(peak / CORES, 1.0)
+        actual = max(used[index + 1 : index + 1 + ahead])
+        shortfalls.append(actual - foretold)
+        lendable += 1 - actual
+        left += 1 - foretold
+    return Judged(
+        evaluated=len(shortfalls),
+        missed=sum(shortfall > 0 for shortfall in shortfalls),
+        by_5=sum(shortfall > 0.05 for shortfall in shortfalls),
+        by_10=sum(shortfall > 0.10 for shortfall in shortfalls),
+        shortfall=sum(max(shortfall, 0.0) for shortfall in shortfalls),
+        lent=left,
+        lendable=lendable,
+        observed=len(used),
+        observe_ns=observing,
+        predict_ns=predicting,
+        state_bytes=len(msgspec.json.encode(state)),
+    )
+
+
+def compare(sets: Iterable[tuple[str, float, Sequence[Trace]]]) -> Iterator[Row]:
+    """A row for each set of traces, by name and mean use, and each method; sums over the traces."""
+    for name, mean, traces in sets:
+        for method_name, method in METHODS.items():
+            yield Row(traces=name, used=mean, predictor=method_name, judged=sum_of([judge(method, t) for t in traces]))
+
+
+def sum_of(parts: Sequence[Judged]) -> Judged:
+    """All of these together; of states the largest."""
+    fields = [field for field in Judged.__struct_fields__ if field != "state_bytes"]
+    together = {field: sum(getattr(part, field) for part in parts) for field in fields}
+    return Judged(**together, state_bytes=max(part.state_bytes for part in parts))
+
+
+def _sets(args: argparse.Namespace) -> Iterator[tuple[str, float, Sequence[Trace]]]:
+    for family in FAMILIES if args.families is None else args.families:
+        days = max(args.days, 14) if family == "weekly" else args.days
+        yield _with_mean(family, generate(family, args.machines, days, args.seed))
+    for path in args.trace:
+        machines = read_machines(path)
+        yield _with_mean(f"{path.name}, machines", machines)
+        if len(machines) >= 20:
+            yield _with_mean(
+                f"{path.name}, nodes of 20", nodes_of(machines, min(2 * len(machines), 200), 20, args.seed)
+            )
+
+
+def _with_mean(name: str, traces: Sequence[Trace]) -> tuple[str, float, Sequence[Trace]]:
+    return name, sum(sum(t.used) for t in traces) / sum(len(t.used) for t in traces), traces
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.predictors", description=__doc__)
+    parser.add_argument(
+        "--trace", type=Path, action="append", default=[], help="CSV (.gz) of machines; may be repeated"
+    )
+    parser.add_argument(
+        "--families", nargs="*", choices=FAMILIES, metavar="NAME", help="generated ones; all unless given"
+    )
+    parser.add_argument("--machines", type=int, default=5, help="of each family")
+    parser.add_argument("--days", type=int, default=8, help="of each trace; 14 at least where weeks matter")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for predictors.json and predictors.md")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print and write the table; goals that are missed are said so, and are no failure of the bench."""
+    end_cleanly_on_sigterm()
+    args = parse(argv)
+    rows: list[Row] = []
+    try:
+        print(heading())
+        for row in compare(_sets(args)):
+            rows.append(row)
+            print(row.line(), flush=True)
+    except (OSError, ValueError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    results = Results(
+        machine=this_machine("not used"),
+        settings=f"{args.machines} machines of each family, {args.days} days (weekly at least 14), seed {args.seed}.",
+        methods=tuple((name, method.what) for name, method in METHODS.items()),
+        rows=tuple(rows),
+    )
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "predictors.json").write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+    (args.out / "predictors.md").write_text(markdown(results))
+    print("\n".join(goal_lines(rows)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""`dioptase replay`: a recording judged again, by other policies, side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+
+from agent.config import AdvisorConfig
+from agent.replay import play
+from agent.settings import ConfigError, load
+from cli import scores
+from cli.options import Seconds
+from cli.scores import Track
+from exporters.recording import NotARecording, read
+from probes import registry
+
+POLICIES = ("latency", "canonical", "none")
+HORIZON_S = 600.0
+
+
+@click.command()
+@click.argument("recording", type=click.Path(path_type=Path, exists=True))
+@click.option("--policy", "policies", multiple=True, metavar="NAME|FILE", help=
+    "A policy by name, or a settings file whose advisor section is taken; once for each. Default: all by name.")  # fmt: skip
+@click.option("--horizon", type=Seconds(min=1), default=HORIZON_S, show_default=True,
+    help="Seconds within which a promise of CPU is held against what online pods used.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="The scores and lines as one JSON object.")
+def replay(recording: Path, policies: tuple[str, ...], horizon: float, *, as_json: bool) -> None:
+    """Judge the rounds of RECORDING (a directory that `dioptase agent --record` wrote, or one of its files) again.
+
+    Batch work that was held back is taken to use all that it would have been lent, and what online pods waited for it to
+    grow with what it uses; promises are held against what online pods really used afterwards.
+    """
+    configs = {name: config_of(name) for name in policies or POLICIES}
+    tracks = {name: Track(horizon) for name in configs}
+    console, cpus, damaged = Console(stderr=True), 0, 0
+
+    def damage(_path: Path, _what: str) -> None:
+        nonlocal damaged
+        damaged += 1
+
+    try:
+        with console.status("reading") as status:
+            for number, (fact, marks) in enumerate(play(read(recording, damage), configs)):
+                cpus = fact.node_cpus
+                for name, mark in marks.items():
+                    tracks[name].add(fact, mark)
+                if number % 500 == 0:
+                    status.update(f"{number} rounds, {fact.at_s:,.0f} s")
+    except (NotARecording, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    if not cpus:
+        raise click.ClickException(f"{recording}: fewer than two rounds can be read; record for longer")
+    if damaged:
+        click.echo(f"{damaged} damaged places were passed over", err=True)
+    show(tracks, cpus, horizon, as_json=as_json)
+
+
+def config_of(policy: str) -> AdvisorConfig:
+    """The policy of that name with its defaults, or the advisor's settings of a file."""
+    if policy in POLICIES:
+        return msgspec.convert({"policy": policy}, AdvisorConfig)
+    if not Path(policy).exists():
+        raise click.UsageError(f"--policy {policy}: neither one of {', '.join(POLICIES)} nor a file")
+    try:
+        return load(Path(policy), registry.NAMES).advisor
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def show(tracks: dict[str, Track], cpus: int, horizon_s: float, *, as_json: bool) -> None:
+    """Table and lines, or JSON."""
+    found = {name: track.tally.score() for name, track in tracks.items()}
+    if as_json:
+        whole = {name: {"score": found[name], **track.lines()} for name, track in tracks.items()}
+        click.echo(msgspec.json.format(msgspec.json.encode({"node_cpus": cpus, "policies": whole})))
+        return
+    console = Console()
+    console.print(scores.table(found))
+    missed = f"missed: the most that online pods used in the {horizon_s:g} s after did not leave what was promised"
+    console.print(missed + "\n", style="dim", highlight=False)
+    for line in scores.lines(tracks, cpus):
+        console.print(line, soft_wrap=True)

@@ -1,0 +1,51 @@
+"""`dioptase simulate`: policies on a node that is only computed, under loads that are generated."""
+
+from __future__ import annotations
+
+import click
+from rich.console import Console
+
+from agent.simulation import machine
+from agent.simulation.loads import KINDS
+from agent.simulation.run import run
+from cli.options import Seconds
+from cli.replay import HORIZON_S, config_of, show
+from cli.scores import Track
+
+
+@click.command()
+@click.option("--policy", "policies", multiple=True, metavar="NAME|FILE", default=("latency", "canonical"), show_default=True,
+    help="A policy by name, or a settings file whose advisor section is taken; once for each.")  # fmt: skip
+@click.option("--cpus", type=click.IntRange(1, machine.MOST_CPUS), default=48, show_default=True)
+@click.option("--numa", type=click.IntRange(1, machine.MOST_NUMA), default=1, show_default=True, help="NUMA nodes.")
+@click.option("--load", "kinds", type=click.Choice(sorted(KINDS)), multiple=True, default=("diurnal",), show_default=True,
+    help="What online services ask for over time; of several, each in turn.")  # fmt: skip
+@click.option("--services", type=click.IntRange(1, 1000), default=4, show_default=True, help="Online services.")
+@click.option("--hours", type=click.FloatRange(0.01, 24 * 31), default=24.0, show_default=True)
+@click.option("--interval", type=Seconds(min=0.2), default=5.0, show_default=True, help="Seconds between two rounds.")
+@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--horizon", type=Seconds(min=1), default=HORIZON_S, show_default=True,
+    help="Seconds within which a promise of CPU is held against what online pods used.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="The scores and lines as one JSON object.")
+def simulate(policies: tuple[str, ...], kinds: tuple[str, ...], *, horizon: float, as_json: bool, **how: float) -> None:
+    """Run policies on a generated node: each by itself, on the same loads, its decisions felt in the next round.
+
+    The model is coarse: CPU is divisible, queues are those of M/M/c, a waking task waits a moment for idle batch work and a
+    time slice for any other. It compares policies; it does not predict a machine.
+    """
+    try:
+        plan = machine.node(
+            int(how["cpus"]), int(how["numa"]), kinds, online=int(how["services"]), seed=int(how["seed"])
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    seconds, tracks = how["hours"] * 3600, {}
+    with Console(stderr=True).status("simulating") as status:
+        for name in dict.fromkeys(policies):
+            tracks[name] = Track(horizon)
+            rounds = run(plan, config_of(name), seconds=seconds, interval_s=how["interval"])
+            for number, (_, fact, mark) in enumerate(rounds):
+                tracks[name].add(fact, mark)
+                if number % 200 == 0:
+                    status.update(f"{name}: {fact.at_s / seconds:.0%}")
+    show(tracks, len(plan.topology.cpus), horizon, as_json=as_json)

@@ -1,0 +1,174 @@
+"""Does lending pay, and at whose cost: what is promised, lent and used, and what online pods wait for it."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.models import units
+
+from dashboards.panels import (
+    BY_POD,
+    NODE,
+    ONLINE,
+    POD,
+    POD_NAME,
+    RATE,
+    RECLAIMED,
+    TARGET,
+    Board,
+    Panel,
+    Query,
+    lines,
+    number,
+    quantile,
+    rate_by,
+)
+
+USED = "dioptase_cgroup_cpu_usage_seconds_total"
+BLAME = "dioptase_cgroup_blame_seconds_total"
+WAIT = "dioptase_cgroup_runq_wait_seconds"
+_BATCH = f'label_replace(dioptase_cgroup_threads{{{RECLAIMED}}}, "culprit", "$1", "cgroup", "(.*)")'
+"""One series for each reclaimed cgroup, as a culprit."""
+
+
+def board() -> Board:
+    return Board(
+        "colocation",
+        "Dioptase colocation",
+        "What is lent, what is made of it, what online pods wait for it, and what another policy would do.",
+        ("namespace", "pod"),
+        (
+            ("At a glance", _glance()),
+            ("What is lent", _lent()),
+            ("What it costs online pods", _harm()),
+            ("What another policy would do", _shadow()),
+        ),
+    )
+
+
+def harm(by: str) -> str:
+    """Time a second that online pods waited while batch work had the CPU."""
+    made = rate_by(BLAME, f'{ONLINE},cause="neighbour"', f"{by}, culprit")
+    return f"sum by ({by}) ({made} and on (job, instance, culprit) {_BATCH})"
+
+
+def _glance() -> list[Panel]:
+    cpus = f"sum(dioptase_node_cpus{{{NODE}}})"
+    busy = f'sum(rate(dioptase_node_cpu_seconds_total{{{NODE},mode!~"idle|iowait|steal"}}{RATE}))'
+    used = f"sum(rate({USED}{{{RECLAIMED}}}{RATE}))"
+    return [
+        number("Node use", units.PercentUnit, f"{busy} / {cpus}", "Share of all CPUs that run something."),
+        number(
+            "Of that batch work",
+            units.PercentUnit,
+            f"{used} / {cpus}",
+            "Share of all CPUs that reclaimed pods use: what lending adds.",
+        ),
+        number("Lent", "cores", f"sum(dioptase_reclaim_lent_cores{{{NODE}}})", "What reclaimed pods may use now."),
+        number(
+            "Promised",
+            "cores",
+            f"sum(dioptase_reclaim_headroom_cores{{{NODE}}})",
+            "What can be promised to reclaimed pods in all, what they use now included.",
+        ),
+        number(
+            "Online waits for batch work",
+            "s/s",
+            f"sum({harm('job, instance')}) or vector(0)",
+            "Seconds a second that tasks of online pods waited while a reclaimed cgroup had their CPU. With cpu.idle this is "
+            "what the kernel needs to switch.",
+        ),
+        number(
+            "Worst online wait, p99",
+            units.PercentUnit,
+            f"max({quantile(0.99, WAIT, ONLINE)} / on (job, instance) group_left () {TARGET})",
+            "Run-queue wait of the slowest online pod, as a share of its node's target.",
+            (0.5, 1),
+        ),
+    ]
+
+
+def _lent() -> list[Panel]:
+    return [
+        lines(
+            "Lent and used",
+            "cores",
+            "Used well below lent: batch work has no more to do. Used at lent: it would take more.",
+            Query(f"dioptase_reclaim_lent_cores{{{NODE}}}", "lent on {{instance}}"),
+            Query(rate_by(USED, RECLAIMED, "job, instance"), "used on {{instance}}"),
+        ),
+        lines(
+            "Promised and needed",
+            "cores",
+            "What can be promised to reclaimed pods, and what online pods are estimated to need: together at most the node.",
+            Query(f"dioptase_reclaim_headroom_cores{{{NODE}}}", "promised on {{instance}}"),
+            Query(f"dioptase_share_requirement_cores{{{NODE}}}", "needed on {{instance}}"),
+            Query(f"dioptase_node_cpus{{{NODE}}}", "CPUs of {{instance}}"),
+        ),
+        lines(
+            "Batch work by pod",
+            "cores",
+            "Which reclaimed pods use what is lent.",
+            Query(rate_by(USED, RECLAIMED), POD_NAME),
+            stacked=True,
+        ),
+        lines(
+            "CPUs of the pools",
+            units.Short,
+            "Pools overlap where priority, not partition, separates them.",
+            Query(f"dioptase_pool_cpus{{{NODE}}}", "{{pool}} on {{instance}}"),
+        ),
+    ]
+
+
+def _harm() -> list[Panel]:
+    return [
+        lines(
+            "Online waits for batch work, by pod",
+            "s/s",
+            "Time that each online pod waited while a reclaimed cgroup had its CPU. Waits for others, and for its own tasks, "
+            "are on the workload dashboard: batch work is not shrunk for those.",
+            Query(harm(BY_POD), POD_NAME),
+        ),
+        lines(
+            "Share of online waits that batch work made",
+            units.PercentUnit,
+            "Below a tenth nothing is taken from batch work (leastBlameRatio): somebody else made them wait.",
+            Query(
+                f"{harm('job, instance')} / on (job, instance) {rate_by(BLAME, ONLINE, 'job, instance')}",
+                "{{instance}}",
+            ),
+        ),
+        lines(
+            "Online run-queue wait, p99",
+            units.Seconds,
+            "Beside the target that lending is held against.",
+            Query(quantile(0.99, WAIT, ONLINE), POD_NAME),
+            Query(TARGET, "target on {{instance}}"),
+            log=True,
+        ),
+        lines(
+            "Request latency that pods report, p99",
+            units.Seconds,
+            "The pods' own word, where they publish it: it should stay put while work is lent.",
+            Query(quantile(0.99, "dioptase_indicator_latency_seconds", POD), POD_NAME),
+        ),
+    ]
+
+
+def _shadow() -> list[Panel]:
+    return [
+        lines(
+            "Lent, and what the shadow policy would lend",
+            "cores",
+            "The second policy of the settings sees the same snapshots and touches nothing. Replay a recording for what would "
+            "have come of it.",
+            Query(f"dioptase_reclaim_lent_cores{{{NODE}}}", "lent on {{instance}}"),
+            Query(f"dioptase_shadow_lent_cores{{{NODE}}}", "{{policy}} would lend on {{instance}}"),
+        ),
+        lines(
+            "Promised, and what the shadow policy would promise",
+            "cores",
+            "Of two policies that miss as seldom, the one that promises more is worth more.",
+            Query(f"dioptase_reclaim_headroom_cores{{{NODE}}}", "promised on {{instance}}"),
+            Query(f"dioptase_shadow_headroom_cores{{{NODE}}}", "{{policy}} would promise on {{instance}}"),
+        ),
+    ]

@@ -1,0 +1,104 @@
+"""Koordinator's histogram and the simple peaks, against numbers worked out from their definitions."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from agent.advisor.forecast import histogram
+from agent.advisor.forecast.baselines import METHODS, n_sigma, p99
+from agent.advisor.forecast.histogram import BUCKETS, Histogram, bucket_of, percentile, start_of
+
+S = 1_000_000_000
+MINUTE, DAY = 60 * S, 86_400 * S
+
+
+@pytest.mark.parametrize(
+    ("bucket", "start"), [(0, 0.0), (1, 0.025), (2, 0.05125), (3, 0.0788125), (22, 0.962630), (23, 1.035762)]
+)
+def test_buckets_start_where_koordinators_do(bucket: int, start: float) -> None:
+    assert start_of(bucket) == pytest.approx(start, abs=1e-6)
+
+
+@pytest.mark.parametrize(("cores", "bucket"), [(0.0, 0), (0.0249, 0), (0.026, 1), (1.0, 22), (2.0, 32), (1e9, 157)])
+def test_a_use_falls_into_the_bucket_that_starts_below_it(cores: float, bucket: int) -> None:
+    assert bucket_of(cores) == bucket
+    assert BUCKETS == 158
+
+
+def histogram_of(minutes: list[float]) -> Histogram:
+    state = Histogram()
+    for minute, cores in enumerate([*minutes, 0.0]):
+        state = histogram.observe(state, minute * MINUTE, cores)
+    return state
+
+
+def test_a_steady_core_is_foretold_as_the_upper_edge_and_a_tenth() -> None:
+    forecast = histogram.predict(histogram_of([1.0] * 30), 30 * MINUTE)
+    assert forecast.base_cores == pytest.approx(1.035762, abs=1e-6)
+    assert forecast.peak_cores == pytest.approx(1.139338, abs=1e-6)
+    assert not forecast.trusted
+    assert histogram.predict(histogram_of([1.0] * 1440), DAY).trusted
+
+
+def test_the_sample_of_a_minute_is_its_90th_percentile() -> None:
+    state = Histogram()
+    for second in range(61):
+        state = histogram.observe(state, second * S, 1.0 if second < 54 else 8.0)
+    assert state.samples == 1
+    assert state.weights[bucket_of(1.0)] == 1.0
+
+
+def test_half_of_a_samples_weight_is_left_after_twelve_hours() -> None:
+    """Equal minutes of 1 core at 0 h and 4 cores at 12 h weigh 1 to 2, so 4 cores begin at a third."""
+    state = Histogram()
+    for at_s, cores in ((0, 1.0), (12 * 3600, 4.0), (12 * 3600 + 60, 0.0)):
+        state = histogram.observe(state, at_s * S, cores)
+    assert percentile(state, 0.33) == start_of(bucket_of(1.0) + 1)
+    assert percentile(state, 0.34) == start_of(bucket_of(4.0) + 1)
+
+
+def test_the_reference_moves_before_weights_overflow() -> None:
+    """101 half-lives: what was seen then is below the epsilon of an empty bucket, and the new sample weighs about one."""
+    state = Histogram()
+    for at_s, cores in ((0, 9.0), (101 * 12 * 3600, 1.0), (101 * 12 * 3600 + 60, 0.0)):
+        state = histogram.observe(state, at_s * S, cores)
+    assert state.reference_s == 101 * 12 * 3600
+    assert sum(state.weights) == pytest.approx(1.0)
+    assert percentile(state, 1.0) == start_of(bucket_of(1.0) + 1)
+
+
+def test_a_bucket_with_next_to_no_weight_is_not_the_maximum() -> None:
+    weights = [0.0] * BUCKETS
+    weights[22], weights[60] = 1.0, 0.00009
+    assert percentile(Histogram(weights=tuple(weights), samples=1), 1.0) == start_of(23)
+    weights[60] = 0.00011
+    assert percentile(Histogram(weights=tuple(weights), samples=1), 1.0) == start_of(61)
+
+
+def test_simple_peaks() -> None:
+    assert n_sigma([1.0, 3.0]) == 2.0 + 5 * 1.0
+    assert p99([float(n) for n in range(1, 201)]) == 198.0
+
+
+@pytest.mark.parametrize(("name", "expected"), [("n-sigma", 10.0), ("rc-like", 10.0), ("max", 50.0)])
+def test_how_far_back_each_looks(name: str, expected: float) -> None:
+    """A spike of a minute five hours ago: the maximum alone remembers it; the 99th percentile is above it."""
+    method = METHODS[name]
+    state = method.start()
+    for minute in range(1440):
+        state = method.observe(state, minute * MINUTE, 50.0 if minute == 1140 else 10.0)
+    assert method.predict(state, DAY).peak_cores == expected
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_all_are_of_one_shape(name: str) -> None:
+    method = METHODS[name]
+    state = method.start()
+    assert method.predict(state, 0, 3600 * S).peak_cores is None
+    for minute in range(3 * 60):
+        state = method.observe(state, minute * MINUTE, 4.0)
+    forecast = method.predict(state, 180 * MINUTE, 3600 * S)
+    assert forecast.peak_cores == pytest.approx(4.0, rel=0.2)
+    assert forecast.verdict.text
+    assert msgspec.json.decode(msgspec.json.encode(state), type=type(state)) == state

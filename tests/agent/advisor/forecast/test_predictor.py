@@ -1,0 +1,244 @@
+"""The peak predictor over days: cold start, calm, shifts, gaps, clocks; and what may be promised on its account."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.advisor.forecast import accuracy
+from agent.advisor.forecast.lending import promise
+from agent.advisor.forecast.predictor import HORIZON_NS, Forecast, Predictor, observe, predict
+from agent.config.forecast import ForecastConfig
+from api.knobs import Verdict
+
+S = 1_000_000_000
+MINUTE, HOUR, DAY = 60 * S, 3600 * S, 86_400 * S
+
+
+def fed(state: Predictor, begin_ns: int, end_ns: int, cores: float, step_ns: int = 5 * MINUTE) -> Predictor:
+    for now_ns in range(begin_ns, end_ns, step_ns):
+        state = observe(state, now_ns, cores)
+    return state
+
+
+STEADY = fed(Predictor(), 0, 2 * DAY, 10.0)
+"""Two days of ten cores, a sample every five minutes."""
+
+
+@pytest.mark.parametrize(
+    ("after_ns", "rule", "known", "trusted"),
+    [
+        (0, "no_history", False, False),
+        (1 * HOUR, "no_history", False, False),  # no forecast has come true yet
+        (3 * HOUR, "short_history", True, False),
+        (23 * HOUR, "short_history", True, False),
+        (25 * HOUR, "calibrated", True, True),
+    ],
+)
+def test_cold_start(after_ns: int, rule: str, known: bool, trusted: bool) -> None:
+    forecast = predict(fed(Predictor(), 0, after_ns, 10.0), max(after_ns - 5 * MINUTE, 0))
+    assert (forecast.verdict.rule, forecast.peak_cores is not None, forecast.trusted) == (rule, known, trusted)
+
+
+@pytest.mark.parametrize(("closed", "errors"), [(14, 0), (15, 1), (16, 2)])
+def test_the_first_error_is_known_an_hour_after_the_first_quarter(closed: int, errors: int) -> None:
+    state = fed(Predictor(), 0, (closed + 1) * 5 * MINUTE, 10.0)
+    assert len(state.margin.residuals) == errors
+
+
+def test_steady_use_is_foretold_to_the_point() -> None:
+    forecast = predict(STEADY, 2 * DAY)
+    assert forecast.peak_cores == pytest.approx(10.0, rel=0.001)
+    assert forecast.season
+    assert not forecast.alarm
+    assert "10" in forecast.verdict.text
+
+
+def test_a_level_shift_is_followed_by_the_next_sample_and_widened_beyond_it() -> None:
+    state = observe(STEADY, 2 * DAY, 30.0)
+    forecast = predict(state, 2 * DAY)
+    assert forecast.peak_cores is not None
+    assert forecast.peak_cores >= 30.0
+    assert forecast.alarm
+    assert forecast.verdict.rule == "drift_alarm"
+    assert forecast.margin_cores == pytest.approx(20.0, abs=0.5)  # so far above every forecast that there was
+    state = fed(state, 2 * DAY + 5 * MINUTE, 2 * DAY + 50 * MINUTE, 12.0)
+    later = predict(state, 2 * DAY + 50 * MINUTE)
+    assert later.alarm  # for an hour
+    assert later.margin_cores >= 19.5
+    state = fed(state, 2 * DAY + 50 * MINUTE, 2 * DAY + 70 * MINUTE, 12.0)
+    assert not predict(state, 2 * DAY + 70 * MINUTE).alarm
+
+
+def test_a_spike_within_a_bucket_of_many_samples_counts_at_once() -> None:
+    state = fed(Predictor(), 0, 3 * HOUR, 10.0, 10 * S)
+    assert predict(observe(state, 3 * HOUR + S, 25.0), 3 * HOUR + S).peak_cores >= 25.0  # type: ignore[operator]
+
+
+def test_one_low_sample_at_the_begin_of_a_bucket_is_not_taken_for_its_peak() -> None:
+    state = fed(Predictor(), 0, 30 * HOUR, 10.0, MINUTE)
+    rng = Random(2)
+    for now_ns in range(30 * HOUR, 40 * HOUR, MINUTE):
+        state = observe(state, now_ns, wave(now_ns, rng))
+    state = fed(state, 40 * HOUR, 40 * HOUR + 5 * MINUTE, 30.0, MINUTE)
+    now_ns = 40 * HOUR + 5 * MINUTE
+    before, after = (predict(s, now_ns).base_cores for s in (state, observe(state, now_ns, 1.0)))
+    assert after == pytest.approx(before, rel=0.05)
+
+
+def test_a_forecast_that_came_true_or_not_is_counted_an_hour_later() -> None:
+    state = fed(STEADY, 2 * DAY, 2 * DAY + 5 * MINUTE, 30.0)
+    before, before_quantile = state.accuracy, state.margin.quantile
+    assert before.missed == 0
+    state = fed(state, 2 * DAY + 5 * MINUTE, 2 * DAY + 65 * MINUTE, 10.0)
+    after = state.accuracy
+    assert after.evaluated - before.evaluated == 12
+    assert after.missed == 12  # each forecast of the hour before had the spike in its hour
+    assert state.margin.quantile == pytest.approx((before_quantile or 0) + 12 * 0.0005 * 0.945)
+    assert after.shortfall_max == pytest.approx(20.0, abs=0.1)
+    assert accuracy.miss_ratio(after) == pytest.approx(12 / 288)
+
+
+@pytest.mark.parametrize(
+    ("now_ns", "rule"),
+    [
+        (2 * DAY + 5 * MINUTE, "calibrated"),
+        (2 * DAY + 20 * MINUTE, "stale"),
+        (2 * DAY - HOUR, "stale"),
+        (2 * DAY - 6 * MINUTE, "calibrated"),
+    ],
+)
+def test_old_samples_are_not_trusted_nor_those_from_the_future(now_ns: int, rule: str) -> None:
+    forecast = predict(STEADY, now_ns)
+    assert forecast.verdict.rule == rule
+    assert forecast.trusted is (rule == "calibrated")
+
+
+def test_a_stale_forecast_is_the_highest_peak_remembered() -> None:
+    state = fed(observe(fed(Predictor(), 0, DAY, 10.0), DAY, 40.0), DAY + 5 * MINUTE, 2 * DAY, 10.0)
+    assert predict(state, 2 * DAY + HOUR).peak_cores >= 40.0  # type: ignore[operator]
+
+
+def test_a_gap_is_not_zero_and_teaches_nothing() -> None:
+    resumed = fed(STEADY, 2 * DAY + 6 * HOUR, 2 * DAY + 8 * HOUR, 10.0)
+    assert resumed.peaks.count(None) == 72
+    assert predict(resumed, 2 * DAY + 8 * HOUR).peak_cores == pytest.approx(10.0, rel=0.001)
+    assert resumed.accuracy.missed == 0
+    assert min(resumed.margin.residuals) > -1.0
+
+
+@pytest.mark.parametrize(
+    ("jump_ns", "peaks"), [(-30 * MINUTE, 575), (-2 * HOUR, 0), (2 * HOUR, 600), (3 * DAY, 865), (4 * DAY, 0)]
+)
+def test_clock_jumps(jump_ns: int, peaks: int) -> None:
+    """Back by less than an hour: the open bucket. Further back, or further ahead than what is kept: a fresh start."""
+    jumped = observe(STEADY, 2 * DAY + jump_ns, 11.0)
+    assert len(jumped.peaks) == peaks
+    assert jumped.open_peak == 11.0
+
+
+@pytest.mark.parametrize("used", [None, math.nan, math.inf, -1.0])
+def test_what_is_no_measurement_changes_nothing(used: float | None) -> None:
+    assert observe(STEADY, 2 * DAY, used) is STEADY
+
+
+def test_no_forecast_beyond_the_horizon_that_it_is_calibrated_for() -> None:
+    assert predict(STEADY, 2 * DAY, HORIZON_NS).peak_cores is not None
+    forecast = predict(STEADY, 2 * DAY, HORIZON_NS + 1)
+    assert (forecast.peak_cores, forecast.verdict.rule) == (None, "horizon_too_long")
+
+
+def wave(now_ns: int, rng: Random) -> float:
+    return 30 + 15 * math.sin(2 * math.pi * now_ns / DAY) + rng.gauss(0, 2)
+
+
+def test_on_a_noisy_day_the_share_of_misses_is_the_one_asked_for() -> None:
+    """Five days of a sine with noise; a looser wish lends more and misses more."""
+    found = {}
+    for wish in (0.02, 0.1):
+        config, rng, state = ForecastConfig(miss_ratio=wish), Random(3), Predictor()
+        for now_ns in range(0, 5 * DAY, 5 * MINUTE):
+            state = observe(state, now_ns, wave(now_ns, rng), config)
+        found[wish] = state.accuracy.missed / state.accuracy.evaluated
+    assert found[0.02] == pytest.approx(0.02, abs=0.02)
+    assert found[0.1] == pytest.approx(0.1, abs=0.03)
+
+
+def test_state_is_bounded_and_survives_json() -> None:
+    rng, state = Random(5), Predictor()
+    for now_ns in range(0, 7 * DAY, 5 * MINUTE):
+        state = observe(state, now_ns, wave(now_ns, rng))
+    text = msgspec.json.encode(state)
+    assert len(text) < 100 * 1024
+    assert len(state.peaks) == 865
+    assert msgspec.json.decode(text, type=Predictor) == state
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(-2 * HOUR, 30 * HOUR), st.one_of(st.none(), st.floats(0, 1e9), st.just(math.nan))),
+        max_size=60,
+    )
+)
+def test_whatever_is_fed_a_forecast_is_at_least_the_present_and_can_be_written(
+    steps: list[tuple[int, float | None]],
+) -> None:
+    state, now_ns = Predictor(), 40 * DAY
+    for step_ns, used in steps:
+        now_ns += step_ns
+        for part in range(4):
+            state = observe(state, now_ns + part * 5 * MINUTE, used)
+        forecast = predict(state, now_ns + 15 * MINUTE)
+        msgspec.json.encode(forecast)
+        if forecast.peak_cores is not None and state.open_peak is not None:
+            assert forecast.peak_cores >= state.open_peak
+
+
+def foretold(peak: float | None, *, trusted: bool) -> Forecast:
+    return Forecast(peak_cores=peak, trusted=trusted, verdict=Verdict(rule="calibrated", text="So it is."))
+
+
+@pytest.mark.parametrize(
+    ("peak", "trusted", "canonical", "used", "amount", "rule"),
+    [
+        (40.0, True, 10.0, None, 20.0, "forecast"),  # 64 - 4 - 40: more than Katalyst's
+        (40.0, True, None, None, 20.0, "forecast"),
+        (40.0, True, 50.0, 45.0, 15.0, "forecast"),  # more is used already than was foretold
+        (70.0, True, 10.0, None, 0.0, "forecast"),  # more than the node
+        (40.0, False, 10.0, None, 10.0, "forecast_below_canonical"),
+        (55.0, False, 10.0, None, 5.0, "forecast_below_canonical"),
+        (40.0, False, None, None, None, "forecast_below_canonical"),
+        (None, False, 10.0, None, 10.0, "canonical_without_forecast"),
+        (None, False, 99.0, None, 60.0, "canonical_without_forecast"),  # never more than the node without the reserve
+        (None, False, None, None, None, "canonical_without_forecast"),
+    ],
+)
+def test_what_may_be_promised_of_64_cores_with_4_in_reserve(
+    peak: float | None, trusted: bool, canonical: float | None, used: float | None, amount: float | None, rule: str
+) -> None:
+    found = promise(64.0, 4.0, foretold(peak, trusted=trusted), canonical, used)
+    assert (found.amount, found.verdict.rule) == (amount, rule)
+
+
+@given(
+    st.floats(0, 1e4),
+    st.floats(0, 1e4),
+    st.one_of(st.none(), st.floats(0, 1e4)),
+    st.one_of(st.none(), st.floats(-10, 1e4)),
+    st.booleans(),
+)
+def test_a_promise_is_within_the_node_and_without_trust_within_katalysts(
+    capacity: float, reserve: float, peak: float | None, canonical: float | None, trusted: bool
+) -> None:
+    found = promise(capacity, reserve, foretold(peak, trusted=trusted and peak is not None), canonical)
+    if found.amount is not None:
+        assert 0 <= found.amount <= max(capacity - reserve, 0)
+        if found.verdict.rule != "forecast":
+            assert canonical is not None
+            assert found.amount <= max(canonical, 0)

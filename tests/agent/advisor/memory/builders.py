@@ -1,0 +1,149 @@
+"""Small nodes for tables of memory advice: sizes in GiB, one container a pod."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from agent.advisor.memory.situation import ReclaimRoot, Situation
+from api.facts import UNLIMITED, Limits, Machine, NumaNode, Pressure, Zone
+from api.pods import Container, Pod
+from api.qos import Enhancements, QoSLevel
+from api.samples import CgroupSample, NodeSample, Snapshot
+from tests.agent.advisor.builders import topology
+
+GIB = 1 << 30
+MIB = 1 << 20
+S = 1_000_000_000
+PAGE = 4096
+ROOT = "/kubepods/besteffort"
+
+
+def pod(
+    name: str,
+    qos: QoSLevel,
+    *,
+    request: float | None = None,
+    bound: tuple[int, ...] = (),
+    exclusive: bool = False,
+    **fields: Any,
+) -> Pod:
+    """A pod whose container's cgroup is below ROOT if it is reclaimed."""
+    place = f"{ROOT}/{name}" if qos is QoSLevel.RECLAIMED else f"/{name}"
+    container = Container(
+        name=name, cgroup=place, memory_request_bytes=None if request is None else round(request * GIB)
+    )
+    return Pod(
+        uid=name,
+        namespace="default",
+        name=name,
+        qos=qos,
+        containers=(container,),
+        bound_numa=bound,
+        enhancements=fields.pop("enhancements", Enhancements(numa_binding=bool(bound), numa_exclusive=exclusive)),
+        **fields,
+    )
+
+
+def group(path: str, *, number: int = 7, read_at_ns: int | None = None, **fields: Any) -> CgroupSample:
+    """A cgroup of version 2: anon, file, shmem, mapped, inactive_* in GiB; on_numa is (anon, file) by node, in GiB."""
+    names = {"mapped": "file_mapped"}
+    kinds = ("anon", "file", "shmem", "mapped", "inactive_anon", "inactive_file", "active_file")
+    stat = {names.get(kind, kind): round(fields.pop(kind) * GIB) for kind in kinds if kind in fields}
+    stat |= fields.pop("stat", {})
+    on_numa: Mapping[int, tuple[float, float]] = fields.pop("on_numa", {})
+    numa_stat = {
+        kind: {numa: round(sizes[index] * GIB) for numa, sizes in on_numa.items()}
+        for index, kind in enumerate(("anon", "file"))
+        if on_numa
+    }
+    avg60 = fields.pop("avg60", None)
+    pressure = None
+    if avg60 is not None:
+        pressure = Pressure(some_us=fields.pop("stall_us", 0), some_avg10=avg60, some_avg60=avg60)
+    return CgroupSample(
+        path=path,
+        id=number,
+        memory_stat=stat,
+        numa_stat=numa_stat,
+        memory_pressure=pressure,
+        files_read_at_ns=read_at_ns,
+        **fields,
+    )
+
+
+def root(*, limit: int = UNLIMITED, **fields: Any) -> CgroupSample:
+    return group(ROOT, number=2, limits=Limits(memory_max_bytes=limit), **fields)
+
+
+def situation(
+    pods: Sequence[Pod] = (),
+    groups: Sequence[CgroupSample] = (),
+    *,
+    numa: int = 1,
+    cpus: int = 96,
+    total: float = 250,
+    free: float | Sequence[float] = 100,
+    inactive: float = 50,
+    scale: int | None = 10,
+    low: float = 0.5,
+    at_s: float = 1000,
+    meminfo: Mapping[str, float] | None = None,
+    distances: Mapping[int, Mapping[int, int]] | None = None,
+    machine: str = "",
+    **fields: Any,
+) -> Situation:
+    """A node whose NUMA nodes have `total`, `free` and `inactive` file cache each."""
+    frees = list(free) if isinstance(free, Sequence) else [free] * numa
+    whole = {"MemTotal": total * numa, "MemFree": sum(frees), **(meminfo or {})}
+    node = NodeSample(
+        memory_total_bytes=round(whole["MemTotal"] * GIB),
+        meminfo={name: round(size * GIB) for name, size in whole.items()},
+        sysctl={} if scale is None else {"vm.watermark_scale_factor": scale},
+        machine=Machine(codename=machine),
+        numa={
+            each: NumaNode(
+                meminfo={
+                    "MemTotal": round(total * GIB),
+                    "MemFree": round(frees[each] * GIB),
+                    "Inactive(file)": round(inactive * GIB),
+                },
+                distances=(distances or {}).get(each, {other: 10 if other == each else 12 for other in range(numa)}),
+            )
+            for each in range(numa)
+        },
+        zones=tuple(
+            Zone(node=each, name="Normal", free=0, min=0, low=round(low * GIB) // PAGE, high=0, managed=1)
+            for each in range(numa)
+        ),
+        files_read_at_ns=round(at_s * S),
+    )
+    snapshot = Snapshot(
+        seq=1,
+        taken_at_ns=round(at_s * S),
+        wall_time_ns=round(at_s * S),
+        boot_id="b",
+        topology=topology(cpus, numa=numa),
+        node=node,
+        cgroups={"/": CgroupSample(path="/", id=1), **{each.path: each for each in groups}},
+        pods=tuple(pods),
+    )
+    fields.setdefault("root", ReclaimRoot(path=ROOT if any(each.path == ROOT for each in groups) else ""))
+    return Situation(snapshot=snapshot, now_ns=round(at_s * S), **fields)
+
+
+def without(of: Situation, *names: str) -> Situation:
+    """The same where lines of the node's and its NUMA nodes' meminfo, or the node's settings, are not known."""
+    node = of.snapshot.node
+    known = {name: size for name, size in node.meminfo.items() if name not in names}
+    numa = {
+        each: msgspec.structs.replace(
+            found, meminfo={name: size for name, size in found.meminfo.items() if name not in names}
+        )
+        for each, found in node.numa.items()
+    }
+    sysctl = {name: value for name, value in node.sysctl.items() if name not in names}
+    node = msgspec.structs.replace(node, meminfo=known, numa=numa, sysctl=sysctl)
+    return msgspec.structs.replace(of, snapshot=msgspec.structs.replace(of.snapshot, node=node))

@@ -1,0 +1,182 @@
+"""Whose cache is dropped when memory is short, and that nothing is asked for twice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import pytest
+
+from agent.advisor.memory.cache_reaper import Reaped, reap
+from agent.advisor.memory.pressure import node_condition, numa_conditions
+from agent.advisor.memory.situation import Situation
+from agent.advisor.memory.state import MemoryState, Offloaded
+from agent.config.memory import MemoryConfig, ReaperConfig
+from api.advice import UNBOUND
+from api.memory_advice import MemoryPressure
+from api.qos import QoSLevel
+from tests.agent.advisor.memory.builders import GIB, ROOT, S, group, pod, situation
+
+CONFIG = MemoryConfig(reaper=ReaperConfig(enable=True))
+
+
+def node(caches: Sequence[float], *, free: float = 3, at_s: float = 1000, read_s: float = 1000) -> Situation:
+    """A node of 250 GiB that needs 8 - free GiB, and reclaimed containers with so much cache."""
+    pods = [pod(f"b{index}", QoSLevel.RECLAIMED) for index in range(len(caches))]
+    groups = [
+        group(f"{ROOT}/b{index}", anon=1, file=cache, read_at_ns=round(read_s * S))
+        for index, cache in enumerate(caches)
+    ]
+    return situation(pods, groups, free=free, at_s=at_s)
+
+
+def run(
+    of: Situation,
+    before: Reaped | None = None,
+    config: MemoryConfig = CONFIG,
+    where: int = UNBOUND,
+    given: Mapping[str, Offloaded] | None = None,
+) -> Reaped:
+    conditions = {UNBOUND: node_condition(of, config)} if where == UNBOUND else numa_conditions(of, config)
+    return reap(of, config, conditions, MemoryState(asked=before.asked if before else {}, offloaded=given or {}))
+
+
+def asked(found: Reaped) -> dict[str, float]:
+    return {wish.cgroup.removeprefix(f"{ROOT}/"): int(wish.value) / GIB for wish in found.wishes}
+
+
+@pytest.mark.parametrize(
+    ("caches", "free", "expected"),
+    [
+        ((2, 10, 4), 3, {"b1": 5}),  # 5 are missing: the largest alone
+        ((2, 3, 4), 3, {"b2": 4, "b1": 1}),
+        ((1.25, 1.24), 3, {"b0": 1.25}),  # less than 0.5 % of 250 is not worth it
+        ((1.2, 1.24), 3, {}),
+        ((2, 10, 4), 4, {}),  # not below the critical watermark
+        ((), 3, {}),
+    ],
+)
+def test_the_largest_first_and_no_more_than_is_missing(
+    caches: tuple[float, ...], free: float, expected: dict[str, float]
+) -> None:
+    assert asked(run(node(caches, free=free))) == pytest.approx(expected)
+
+
+def test_only_main_containers_of_reclaimed_pods() -> None:
+    batch = pod("batch", QoSLevel.RECLAIMED)
+    side = msgspec.structs.replace(batch.containers[0], name="side", cgroup="/side", sidecar=True)
+    pods = [
+        msgspec.structs.replace(batch, containers=(*batch.containers, side)),
+        pod("online", QoSLevel.SHARED),
+        pod("system", QoSLevel.SYSTEM),
+        pod("own", QoSLevel.DEDICATED),
+    ]
+    paths = [f"{ROOT}/batch", "/side", "/online", "/system", "/own"]
+    of = situation(pods, [group(path, anon=1, file=3) for path in paths], free=1)
+    assert asked(run(of)) == {"batch": 3}
+
+
+def test_shared_memory_cannot_be_dropped() -> None:
+    of = situation([pod("b", QoSLevel.RECLAIMED)], [group(f"{ROOT}/b", anon=1, file=9, shmem=8.5)], free=1)
+    assert asked(run(of)) == {}
+
+
+def test_what_was_asked_for_is_not_asked_for_again_until_it_can_be_seen() -> None:
+    first = run(node((4, 3, 2), free=3))
+    assert asked(first) == {"b0": 4, "b1": 1}
+    same_reading = run(node((4, 3, 2), free=3, at_s=1001, read_s=1000), first)
+    assert asked(same_reading) == {}
+    # Seen: b0 gave all, b1 nothing, and both are left alone for 30 s. What is still missing is asked of the next.
+    seen = run(node((0, 3, 2), free=5 - 1.5, at_s=1005, read_s=1005), same_reading)
+    assert asked(seen) == {"b2": 2}
+    later = run(node((0, 3, 0), free=3.5, at_s=1030, read_s=1030), seen)
+    assert asked(later) == {"b1": 3}
+
+
+def test_without_a_new_reading_nothing_more_is_asked_however_long_it_takes() -> None:
+    first = run(node((10,), free=3))
+    assert asked(first) == {"b0": 5}
+    assert asked(run(node((10,), free=0, at_s=1030, read_s=1000), first)) == {}
+    assert asked(run(node((10,), free=0, at_s=1030, read_s=1005), first)) == {"b0": 8}
+
+
+def test_what_the_node_needs_counts_for_its_numa_nodes() -> None:
+    pods = [pod("a", QoSLevel.RECLAIMED), pod("b", QoSLevel.RECLAIMED)]
+    groups = [
+        group(f"{ROOT}/{name}", anon=0, file=size, on_numa={0: (0, size), 1: (0, 0)})
+        for name, size in (("a", 12), ("b", 6))
+    ]
+    of = situation(pods, groups, numa=2, free=(1, 5))
+    conditions = {UNBOUND: node_condition(of, CONFIG), **numa_conditions(of, CONFIG)}
+    assert [conditions[where].target_bytes // GIB for where in (UNBOUND, 0)] == [10, 7]
+    assert asked(reap(of, CONFIG, conditions, MemoryState())) == {"a": 10}
+
+
+@pytest.mark.parametrize(("read_s", "expected"), [(1000, 3), (995, 5)])
+def test_what_offloading_asked_for_counts_as_given_until_it_can_be_seen(read_s: float, expected: float) -> None:
+    past = Offloaded(cgroup_id=7, at_ns=999 * S, read_at_ns=round(read_s * S), target_bytes=2 * GIB)
+    found = run(node((5, 3, 2), free=3), given={f"{ROOT}/b0": past})
+    assert asked(found) == {"b0": expected}
+    assert found.busy == {f"{ROOT}/b0"}
+
+
+def test_a_container_made_anew_is_another_one() -> None:
+    first = run(node((4,), free=3))
+    again = node((4,), free=3, at_s=1001, read_s=1001)
+    groups = {path: msgspec.structs.replace(each, id=99) for path, each in again.snapshot.cgroups.items()}
+    of = msgspec.structs.replace(again, snapshot=msgspec.structs.replace(again.snapshot, cgroups=groups))
+    assert asked(run(of, first)) == {"b0": 4}
+
+
+def test_after_a_restart_of_the_machine_the_past_is_over() -> None:
+    first = run(node((4,), free=3))
+    assert asked(run(node((4,), free=3, at_s=10, read_s=10), first)) == {"b0": 4}
+
+
+def test_a_numa_node_counts_its_own_cache() -> None:
+    pods = [pod("far", QoSLevel.RECLAIMED), pod("near", QoSLevel.RECLAIMED)]
+    groups = [
+        group(f"{ROOT}/far", anon=0, file=20, on_numa={0: (0, 0), 1: (0, 20)}),
+        group(f"{ROOT}/near", anon=0, file=3, on_numa={0: (0, 3), 1: (0, 0)}),
+    ]
+    of = situation(pods, groups, numa=2, free=(3, 100))
+    assert asked(run(of)) == {}  # the node as a whole has enough
+    assert asked(run(of, where=0)) == {"near": 3}
+
+
+def test_version_1_counts_pages() -> None:
+    pages = 3 * GIB // 4096
+    sample = msgspec.structs.replace(
+        group(f"{ROOT}/b", stat={"total_rss": 0, "total_cache": 3 * GIB}),
+        numa_stat={
+            "total": {0: pages},
+            "file": {0: 0},
+            "hierarchical_total": {0: pages},
+            "hierarchical_file": {0: pages},
+        },
+    )
+    of = situation([pod("b", QoSLevel.RECLAIMED)], [sample], free=3)
+    assert asked(run(of)) == {"b": 3}
+    assert asked(run(of, where=0)) == {"b": 3}
+
+
+def test_what_is_not_measured_is_left_alone_and_counted() -> None:
+    pods = [pod("b", QoSLevel.RECLAIMED), pod("c", QoSLevel.RECLAIMED)]
+    groups = [group(f"{ROOT}/b"), group(f"{ROOT}/c", anon=1, file=9, read_at_ns=900 * S)]
+    found = run(situation(pods, groups, free=1))
+    assert found.wishes == ()
+    assert found.verdict.inputs["unmeasured_containers"] == 2
+
+
+def test_unknown_pressure_drops_nothing() -> None:
+    of = msgspec.structs.replace(node((10,), free=0))
+    bare = msgspec.structs.replace(of.snapshot.node, sysctl={})
+    unknown = msgspec.structs.replace(of, snapshot=msgspec.structs.replace(of.snapshot, node=bare))
+    assert node_condition(unknown, CONFIG).state is MemoryPressure.UNKNOWN
+    found = run(unknown)
+    assert (found.wishes, found.verdict.rule) == ((), "memory_reap_unknown")
+    assert "vm.watermark_scale_factor" in found.verdict.text
+
+
+def test_switched_off_nothing_is_dropped() -> None:
+    assert run(node((10,), free=0), config=MemoryConfig()).wishes == ()

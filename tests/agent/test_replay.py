@@ -1,0 +1,112 @@
+"""Rounds judged again: what a policy would have lent, harmed and missed, by arithmetic that can be disputed."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.config import AdvisorConfig
+from agent.replay import Fact, Mark, Tally, mark, play
+from agent.simulation.machine import node
+from agent.simulation.run import run
+from api.decisions import Advice, Pool
+from api.histograms import SLOTS
+from api.knobs import Verdict
+
+
+def fact(at_s: float = 1.0, online: float = 1.0, **values: object) -> Fact:
+    known: dict[str, object] = {
+        "interval_s": 1.0, "node_cpus": 4, "wanted_cores": online + 0.5, "batch_cores": 2.0, "batch_lent_cores": 4.0,
+        "harm_cores": 0.2, "waits": (0,) * SLOTS,
+    }  # fmt: skip
+    return Fact(at_s=at_s, online_cores=online, **{**known, **values})  # type: ignore[arg-type]
+
+
+def advice(lent: float, share: str = "0123", reclaim: str = "0123", promised: float | None = None) -> Advice:
+    return Advice(
+        policy="p",
+        pools=tuple(Pool(name=n, cpus=tuple(map(int, c))) for n, c in (("share", share), ("reclaim", reclaim))),
+        requirement_cores=None,
+        headroom_cores=promised,
+        lent_cores=lent,
+        idle=True,
+        action="hold",
+        verdict=Verdict(rule="r", text="t"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "made", "batch", "harm", "short"),
+    [
+        (fact(), advice(4.0), 2.0, 0.2, 0.0),
+        (fact(), advice(1.0), 1.0, 0.1, 0.0),
+        (fact(), None, 2.0, 0.2, 0.0),
+        # it had all that it was lent, so it would have taken what is left of the node
+        (fact(batch_lent_cores=2.1), advice(4.0), 3.0, 0.3, 0.0),
+        (fact(batch_lent_cores=2.1), advice(2.5), 2.5, 0.25, 0.0),
+        # pools of their own: no waits for batch work, but 1.5 cores wanted on one CPU
+        (fact(), advice(3.0, "0", "123"), 2.0, 0.0, 0.5),
+        (fact(batch_cores=0.0), advice(3.0), 0.0, 0.0, 0.0),
+    ],
+    ids=[
+        "as it was",
+        "half of it",
+        "nobody decides",
+        "more for who was held back",
+        "and lent",
+        "apart",
+        "no batch work",
+    ],
+)
+def test_what_would_have_come_of_it(given: Fact, made: Advice | None, batch: float, harm: float, short: float) -> None:
+    got = mark(given, made, 0)
+    assert (got.batch_cores, got.harm_cores, got.short_cores) == pytest.approx((batch, harm, short))
+
+
+def promise(cores: float) -> Mark:
+    return Mark(
+        lent_cores=2.0,
+        promised_cores=cores,
+        action="hold",
+        rule="",
+        changes=1,
+        batch_cores=1.0,
+        harm_cores=0.5,
+        short_cores=0.0,
+    )
+
+
+def test_promises_are_held_against_the_most_that_online_pods_used_afterwards() -> None:
+    """Of 4 CPUs 2 are promised each second, and a promise holds for 3 s: the peak of 2.5 at 10 s breaks those of 7, 8 and 9."""
+    tally = Tally(horizon_s=3)
+    for second in range(1, 21):
+        tally.add(fact(at_s=second, online=2.5 if second == 10 else 1.0), promise(2.0))
+    score = tally.score()
+    assert (score.missed_ratio, score.missed_cores) == (pytest.approx(3 / 17), pytest.approx(0.5))
+    assert (score.rounds, score.changes, score.shrinks) == (20, 20, 0)
+    assert (score.lent_cores, score.promised_cores, score.harm_ms_per_s) == (2.0, 2.0, 500.0)
+
+
+def test_means_are_over_time_not_over_rounds() -> None:
+    tally = Tally(horizon_s=60)
+    tally.add(fact(interval_s=9.0), promise(1.0))
+    tally.add(fact(at_s=10, interval_s=1.0), promise(3.0))
+    assert tally.score().promised_cores == pytest.approx(1.2)
+
+
+def test_the_policy_that_was_live_is_played_as_it_was() -> None:
+    """Its own rounds judged again give the same advice, round for round: memory and all."""
+    rounds = [
+        r for r, _, _ in run(node(8, 1, ["bursty"], online=2, seed=3), AdvisorConfig(), seconds=600, interval_s=1)
+    ]
+    again = [
+        marks["again"]
+        for _, marks in play(rounds, {"again": AdvisorConfig(), "other": AdvisorConfig(policy="canonical")})
+    ]
+    was = [r.advice.lent_cores for r in rounds[1:] if r.advice is not None]
+    assert [m.lent_cores for m in again] == was
+
+
+def test_a_boot_begins_anew() -> None:
+    rounds = [r for r, _, _ in run(node(4, 1, ["flat"], online=1, seed=3), AdvisorConfig(), seconds=20, interval_s=1)]
+    facts = [f for f, _ in play([*rounds[:5], *rounds[:3]], {})]
+    assert [f.at_s for f in facts] == [1, 2, 3, 4, 1, 2]

@@ -1,0 +1,113 @@
+"""How bench.predictors judges, that its traces are what they say, and a short run of everything."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.advisor.forecast.baselines import METHODS, Method
+from agent.advisor.forecast.predictor import Forecast
+from api.knobs import Verdict
+from bench.predictors import CORES, judge, main, sum_of
+from bench.predictors_report import Judged, Results, Row, goal_lines, goals
+from bench.traces import FAMILIES, Trace, generate, nodes_of, read_machines
+
+
+def always(share: float | None) -> Method:
+    peak = None if share is None else share * CORES
+    forecast = Forecast(peak_cores=peak, verdict=Verdict(rule="x", text="x"))
+    return Method(lambda: 0, lambda state, now_ns, used: state, lambda state, now_ns, horizon_ns: forecast, "")
+
+
+def two_days(spike: Callable[[int], bool]) -> Trace:
+    """Five minutes a step at 20 %, 50 % where there is a spike."""
+    return Trace(family="f", name="n", step_s=300, used=tuple(0.5 if spike(i) else 0.2 for i in range(576)))
+
+
+def test_a_spike_is_missed_by_the_twelve_forecasts_that_it_follows() -> None:
+    judged = judge(always(0.42), two_days(lambda index: index == 400))
+    assert judged.evaluated == 576 - 288 - 12
+    assert (judged.missed, judged.by_5, judged.by_10) == (12, 12, 0)
+    assert judged.shortfall == pytest.approx(12 * 0.08)
+    assert judged.lent == pytest.approx(276 * 0.58)
+    assert judged.lendable == pytest.approx(264 * 0.8 + 12 * 0.5)
+
+
+def test_a_spike_before_the_warm_up_and_one_that_ends_now_are_not_missed() -> None:
+    assert judge(always(0.42), two_days(lambda index: index in (100, 288))).missed == 0
+
+
+def test_no_forecast_lends_nothing_and_misses_nothing() -> None:
+    judged = judge(always(None), two_days(lambda index: index == 400))
+    assert (judged.missed, judged.lent) == (0, 0.0)
+
+
+def test_a_trace_of_one_day_is_judged_after_half_of_it() -> None:
+    trace = Trace(family="f", name="n", step_s=300, used=(0.1,) * 288)
+    assert judge(METHODS["max"], trace).evaluated == 288 - 144 - 12
+
+
+def row(**changes: float) -> Row:
+    values = dict.fromkeys(Judged.__struct_fields__, 0) | {"evaluated": 100, "lent": 34.0, "missed": 7} | changes
+    return Row(traces="t", used=0.5, predictor="ours", judged=msgspec.convert(values, Judged))
+
+
+@pytest.mark.parametrize(
+    ("changes", "missed_goal"),
+    [({}, None), ({"missed": 8}, "misses"), ({"by_10": 4}, "big"), ({"lent": 33.9}, "lent")],
+)
+def test_goals(changes: dict[str, float], missed_goal: str | None) -> None:
+    assert [name for name, verdict, _ in goals(row(**changes)) if verdict == "MISS"] == (
+        [missed_goal] if missed_goal else []
+    )
+
+
+def test_a_node_that_is_more_than_half_used_has_no_goal_for_lending() -> None:
+    busy = msgspec.structs.replace(row(lent=1.0), used=0.51)
+    assert [name for name, _, _ in goals(busy)] == ["misses", "big"]
+    assert len(goal_lines([busy, msgspec.structs.replace(busy, predictor="max")])) == 2
+
+
+def test_sums_add_up_but_states_do_not() -> None:
+    both = sum_of([row(state_bytes=5).judged, row(state_bytes=3).judged])
+    assert (both.evaluated, both.lent, both.state_bytes) == (200, 68.0, 5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_traces_are_the_same_each_time_and_differ_by_machine(family: str) -> None:
+    first, second = generate(family, 2, 2, 1)
+    assert first == generate(family, 1, 2, 1)[0]
+    assert first.used != second.used
+    assert len(first.used) == 2880
+    assert 0.005 <= min(first.used) < max(first.used) <= 1.0
+    assert 0.02 < sum(first.used) / 2880 < 0.75
+
+
+def test_a_csv_of_machines_and_nodes_made_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "m.csv.gz"
+    path.write_bytes(gzip.compress(b"a,10,20\nb,30,40\n"))
+    machines = read_machines(path)
+    assert [machine.used for machine in machines] == [(0.1, 0.2), (0.3, 0.4)]
+    node = nodes_of(machines, 1, 2, seed=1)[0]
+    assert node.used == pytest.approx((0.2, 0.3))
+
+
+def test_the_bench_runs_and_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--families", "step", "--machines", "1", "--days", "2", "--out", str(tmp_path)]) == 0
+    results = msgspec.json.decode((tmp_path / "predictors.json").read_bytes(), type=Results)
+    assert [found.predictor for found in results.rows] == list(METHODS)
+    assert {found.judged.evaluated for found in results.rows} == {276}
+    page = (tmp_path / "predictors.md").read_text()
+    printed = capsys.readouterr().out
+    for line in goal_lines(results.rows):
+        assert line in page
+        assert line in printed
+
+
+def test_a_trace_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--families", "--trace", str(tmp_path / "no.csv"), "--out", str(tmp_path)]) == 2
+    assert "no.csv" in capsys.readouterr().err

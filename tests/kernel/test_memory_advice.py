@@ -1,0 +1,107 @@
+"""What memory advice makes of this kernel's own numbers: a process whose memory is known, and the node that it runs on."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.advisor.memory.advise import advise_memory
+from agent.advisor.memory.situation import ReclaimRoot, Situation
+from agent.advisor.memory.state import MemoryState
+from agent.advisor.memory.stats import cache_bytes, on_numa, stat, used_bytes, zone_low_bytes
+from agent.config.memory import GIB, MIB, MemoryConfig
+from agent.sense.cgroups import CgroupReader
+from agent.sense.node import NodeReader
+from agent.sense.topology import read_topology
+from api.knobs import Knob
+from api.memory_advice import MemoryPressure
+from api.pods import Container, Pod
+from api.qos import QoSLevel
+from api.samples import Snapshot
+from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+
+pytestmark = pytest.mark.kernel
+HOLD = """
+import mmap, sys, time
+anon = bytearray(64 << 20)
+for page in range(0, len(anon), 4096): anon[page] = 1
+shared = mmap.mmap(-1, 16 << 20)
+for page in range(0, len(shared), 4096): shared[page] = 1
+with open(sys.argv[1], "wb") as file: file.write(bytes(48 << 20))
+open(sys.argv[2], "w").close()
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[TestCgroup]:
+    """64 MiB of its own, 16 shared, and 48 of cache unless the file is kept in memory itself."""
+    with cgroup(require_writable_cgroups(), "advice") as made:
+        ready = tmp_path / "ready"
+        made.start([sys.executable, "-c", HOLD, str(tmp_path / "file"), str(ready)])
+        until = time.monotonic() + 20
+        while not ready.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert ready.exists()
+        yield made
+
+
+def look(group: TestCgroup, *pods: Pod) -> Snapshot:
+    cgroups, node = CgroupReader(group.hierarchy), NodeReader(Path("/proc"), Path("/sys"))
+    try:
+        return Snapshot(
+            seq=1,
+            taken_at_ns=time.monotonic_ns(),
+            wall_time_ns=time.time_ns(),
+            boot_id="b",
+            topology=read_topology(Path("/sys")),
+            node=node.read(),
+            cgroups=cgroups.read(),
+            pods=pods,
+        )
+    finally:
+        cgroups.close()
+        node.close()
+
+
+def test_memory_is_counted_once_and_by_kind(group: TestCgroup) -> None:
+    sample = look(group).cgroups[group.path]
+    used, cache, shmem = used_bytes(sample), cache_bytes(sample), stat(sample, "shmem")
+    assert used is not None
+    assert cache is not None
+    assert shmem is not None
+    assert 64 * MIB <= used - cache - shmem <= 84 * MIB
+    assert shmem + cache >= 60 * MIB  # what was written may be on its way to the disk, but stays in memory
+    assert shmem >= 16 * MIB
+    assert used >= 124 * MIB
+    nodes = on_numa(sample, "anon")
+    assert nodes is not None
+    # Version 1 lists shared memory with the anonymous one, where its pages are.
+    assert 64 * MIB <= sum(nodes.values()) <= 104 * MIB
+
+
+def test_a_round_on_this_machine(group: TestCgroup) -> None:
+    """The same process as an online pod is taken off the promise; as a reclaimed one it is in the limit."""
+    container = Container(name="c", cgroup=group.path)
+    online = Pod(uid="u", namespace="default", name="web", qos=QoSLevel.SHARED, containers=(container,))
+    config = MemoryConfig(reserved_for_allocate_bytes=GIB, min_critical_watermark_bytes=256 * MIB)
+    snapshot = look(group, online)
+    total = snapshot.node.memory_total_bytes
+    assert total is not None
+    of = Situation(snapshot=snapshot, now_ns=snapshot.taken_at_ns, root=ReclaimRoot(path=group.path))
+    advice, _ = advise_memory(of, MemoryState(), config)
+    used = used_bytes(snapshot.cgroups[group.path])
+    assert used is not None
+    assert advice.headroom_bytes == pytest.approx(total - GIB - 1.1 * used)
+    assert advice.condition.state is not MemoryPressure.UNKNOWN
+    limit = next(int(wish.value) for wish in advice.wishes if wish.knob is Knob.MEMORY_MAX)
+    if len(snapshot.topology.numa_nodes) == 1:
+        free, low = snapshot.node.numa[0].meminfo["MemFree"], zone_low_bytes(snapshot, 0, config.stale_s)
+        assert 0 < low < GIB
+        assert limit % mmap.PAGESIZE == 0
+        assert limit == pytest.approx(used + free - max(low, 256 * MIB), abs=32 * MIB)  # numa_stat lags behind a little
