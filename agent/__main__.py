@@ -292,7 +292,7 @@ async def _open_malachite(host: str, port: int, hierarchy: Hierarchy, stack: Asy
 
     version, mounts = "V1", {name: str(mount) for name, mount in hierarchy.v1.items()}
     if hierarchy.mode == "v2":
-        version, mounts = "V2", dict.fromkeys((*V1_CONTROLLERS, "net_cls"), str(hierarchy.v2))
+        version, mounts = "V2", dict.fromkeys(V1_CONTROLLERS, str(hierarchy.v2))
     root = hierarchy.primary if version == "V2" else hierarchy.primary.parent
     server = Malachite(Layout(version, str(root), mounts))
     bound = await server.start(host, port)
