@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from agent.advisor import latency
 from agent.advisor.culprits import claims
 from agent.advisor.estimation import average, remember, requirement_cores
-from agent.advisor.headroom import region_cores
 from agent.advisor.headroom.assembler import PoolSituation, assemble
 from agent.advisor.headroom.exclusion import bound_nodes, lendable
 from agent.advisor.headroom.gather import reclaimed_use
+from agent.advisor.headroom.region import region_cores
 from agent.advisor.measured import blames_of, online_waits, reclaimed_use_cores
 from agent.advisor.provision.provide import provision
 from agent.advisor.provision.situation import Situation
@@ -29,6 +29,7 @@ from api.samples import Snapshot
 
 NS_PER_S = 1_000_000_000
 RECLAIMED_USE_WINDOW_S = 1.0
+_NOT_SHARED = ("reclaim", "reserve", "interrupt")
 NOBODY = Verdict(rule="nothing_online", text="No online pod runs here: everything is lent.")
 
 
@@ -49,7 +50,7 @@ def advise(snapshot: Snapshot, config: AdvisorConfig, memory: Memory, now_ns: in
         shared = replace(config, provision=replace(config.provision, overlap=True))
         cpu, memory = _provided(snapshot, change, shared, memory, now_ns)
         advice, memory = _latency(snapshot, change, need, config, memory, now_ns)
-        sizes = _everywhere(cpu.sizes, advice.lent_cores)
+        sizes = _everywhere(cpu.sizes, len(snapshot.topology.cpus), advice.lent_cores)
         advice = replace(advice, cpu=replace(cpu, sizes=sizes))
     return advice, replace(memory, previous=snapshot)
 
@@ -168,18 +169,19 @@ def _by_numa(cpus: Sequence[int], numa_of: Mapping[int, int]) -> dict[int, int]:
     return found
 
 
-def _everywhere(sizes: Sequence[PoolSize], lent_cores: float) -> tuple[PoolSize, ...]:
-    """The same sizes, but reclaimed pods may run on every CPU of shared pools: priority and a quota keep them in check."""
-    shared = {s.pool: s.cpus for s in sizes if s.pool not in ("reclaim", "reserve", "interrupt")}
+def _everywhere(sizes: Sequence[PoolSize], cpus: int, lent_cores: float) -> tuple[PoolSize, ...]:
+    """The same sizes for lending by priority: nothing is kept for reclaimed pods alone, who may run on every CPU; what is
+    left of the node by pools for somebody in particular is the share pools', in proportion."""
+    sizes = [replace(s, cpus=0, quota_cores=lent_cores) if s.pool == "reclaim" else s for s in sizes]
+    shared = {s.pool: s.cpus for s in sizes if s.numa == UNBOUND and s.pool not in _NOT_SHARED}
+    room = cpus - sum(s.cpus for s in sizes if s.pool not in shared)
+    total = sum(shared.values())
+    wide = {pool: max(own * room // total, own) for pool, own in shared.items()} if total else {}
     return tuple(
-        replace(
-            size,
-            quota_cores=lent_cores,
-            overlap={pool: shared[pool] for pool in size.overlap},
-        )
-        if size.pool == "reclaim"
-        else size
-        for size in sizes
+        replace(s, overlap=wide if s.numa == UNBOUND else s.overlap)
+        if s.pool == "reclaim"
+        else replace(s, cpus=wide.get(s.pool, s.cpus))
+        for s in sizes
     )
 
 

@@ -10,9 +10,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from agent.advisor.advise import advise
 from agent.config import AdvisorConfig, Config
 from agent.loop import Loop
+from agent.policy import judge
 from api.decisions import Act, Decision, Outcome, Round, Status
 from api.facts import Wait
 from api.knobs import Knob
@@ -126,7 +126,7 @@ async def test_a_shadow_that_fails_has_no_say(
     def broken(snapshot: Snapshot, config: AdvisorConfig, *others: Any) -> Any:
         if config.policy == "canonical":
             raise RuntimeError("boom")
-        return advise(snapshot, config, *others)
+        return judge(snapshot, config, *others)
 
     monkeypatch.setattr("agent.loop.judge", broken)
     finished = loop.turn("tick")

@@ -1,7 +1,1 @@
-"""How much can be promised to reclaimed pods: what regions leave, what the pool supplies, Koordinator's sums."""
-
-from __future__ import annotations
-
-from agent.advisor.headroom.region import pool_cores, region_cores
-
-__all__ = ["pool_cores", "region_cores"]
+"""How much CPU and memory can be promised to reclaimed pods: by region, by the reclaim pool, and Koordinator's way. Pure."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.advisor.advise import advise
 from agent.advisor.containers import ContainerMemory
 from agent.advisor.estimation import container_cores
-from agent.advisor.headroom import pool_cores, region_cores
-from agent.advisor.pools import share_cores, split
+from agent.advisor.headroom.region import region_cores
 from agent.advisor.state import Memory
 from agent.config import AdvisorConfig
+from agent.config.qrm import CpuPlacementConfig
+from agent.policy import Judged, Remembered, judge
 from api.pods import Container
 from api.qos import QoSLevel
 from tests.agent.advisor.builders import pod, snapshot, topology, waits
@@ -51,15 +50,6 @@ def test_region_headroom_is_never_negative() -> None:
     assert region_cores(10, 20, 4, 4) == 0
 
 
-def test_pool_headroom_counts_idle_cpus_and_what_reclaimed_pods_use_already() -> None:
-    assert pool_cores(range(10), dict.fromkeys(range(10), 0.3), 3.0) == pytest.approx(10.0)
-    assert pool_cores(range(10), dict.fromkeys(range(10), 0.8), 1.0) == pytest.approx(3.0)
-
-
-def test_a_cpu_nobody_measured_is_not_promised() -> None:
-    assert pool_cores([0, 1], {0: 0.0}, 0.0) == 1.0
-
-
 @pytest.mark.parametrize(
     ("usage_per_s", "waiting", "share", "headroom"),
     [
@@ -71,7 +61,7 @@ def test_a_cpu_nobody_measured_is_not_promised() -> None:
 )
 def test_tutorial_of_a_48_core_node(usage_per_s: float | None, waiting: int, share: int, headroom: float) -> None:
     pods = [] if usage_per_s is None else [pod("shared-normal-pod", QoSLevel.SHARED, request=2)]
-    memory, advice = Memory(), None
+    known, judged = Remembered(), Judged()
     for second in range(400):
         # Katalyst steps down by 2 CPUs each 30 s at most: the pool starts large and needs minutes to shrink.
         seen = snapshot(
@@ -81,59 +71,30 @@ def test_tutorial_of_a_48_core_node(usage_per_s: float | None, waiting: int, sha
             usage_s={} if usage_per_s is None else {"shared-normal-pod": second * usage_per_s},
             wait={"shared-normal-pod": waits({waiting * 1_000_000: second})} if pods else {},
         )
-        advice, memory = advise(seen, CONFIG, memory, seen.taken_at_ns)
+        judged, known = judge(seen, CONFIG, CpuPlacementConfig(), known, seen.taken_at_ns)
+    advice = judged.advice
     assert advice is not None
     sizes = {pool.name: len(pool.cpus) for pool in advice.pools}
     assert (sizes["share"], sizes["reclaim"]) == (share, 48 - share)
     assert advice.headroom_cores == pytest.approx(headroom)
 
 
-def test_share_pool_grows_by_ten_at_most_and_shrinks_by_two_every_thirty_seconds() -> None:
-    node = topology(96)
-    assert share_cores(60, node, CONFIG, 10, may_shrink=True) == 20
-    assert share_cores(5, node, CONFIG, 40, may_shrink=True) == 38
-    assert share_cores(5, node, CONFIG, 40, may_shrink=False) == 40
-
-
-def test_two_cpus_are_split_one_to_one() -> None:
-    assert share_cores(0.3, topology(2), CONFIG, None, may_shrink=True) == 1
-    assert share_cores(5.0, topology(2), CONFIG, None, may_shrink=True) == 1
-
-
-@pytest.mark.parametrize(("cpus", "expected"), [(2, 1), (4, 2), (8, 6), (12, 8)])
-def test_with_smt_no_core_serves_both_pools_even_where_the_pool_is_as_large_as_it_may_be(
-    cpus: int, expected: int
-) -> None:
-    assert share_cores(100, topology(cpus, threads=2), CONFIG, None, may_shrink=True) == expected
-
-
-def test_with_smt_the_share_pool_takes_whole_cores() -> None:
-    share, reclaim = split(topology(48, threads=2), 6, ())
-    assert share == (0, 1, 2, 24, 25, 26)
-    assert not set(share) & set(reclaim)
-
-
-@given(
-    cpus=st.integers(1, 64),
-    numa=st.integers(1, 4),
-    threads=st.integers(1, 2),
-    need=st.floats(0, 200),
-    before=st.sets(st.integers(0, 63)),
-    size_before=st.one_of(st.none(), st.integers(1, 64)),
-)
-def test_pools_are_disjoint_cover_the_node_and_are_stable(
-    cpus: int, numa: int, threads: int, need: float, before: set[int], size_before: int | None
-) -> None:
-    node = topology(cpus * threads, numa=min(numa, cpus), threads=threads)
-    size = share_cores(need, node, CONFIG, size_before, may_shrink=True)
-    share, reclaim = split(node, size, tuple(before))
-    assert not set(share) & set(reclaim)
-    assert sorted(share + reclaim) == list(node.ids)
-    assert share
-    assert len(reclaim) >= min(CONFIG.reclaim_reserve_cores(len(node.cpus), len(node.numa_nodes)), len(node.cpus) - 1)
-    assert split(node, size, share) == (share, reclaim)
-    kept = set(before) & set(node.ids)
-    assert len(set(share) & kept) == min(len(kept), len(share)), "CPUs move only where the size forces them to"
+@pytest.mark.parametrize(("cpus", "share"), [(2, 1), (4, 2), (8, 6), (12, 8), (48, 44)])
+def test_with_smt_no_core_serves_both_pools_even_where_the_pool_is_as_large_as_it_may_be(cpus: int, share: int) -> None:
+    node = topology(cpus, threads=2)
+    known, judged, before = Remembered(), Judged(), set[int]()
+    for second in range(12):
+        seen = snapshot(second, [pod("web", QoSLevel.SHARED)], cpus=node, usage_s={"web": 100.0 * second})
+        judged, known = judge(seen, CONFIG, CpuPlacementConfig(), known, seen.taken_at_ns)
+        assert judged.advice is not None
+        pools = {pool.name: set(pool.cpus) for pool in judged.advice.pools}
+        assert pools["share"] | pools["reclaim"] == set(node.ids)
+        assert before <= pools["share"], "a pool that grows keeps what it has"
+        before = pools["share"]
+    assert len(before) == share
+    cores = {name: {cpu.core for cpu in node.cpus if cpu.id in pools[name]} for name in ("share", "reclaim")}
+    if cpus > 2:
+        assert not cores["share"] & cores["reclaim"]
 
 
 def test_a_pod_that_comes_later_ramps_up_at_its_request() -> None:
@@ -155,14 +116,14 @@ def test_a_pod_that_comes_later_ramps_up_at_its_request() -> None:
 def test_one_failed_read_of_the_cgroups_forgets_no_demand() -> None:
     config = AdvisorConfig(policy="canonical", min_ramp_down_period_s=0)
     web = pod("web", QoSLevel.SHARED, request=0.5)
-    memory, sizes = Memory(), []
+    known, sizes = Remembered(), []
     for at in range(30):
         seen = snapshot(at, [web], cpus=16, usage_s={"web": 8.0 * at})
         if at == 20:
             seen = msgspec.structs.replace(seen, cgroups={})
-        advice, memory = advise(seen, config, memory, seen.taken_at_ns)
-        assert advice is not None
-        sizes.append(len(advice.pools[0].cpus))
+        judged, known = judge(seen, config, CpuPlacementConfig(), known, seen.taken_at_ns)
+        assert judged.advice is not None
+        sizes.append(next(len(pool.cpus) for pool in judged.advice.pools if pool.name == "share"))
     assert sizes[10:] == [12] * 20, "ceil(8 x 1.25 + 4) is 14, and 12 is all that the reclaim pool leaves"
 
 

@@ -9,17 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.advisor.advise import advise
 from agent.advisor.provision.provide import provision
 from agent.advisor.provision.situation import ProvisionMemory, RegionMemory, Situation
-from agent.advisor.state import Memory
 from agent.config import AdvisorConfig
 from agent.config.provision import IsolationConfig, ProvisionConfig
 from api.advice import Control, RegionKind
 from api.cpus import Cpu, Topology
 from api.pods import Container, Pod
 from api.qos import QoSLevel
-from tests.agent.advisor.builders import S, snapshot, topology
+from tests.agent.advisor.builders import S, topology
 from tests.agent.advisor.online import cpus_of, dedicated, lent, region, shared, situation, steady
 
 ADVISOR, CONFIG, FRESH = AdvisorConfig(policy="canonical"), ProvisionConfig(), ProvisionMemory()
@@ -293,29 +291,6 @@ def test_what_does_not_fit_is_not_kept_apart() -> None:
     assert advice.isolated == memory.isolated == ()
     assert cpus_of(advice) == {"reserve": 2, "share": 88, "reclaim": 6}
     assert "not kept apart, since there is no room" in region(advice, "share").verdict.text
-
-
-@pytest.mark.parametrize("cpus", [1, 2, 3, 4, 8, 15, 16, 48, 64])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_one_share_pool_on_one_numa_node_is_what_the_policy_canonical_has(cpus: int, threads: int) -> None:
-    """A story of 40 rounds, 10 s each: the load rises, falls, and reclaiming is switched off for a while."""
-    nodes = topology(cpus, threads=threads if cpus % threads == 0 else 1)
-    pods = [shared("a", 2.0), shared("b", None), shared("c", 0.3)]
-    theirs, ours = Memory(), FRESH
-    used = dict.fromkeys("abc", 0.0)
-    for turn in range(40):
-        rising = turn if turn < 15 else max(30 - turn, 0)
-        for index, name in enumerate("abc"):
-            used[name] += 10 * rising * cpus / 60 * (index + 1) / 3
-        config = OFF if 20 <= turn < 24 else ADVISOR
-        now = snapshot(10.0 * turn, pods, cpus=nodes, usage_s=used)
-        advice, theirs = advise(now, config, theirs, now.taken_at_ns)
-        assert advice is not None
-        made = Situation(now_ns=now.taken_at_ns, snapshot=now, needs=theirs.containers)
-        got, ours = provision(made, ours, config, CONFIG)
-        assert cpus_of(got) == {pool.name: len(pool.cpus) for pool in advice.pools}, turn
-        assert ours.regions["share"].requirement == theirs.share_cores
-        assert ours.regions["share"].last_ramp_down_ns == theirs.last_ramp_down_ns
 
 
 LEVELS = st.sampled_from([QoSLevel.SHARED, QoSLevel.SHARED, QoSLevel.DEDICATED, QoSLevel.RECLAIMED])

@@ -7,29 +7,40 @@ import pytest
 
 from agent.qrm.bounds import Limits, bound
 from agent.qrm.cpu import decide, managed
-from api.decisions import Advice, Pool
+from agent.qrm.placing.state import Placement
+from api.advice import CpuAdvice, Region, RegionAdvice, RegionKind
+from api.decisions import Advice
 from api.knobs import Knob, Verdict
 from api.pods import Pod
 from api.qos import QoSLevel
-from tests.agent.advisor.builders import pod, snapshot
+from tests.agent.advisor.builders import pod, snapshot, topology
 
 ALL = frozenset(Knob)
 WEB = pod("web", QoSLevel.SHARED)
 BATCH = pod("batch", QoSLevel.RECLAIMED)
 
 
-def advice(
-    lent: float, *, idle: bool = True, share: tuple[int, ...] = (0, 1), reclaim: tuple[int, ...] = (0, 1)
-) -> Advice:
+def advice(lent: float, *, idle: bool = True) -> Advice:
     return Advice(
-        policy="p", pools=(Pool(name="share", cpus=share), Pool(name="reclaim", cpus=reclaim)), requirement_cores=1.0,
-        headroom_cores=1.0, lent_cores=lent, idle=idle, action="hold", verdict=Verdict(rule="r", text="t"),
+        policy="p", requirement_cores=1.0, headroom_cores=1.0, lent_cores=lent, idle=idle, action="hold",
+        verdict=Verdict(rule="r", text="t"),
     )  # fmt: skip
 
 
-def values(given: Advice, pods: list[Pod], knobs: frozenset[Knob] = ALL, cpus: int = 2) -> dict[tuple[str, str], str]:
-    seen = snapshot(0, pods, cpus=cpus)
-    decisions = decide(given, seen, dict.fromkeys(seen.cgroups, knobs))
+def values(
+    given: Advice,
+    pods: list[Pod],
+    knobs: frozenset[Knob] = ALL,
+    cpus: int = 2,
+    placed: dict[str, tuple[int, ...]] | None = None,
+) -> dict[tuple[str, str], str]:
+    seen = snapshot(0, pods, cpus=topology(cpus, numa=2 if placed and cpus >= 4 else 1))
+    placement = None
+    if placed is not None:
+        numa = {cpu.id: cpu.numa for cpu in seen.topology.cpus}
+        mems = {cgroup: tuple(sorted({numa[cpu] for cpu in its})) for cgroup, its in placed.items()}
+        placement = Placement(pools=(), cpus=placed, mems=mems, verdicts={})
+    decisions = decide(given, seen, dict.fromkeys(seen.cgroups, knobs), placement)
     return {(decision.cgroup, decision.knob.value): decision.value for decision in decisions}
 
 
@@ -65,13 +76,6 @@ def test_each_cgroup_has_the_priority_that_the_kernel_has_for_it() -> None:
     }
 
 
-def test_an_empty_pool_is_never_a_cpuset() -> None:
-    given = values(advice(1.0, idle=False, share=(0,), reclaim=()), [WEB, BATCH], cpus=1)
-    assert given == {("/web", "cpuset.cpus"): "0"}
-    given = values(advice(1.0, idle=False, share=(), reclaim=(0,)), [WEB, BATCH], cpus=1)
-    assert given == {("/batch", "cpuset.cpus"): "0"}
-
-
 @pytest.mark.parametrize(
     ("lent", "count", "quota"),
     [
@@ -91,11 +95,35 @@ def test_all_quotas_together_are_what_is_lent(lent: float, count: int, quota: st
     assert sum(int(us) / int(period) for us, period in written) == pytest.approx(lent, rel=0.001)
 
 
-def test_disjoint_pools_become_cpusets_and_nothing_else() -> None:
-    assert values(advice(1.0, idle=False, share=(0,), reclaim=(1,)), [WEB, BATCH]) == {
-        ("/web", "cpuset.cpus"): "0",
-        ("/batch", "cpuset.cpus"): "1",
-    }
+@pytest.mark.parametrize(
+    ("placed", "decided"),
+    [
+        ({"/web": (0, 1, 2, 3), "/batch": (0, 1, 2, 3)}, {}),
+        ({"/web": (0, 2), "/batch": (1, 3)}, {("/web", "cpuset.cpus"): "0,2", ("/batch", "cpuset.cpus"): "1,3"}),
+        ({"/web": (0, 1, 2, 3), "/batch": (3,)}, {("/batch", "cpuset.cpus"): "3", ("/batch", "cpuset.mems"): "1"}),
+        ({"/web": (), "/batch": (2, 3)}, {("/batch", "cpuset.cpus"): "2-3", ("/batch", "cpuset.mems"): "1"}),
+        ({"/batch": (0,)}, {("/batch", "cpuset.cpus"): "0", ("/batch", "cpuset.mems"): "0"}),
+    ],
+    ids=["the whole node", "apart", "one is confined", "an empty one is none", "one was not placed"],
+)
+def test_who_may_not_use_the_whole_node_gets_a_cpuset(
+    placed: dict[str, tuple[int, ...]], decided: dict[tuple[str, str], str]
+) -> None:
+    assert values(advice(1.0, idle=False), [WEB, BATCH], cpus=4, placed=placed) == decided
+
+
+def test_a_cpuset_is_explained_by_the_region_and_the_pool() -> None:
+    """Not by what the advice says of the whole node."""
+    region = Region(name="share", kind=RegionKind.SHARE, pool="share", numa_nodes=(0,), containers=("/web",))
+    why = Verdict(rule="provision_canonical", text="share: it gets 1.", inputs={"cpus": 1})
+    one = RegionAdvice(region=region, policy="canonical", controls={}, upper_cores=1, lower_cores=1, verdict=why)
+    given = msgspec.structs.replace(advice(1.0, idle=False), cpu=CpuAdvice(regions=(one,)))
+    told = Verdict(rule="pool", text="It runs on the CPUs of pool share: 0.", inputs={"pool": "share"})
+    placement = Placement(pools=(), cpus={"/web": (0,), "/batch": (1,)}, mems={}, verdicts={"/web": told})
+    web, batch = decide(given, snapshot(0, [WEB, BATCH]), dict.fromkeys(("/web", "/batch"), ALL), placement)
+    assert (web.verdict.rule, web.verdict.text) == ("provision_canonical", f"{why.text} {told.text}")
+    assert web.verdict.inputs == {"cpus": 1, "pool": "share"}
+    assert batch.verdict.rule == "r"
 
 
 def test_lent_cpu_is_shared_by_request_and_bounded_by_the_own_limit() -> None:
@@ -129,11 +157,6 @@ def test_the_claim_of_a_pod_is_what_it_reclaims_and_else_what_it_requests(
 
 def test_a_limit_of_its_own_holds_also_when_everything_is_lent() -> None:
     assert values(advice(2.0), [pod("c", QoSLevel.RECLAIMED, limit=0.5)])[("/c", "cpu.max")] == "50000 100000"
-
-
-@pytest.mark.parametrize("level", [QoSLevel.DEDICATED, QoSLevel.SYSTEM])
-def test_levels_without_a_pool_here_are_left_alone(level: QoSLevel) -> None:
-    assert values(advice(1.0, idle=False, share=(0,), reclaim=(1,)), [pod("x", level)]) == {}
 
 
 def test_a_cgroup_that_is_not_there_gets_no_decision() -> None:
