@@ -84,11 +84,12 @@ def assemble(wants: Sequence[Want], node: Node, mode: Mode) -> Assembled:
         else:
             regulation, reclaim = _shared(group, mode)
         for want in group.wants:
-            granted[want.region.name] = size = regulation.sizes[want.region.pool]
-            lent[want.region.name] = reclaim.overlap.get(want.region.pool, 0)
+            name, size = want.region.name, regulation.sizes[want.region.pool]
+            granted[name] = granted.get(name, 0) + size
+            lent[name] = lent.get(name, 0) + reclaim.overlap.get(want.region.pool, 0)
             sizes.append(PoolSize(pool=want.region.pool, numa=group.numa, cpus=size))
             if regulation.throttled:
-                throttled.add(want.region.name)
+                throttled.add(name)
         sizes.append(
             PoolSize(
                 pool=RECLAIM_POOL,
@@ -102,47 +103,65 @@ def assemble(wants: Sequence[Want], node: Node, mode: Mode) -> Assembled:
 
 
 def groups(wants: Sequence[Want], node: Node) -> tuple[Group, ...]:
-    """One for all that is bound to no NUMA node, then one for each node that something is bound to."""
+    """One for all that is bound to no NUMA node, then one for each node that something is bound to.
+
+    Where every node has bound regions, the others are laid over those nodes.
+    """
     bound: dict[int, list[Want]] = {}
-    unbound = tuple(want for want in wants if not want.region.bound)
+    unbound = [want for want in wants if not want.region.bound]
     for want in wants:
         if want.region.bound:
             bound.setdefault(want.region.numa_nodes[0], []).append(want)
-    free = [numa for numa in node.cpus if numa not in bound]
-    carved = {} if free or not unbound else _carve(unbound, bound, node)
     result = []
-    if free:
+    if free := [numa for numa in node.cpus if numa not in bound]:
         available = sum(node.available[numa] for numa in free)
         reserved = sum(node.reserved_for_reclaim[numa] for numa in free)
-        result.append(Group(UNBOUND, unbound, available, reserved))
-    elif unbound:
-        result.append(Group(UNBOUND, unbound, sum(carved.values()), 0))
+        result.append(Group(UNBOUND, tuple(unbound), available, reserved))
+    else:
+        _lay_over(sorted(unbound, key=lambda want: want.region.name), bound, node)
     for numa in sorted(bound):
-        left = node.available[numa] - carved.get(numa, 0)
-        result.append(Group(numa, tuple(bound[numa]), left, min(node.reserved_for_reclaim[numa], left)))
+        result.append(Group(numa, tuple(bound[numa]), node.available[numa], node.reserved_for_reclaim[numa]))
     return tuple(result)
 
 
-def _carve(unbound: Sequence[Want], bound: Mapping[int, Sequence[Want]], node: Node) -> dict[int, int]:
-    """CPUs that regions without a NUMA node get where every node has bound ones: of what those leave, the roomiest first,
-    and at least one each."""
+def _lay_over(unbound: Sequence[Want], bound: dict[int, list[Want]], node: Node) -> None:
+    """Add each region to the node with most room, a share region in parts where one node has not enough. Nodes that a pod
+    has for itself give a CPU each, and only where there are no others."""
     shared = [numa for numa, wants in bound.items() if not any(want.region.exclusive for want in wants)]
-    left = {
+    room = {
         numa: node.available[numa] - node.reserved_for_reclaim[numa] - sum(_asked(want) for want in bound[numa])
-        for numa in shared
+        for numa in shared or bound
     }
-    needed = sum(_asked(want) for want in unbound)
-    result = dict.fromkeys(bound, 0)
-    for numa in sorted(left, key=lambda numa: (-left[numa], numa)):
-        taken = min(max(left[numa], 0), needed - sum(result.values()))
-        result[numa] += taken
-    candidates = shared or sorted(bound)
-    while sum(result.values()) < len(unbound):
-        numa = max(candidates, key=lambda numa: (node.available[numa] - result[numa], -numa))
-        if node.available[numa] - result[numa] <= len(bound[numa]):
-            break
-        result[numa] += 1
-    return result
+    for want in unbound:
+        left: Want | None = (
+            want if shared else msgspec.structs.replace(want, requirement=1, request=1, upper=1, lower=1)
+        )
+        while left is not None:
+            numa = max(room, key=lambda numa: (room[numa], -numa))
+            part: Want = left
+            rest: Want | None = None
+            if want.region.kind is RegionKind.SHARE and 0 < room[numa] < _asked(left) and _elsewhere(room, numa):
+                part, rest = _split(left, room[numa])
+            bound[numa].append(part)
+            room[numa] -= _asked(part)
+            left = rest
+
+
+def _elsewhere(room: Mapping[int, int], numa: int) -> bool:
+    return any(cpus > 0 for other, cpus in room.items() if other != numa)
+
+
+def _split(want: Want, cpus: int) -> tuple[Want, Want]:
+    """A part that needs so many CPUs, and the rest; what was asked for in the same proportion."""
+    need = want.need
+    requirement, request = (
+        min(max(round(size * cpus / need), 1), max(size - 1, 1)) for size in (want.requirement, want.request)
+    )
+    part = msgspec.structs.replace(want, requirement=requirement, request=request)
+    rest = msgspec.structs.replace(
+        want, requirement=max(want.requirement - requirement, 1), request=max(want.request - request, 1)
+    )
+    return part, rest
 
 
 def _asked(want: Want) -> int:

@@ -295,39 +295,91 @@ def test_without_overlap_a_dedicated_pod_lends_what_it_does_not_require() -> Non
     assert overlaps(got) == {1: {"d": 3}}
 
 
-def test_pools_without_a_numa_node_get_room_where_every_node_has_bound_ones() -> None:
-    wants = [share("share", 6), share("share-NUMA0", 18, 0), share("share-NUMA1", 16, 1)]
-    got = assemble(wants, NODE, ON).sizes
-    assert flat(got) == {
-        ("share", UNBOUND): 6,
-        ("reclaim", UNBOUND): 0,
-        ("share-NUMA0", 0): 18,
-        ("reclaim", 0): 4,
-        ("share-NUMA1", 1): 16,
-        ("reclaim", 1): 4,
-    }
+@pytest.mark.parametrize(
+    ("mode", "wants", "expected"),
+    [
+        # The node with most room takes it.
+        (
+            ON,
+            [share("share", 6), share("share-NUMA0", 14, 0), share("share-NUMA1", 12, 1)],
+            {("share-NUMA0", 0): 14, ("reclaim", 0): 10, ("share", 1): 6, ("share-NUMA1", 1): 12, ("reclaim", 1): 6},
+        ),
+        # In parts, where no node has enough: 4 and 2.
+        (
+            ON,
+            [share("share", 6, request=12), share("share-NUMA0", 18, 0), share("share-NUMA1", 16, 1)],
+            {
+                ("share", 0): 2,
+                ("share-NUMA0", 0): 18,
+                ("reclaim", 0): 4,
+                ("share", 1): 4,
+                ("share-NUMA1", 1): 16,
+                ("reclaim", 1): 4,
+            },
+        ),
+        # There they fill the node like all others where nothing is lent.
+        (
+            OFF,
+            [share("share", 6, request=6), dedicated("d", 8, 0, request=8), dedicated("e", 16, 1, request=16)],
+            {("share", 0): 12, ("d", 0): 8, ("reclaim", 0): 4, ("e", 1): 16, ("reclaim", 1): 4},
+        ),
+        (
+            OVERLAP,
+            [share("share", 6, request=6), dedicated("d", 8, 0, request=8), dedicated("e", 16, 1, request=16)],
+            {("share", 0): 16, ("d", 0): 8, ("reclaim", 0): 0, ("e", 1): 16, ("reclaim", 1): 7},
+        ),
+        # No room anywhere: all of a node are squeezed.
+        (
+            ON,
+            [share("share", 6), share("share-NUMA0", 24, 0), share("share-NUMA1", 20, 1)],
+            {("share-NUMA0", 0): 20, ("reclaim", 0): 4, ("share", 1): 4, ("share-NUMA1", 1): 16, ("reclaim", 1): 4},
+        ),
+        # A pod with a node for itself is spared as long as there is another one.
+        (
+            ON,
+            [share("share", 6), dedicated("d", 4, 0, request=4, exclusive=True), share("share-NUMA1", 18, 1)],
+            {("d", 0): 24, ("reclaim", 0): 0, ("share", 1): 5, ("share-NUMA1", 1): 15, ("reclaim", 1): 4},
+        ),
+        (
+            ON,
+            [
+                share("share", 6),
+                dedicated("d", 4, 0, request=4, exclusive=True),
+                dedicated("e", 9, 1, request=4, exclusive=True),
+            ],
+            {("share", 0): 1, ("d", 0): 23, ("reclaim", 0): 0, ("e", 1): 24, ("reclaim", 1): 0},
+        ),
+    ],
+)
+def test_where_every_node_has_bound_pods_the_others_are_laid_over_them(
+    mode: Mode, wants: list[Want], expected: Mapping[tuple[str, int], int]
+) -> None:
+    assert flat(assemble(wants, NODE, mode).sizes) == expected
 
 
-def test_they_get_one_cpu_each_where_there_is_no_room_at_all() -> None:
-    wants = [share("share", 6), dedicated("d", 24, 0, request=24, exclusive=True), share("share-NUMA1", 20, 1)]
-    got = assemble(wants, NODE, ON).sizes
-    assert flat(got)["share", UNBOUND] == 1
-    assert flat(got)["d", 0] == 24
-    assert (flat(got)["share-NUMA1", 1], flat(got)["reclaim", 1]) == (19, 4)
+def test_a_region_in_parts_is_granted_and_lends_all_of_them() -> None:
+    wants = [
+        share("share", 6, request=6),
+        share("share-NUMA0", 20, 0, request=20),
+        share("share-NUMA1", 18, 1, request=18),
+    ]
+    got = assemble(wants, NODE, OVERLAP)
+    assert got.granted["share"] == sum(size.cpus for size in got.sizes if size.pool == "share")
+    assert got.lent["share"] == sum(size.overlap.get("share", 0) for size in got.sizes)
 
 
-def test_they_take_no_cpu_that_a_bound_region_needs_to_run_at_all() -> None:
+def test_more_pools_than_cpus_on_the_only_node() -> None:
     node = Node(cpus={0: 2}, available={0: 2}, reserved_for_reclaim={0: 1})
     wants = [share("a", 2), share("b", 2), share("c", 2), share("share-NUMA0", 2, 0)]
     got = assemble(wants, node, ON)
     assert got.granted == {"a": 1, "b": 1, "c": 1, "share-NUMA0": 1}
-    assert flat(got.sizes)["reclaim", 0] == 0
+    assert flat(got.sizes)["reclaim", 0] == 1
 
 
 def test_isolated_pods_count_with_their_upper_size_when_room_is_looked_for() -> None:
-    wants = [share("share", 6), isolation("i0", 18, 2, 0), isolation("i1", 16, 2)]
+    wants = [share("share", 6), isolation("i0", 18, 2, 0), isolation("i1", 14, 2)]
     got = assemble(wants, NODE, ON)
-    assert got.granted == {"share": 6, "i0": 18, "i1": 16}
+    assert got.granted == {"share": 6, "i0": 18, "i1": 14}
 
 
 def test_throttled_regions_are_named() -> None:
