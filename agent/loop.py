@@ -129,8 +129,9 @@ class Loop:
                 decisions = (
                     decide(advice, snapshot, self._actuator.knobs(ours), judged.placement) if advice is not None else ()
                 )
-                outcomes = self._actuator.apply(decisions)
+                outcomes = self._actuator.apply(decisions, started)
                 outcomes += self._actuator.release(decisions, ours - snapshot.cgroups.keys())
+                outcomes += self._actuator.finished()
         except Exception as error:
             log.exception("round %d: the %s failed; nothing more is changed in this round", self._seq, stage)
             snapshot = _with_failure(snapshot, stage, error)

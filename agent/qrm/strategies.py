@@ -128,30 +128,32 @@ def _quota_cores(wanted: float, capacity: int, config: SuppressConfig, memory: S
 
 
 def pick(topology: Topology, count: int, held: Sequence[int], excluded: Sequence[int]) -> tuple[int, ...]:
-    """So many CPUs, whole physical cores first, one NUMA node after the other in turn; those that are held come first.
+    """So many CPUs: those that are held first, then whole physical cores, one NUMA node after the other in turn.
 
     Fewer where there are fewer.
     """
     free = [cpu for cpu in topology.cpus if cpu.id not in set(excluded)]
+    chosen = _in_turn([cpu for cpu in free if cpu.id in set(held)], count, ())
+    rest = [cpu for cpu in free if cpu not in chosen]
+    chosen += _in_turn(rest, count - len(chosen), chosen)
+    return tuple(sorted(cpu.id for cpu in chosen))
+
+
+def _in_turn(cpus: Sequence[Cpu], count: int, chosen: Sequence[Cpu]) -> list[Cpu]:
+    """At most so many of these, core by core, from each NUMA node in turn; siblings of those that are chosen come first."""
+    begun = {(cpu.numa, cpu.socket, cpu.core) for cpu in chosen}
     cores: dict[tuple[int, int, int], list[Cpu]] = {}
-    for cpu in free:
+    for cpu in cpus:
         cores.setdefault((cpu.numa, cpu.socket, cpu.core), []).append(cpu)
-    kept = set(held)
     by_node: dict[int, list[list[Cpu]]] = {}
-    # Of each node the cores that are held most; among equals whole ones, in order.
-    for key in sorted(cores, key=lambda key: (-sum(cpu.id in kept for cpu in cores[key]), -len(cores[key]), key)):
+    for key in sorted(cores, key=lambda key: (key not in begun, -len(cores[key]), key)):
         by_node.setdefault(key[0], []).append(cores[key])
-    chosen: list[int] = []
-    while len(chosen) < count and any(by_node.values()):
-        for node in sorted(by_node, key=lambda node: (-_held(by_node[node], kept), node)):
-            if by_node[node] and len(chosen) < count:
-                core = by_node[node].pop(0)
-                chosen += [cpu.id for cpu in sorted(core, key=lambda cpu: (cpu.id not in kept, cpu.id))]
-    return tuple(sorted(chosen[:count]))
-
-
-def _held(cores: list[list[Cpu]], kept: set[int]) -> int:
-    return sum(cpu.id in kept for cpu in cores[0]) if cores else 0
+    found: list[Cpu] = []
+    while len(found) < count and any(by_node.values()):
+        for node in sorted(by_node):
+            if by_node[node] and len(found) < count:
+                found += by_node[node].pop(0)
+    return found[: max(count, 0)]
 
 
 def _quota(cores: float, capacity: int) -> str:

@@ -46,7 +46,7 @@ class Scripted:
     def read_waits(self, wanted: Collection[int]) -> Mapping[int, Wait]:
         return self.waits
 
-    def apply(self, decisions: Sequence[Decision]) -> tuple[Outcome, ...]:
+    def apply(self, decisions: Sequence[Decision], _now_ns: int) -> tuple[Outcome, ...]:
         if self.failure:
             raise self.failure
         self.decided.extend(decisions)
@@ -59,6 +59,9 @@ class Scripted:
         return None
 
     def release(self, decisions: object, unseen: object) -> tuple[Outcome, ...]:
+        return ()
+
+    def finished(self) -> tuple[Outcome, ...]:
         return ()
 
     def publish(self, finished: Round) -> None:
