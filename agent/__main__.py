@@ -22,6 +22,7 @@ from agent.config import Config
 from agent.hierarchy import V1_CONTROLLERS, Hierarchy, detect
 from agent.loop import Loop
 from agent.qrm.actuator import Actuator
+from agent.qrm.checkpoint import Checkpoint
 from agent.qrm.cpu import managed
 from agent.qrm.knobs import KnobFiles
 from agent.qrm.originals import Locked, Originals, boot_id, open_originals
@@ -165,6 +166,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             actuator=Actuator(files, originals, act),
             sinks=sinks,
             triggers=_triggers(hierarchy, stack),
+            checkpoint=Checkpoint(options.state_dir, boot_id(PROC)) if act is Act.ON else None,
             banner=(*state_missing, *act_missing, *waits_missing),
         )
         _few_collections()
@@ -290,7 +292,7 @@ async def _open_malachite(host: str, port: int, hierarchy: Hierarchy, stack: Asy
 
     version, mounts = "V1", {name: str(mount) for name, mount in hierarchy.v1.items()}
     if hierarchy.mode == "v2":
-        version, mounts = "V2", dict.fromkeys((*V1_CONTROLLERS, "net_cls"), str(hierarchy.v2))
+        version, mounts = "V2", dict.fromkeys(V1_CONTROLLERS, str(hierarchy.v2))
     root = hierarchy.primary if version == "V2" else hierarchy.primary.parent
     server = Malachite(Layout(version, str(root), mounts))
     bound = await server.start(host, port)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agent.hierarchy import Hierarchy, detect
 from agent.qrm.knobs import KnobFiles
-from agent.qrm.table import TABLE
+from agent.qrm.table import LACKS, ONCE_FILES, TABLE
 from agent.sense.node import NodeReader
 from agent.sense.psi import STALL_US, WINDOW_US, open_trigger
 from agent.sense.topology import read_topology
@@ -17,6 +17,13 @@ from api.cpus import format_cpu_list
 from api.knobs import Knob
 from api.ports import Unavailable
 
+REMEDIES = {
+    Knob.CPUSET: "enable the cpuset controller: echo +cpuset > cgroup.subtree_control (v2), or mount it (v1)",
+    Knob.WEIGHT: "enable the cpu controller",
+    Knob.QUOTA: "enable the cpu controller",
+    Knob.IDLE: "Linux 5.15 or newer; until then the lowest weight takes its place",
+}
+"""Knobs that the CPU policies turn, and what to do where there is none."""
 MIN_FILES = 8192
 """Descriptors for some 1,000 cgroups; beyond them files are opened at every read, which costs five times as much."""
 
@@ -80,17 +87,22 @@ def _knobs(hierarchy: Hierarchy) -> list[Check]:
     children = [f"/{entry.name}" for entry in os.scandir(hierarchy.primary) if entry.is_dir()]
     if not children:
         return [Check(name="knobs", ok=True, detail="no cgroup to ask: known as soon as a pod's cgroup exists")]
-    remedies = {
-        Knob.CPUSET: "enable the cpuset controller: echo +cpuset > cgroup.subtree_control (v2), or mount it (v1)",
-        Knob.IDLE: "Linux 5.15 or newer; until then the lowest weight takes its place",
-    }
-    found = []
-    for knob in TABLE:
-        asked = next((child for child in children if files.available(knob, child)), "")
-        detail = f"there, asked of {asked}" if asked else "no cgroup has it"
-        remedy = "" if asked else remedies.get(knob, "enable the cpu controller")
-        found.append(Check(name=knob.value, ok=bool(asked), detail=detail, remedy=remedy))
-    return found
+    return [_knob(knob, files, children) for knob in (*TABLE, *ONCE_FILES)]
+
+
+def _knob(knob: Knob, files: KnobFiles, children: list[str]) -> Check:
+    """Without the first four a node cannot be colocated; what else there is makes it better, and none of it is a fault."""
+    asked = next((child for child in children if files.available(knob, child)), "")
+    name = knob.value if knob in REMEDIES else f"optional: {knob.value}"
+    if asked:
+        return Check(name=name, ok=True, detail=f"there, asked of {asked}")
+    detail, remedy = LACKS.get((knob, files.version), ("no cgroup has it", REMEDIES.get(knob, _enable(knob))))
+    return Check(name=name, ok=knob not in REMEDIES, detail=detail, remedy=remedy)
+
+
+def _enable(knob: Knob) -> str:
+    controller = TABLE[knob].v2[0].controller if knob in TABLE and TABLE[knob].v2 else knob.value.partition(".")[0]
+    return f"enable the {'memory' if knob in ONCE_FILES else controller} controller, or run a kernel that has it"
 
 
 def _pressure(hierarchy: Hierarchy, proc: Path) -> list[Check]:

@@ -11,7 +11,7 @@ import msgspec
 
 from api.ports import Unavailable
 
-V1_CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids", "blkio")
+V1_CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids", "blkio", "net_cls")
 
 
 class Hierarchy(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,13 +19,15 @@ from agent.advisor.waits import alarmed
 from agent.config import Config
 from agent.policy import Remembered, judge
 from agent.qrm.actuator import Actuator
+from agent.qrm.checkpoint import Checkpoint
 from agent.qrm.cpu import decide, managed
+from agent.qrm.placing.state import CpuState, rebuild
 from agent.sense.sensor import Sensor
 from agent.sense.triggers import TriggerSet
 from api.decisions import Act, Advice, Outcome, Round
 from api.facts import Wait
 from api.pods import Pod
-from api.ports import Sink
+from api.ports import Sink, Unavailable
 from api.rates import members, total
 from api.samples import Snapshot, SourceStatus
 
@@ -36,7 +38,7 @@ TICK = "tick"
 class Loop:
     """Owns what is remembered between rounds. `run` returns when `stop` is called."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument per part of the agent
         self,
         *,
         config: Config,
@@ -44,12 +46,19 @@ class Loop:
         actuator: Actuator,
         sinks: Sequence[Sink],
         triggers: TriggerSet | None = None,
+        checkpoint: Checkpoint | None = None,
         banner: tuple[str, ...] = (),
     ) -> None:
+        """Raises Unavailable where the checkpoint cannot be read."""
         self._config, self._sensor, self._actuator, self._act = config, sensor, actuator, actuator.act
         self._sinks, self._triggers, self._banner = sinks, triggers, banner
         # After a crash in the middle of a breach, growth goes on from what is lent now instead of starting at the node.
-        self._known = Remembered(advisor=Memory(lent_cores=actuator.inherited_cores()))
+        self._checkpoint, self._damaged, cpus = checkpoint, False, None
+        if checkpoint is not None:
+            cpus = checkpoint.load(time.monotonic_ns())
+            self._damaged = bool(checkpoint.messages)
+            self._banner += checkpoint.messages
+        self._known = Remembered(advisor=Memory(lent_cores=actuator.inherited_cores()), cpus=cpus or CpuState())
         self._shadow = Remembered()
         self._previous: Snapshot | None = None
         self._latest: Round | None = None
@@ -110,6 +119,8 @@ class Loop:
             inside = members(snapshot.cgroups, (container.cgroup for container in online_containers(snapshot)))
             self._online_ids = {path: [snapshot.cgroups[p].id for p in paths] for path, paths in inside.items()}
             if self._act is not Act.OFF:
+                if self._damaged:
+                    self._damaged, self._known = False, self._rebuilt(snapshot, started)
                 judged, self._known = judge(snapshot, self._config.advisor, self._config.placing, self._known, started)
                 advice = judged.advice
                 stage = "actuator"
@@ -123,7 +134,7 @@ class Loop:
         except Exception as error:
             log.exception("round %d: the %s failed; nothing more is changed in this round", self._seq, stage)
             snapshot = _with_failure(snapshot, stage, error)
-        shadow, snapshot = self._shadowed(snapshot, started)
+        shadow, snapshot = self._shadowed(self._saved(snapshot), started)
         finished = Round(
             snapshot=snapshot,
             previous=self._previous,
@@ -143,6 +154,23 @@ class Loop:
         for sink in self._sinks:
             sink.publish(finished)
         return finished
+
+    def _rebuilt(self, snapshot: Snapshot, now_ns: int) -> Remembered:
+        """What is known, with who has which CPUs as the cgroups themselves say."""
+        policy = self._config.placing.policy
+        cpus = rebuild(snapshot.pods, snapshot.cgroups, snapshot.topology, policy, now_ns)
+        return msgspec.structs.replace(self._known, cpus=cpus)
+
+    def _saved(self, snapshot: Snapshot) -> Snapshot:
+        """Have it on disk who has which CPUs, so that a restart moves nobody."""
+        if self._checkpoint is None:
+            return snapshot
+        try:
+            self._checkpoint.save(self._known.cpus)
+        except Unavailable as error:
+            status = SourceStatus(name="cpu-state", ok=False, error=error.reason, remedy=error.remedy)
+            return msgspec.structs.replace(snapshot, sources=(*snapshot.sources, status))
+        return snapshot
 
     def _shadowed(self, snapshot: Snapshot, now_ns: int) -> tuple[Advice | None, Snapshot]:
         """What the second policy makes of the same snapshot. Where it fails, it has no say in anything, and a source tells."""

@@ -15,10 +15,13 @@ from rich.table import Table
 
 from agent.hierarchy import detect
 from agent.qrm.knobs import KnobFiles
+from agent.qrm.node_files import NodeFiles
 from agent.qrm.originals import Originals, boot_id, default_state_dir, demo_state_dir, open_originals
+from agent.qrm.resctrl_groups import ResctrlGroups
 from api.decisions import Outcome, Status
 from api.ports import Unavailable
 
+SYS = Path("/sys")
 WORDS = {
     Status.APPLIED: "put back",
     Status.UNCHANGED: "was in place",
@@ -67,9 +70,30 @@ def _reset_directory(directory: Path, out: Console, err: Console) -> bool:
         _complain(err, error)
         return False
     try:
-        return _reset(originals, out, err)
+        done = _reset(originals, out, err)
+        return _reset_node(directory, out, err) and done
     finally:
         originals.close()
+
+
+def _reset_node(directory: Path, out: Console, err: Console) -> bool:
+    """Whether nothing is left of what was set for whole disks, and no group of resctrl."""
+    failures = list(ResctrlGroups().restore())
+    try:
+        files = NodeFiles(SYS, directory, boot_id())
+    except Unavailable as error:
+        _complain(err, error)
+        return False
+    try:
+        for outcome in files.restore():
+            out.print(f"{f'/sys/{outcome.path} {outcome.device}'.rstrip()}: {WORDS[outcome.status]}", markup=False)
+            failures += [outcome.error] if outcome.error else []
+    except Unavailable as error:
+        _complain(err, error)
+        return False
+    for text in failures:
+        err.print(text, markup=False)
+    return not failures
 
 
 def _reset(originals: Originals, out: Console, err: Console) -> bool:

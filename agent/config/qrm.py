@@ -46,8 +46,11 @@ class CpuPlacementConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """What a pod had is kept for so long after nobody lists the pod any more."""
     numa_bound_factor: Annotated[float, Meta(ge=1, le=16)] = 2.0
     """Where nobody says how large pools are to be: a NUMA-bound one is so many times the requests of its pods."""
-    numa_hint: Literal["spreading", "packing"] = "spreading"
-    """[cpu-numa-hint-prefer-policy] Bind pods to the NUMA node with the most left, or with the least that holds them."""
+    numa_hint: Literal["spreading", "packing", "dynamic-packing"] = "spreading"
+    """[cpu-numa-hint-prefer-policy] Bind pods to the NUMA node with the most left, or with the least that holds them;
+    `dynamic-packing` packs while nodes have much left, and spreads when none has."""
+    numa_hint_low_threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    """[cpu-numa-hint-prefer-low-threshold] Part of a node's CPUs that is much, for `dynamic-packing`."""
     enable_reclaim_numa_binding: bool = False
     """[enable-reclaim-numa-binding] Whether reclaimed pods that ask for it are bound to a NUMA node that has headroom."""
     fallback_cores: Cores = 4.0

@@ -1,70 +1,60 @@
 """The only writer: decisions of one round into the kernel, shyly, and what came of each.
 
 Every decision is clamped, dropped where the knob has that value already, journalled, written and read back. Originals
-of a round are on disk, with one fsync, before its first write. A failure concerns its own decision only.
+of a round are on disk, with one fsync, before its first write. A failure concerns its own decision only. A knob that is
+decided as it was is read every few seconds only (agent/qrm/seen.py); what drifted meanwhile is repaired and counted.
 
 Order: cpu.idle before the weight of any cgroup, because leaving it resets the weight to its default (the actuator then
 puts the original back at once), and setting it pins the weight: a weight decided for an idle group is reported
 UNCHANGED with the reason, since nothing was written and nothing failed; it takes effect when the group stops being
-idle. Cpusets grow from the top down before others shrink from the bottom up, so that none is ever outside the one above.
+idle. Lists of CPUs and NUMA nodes grow from the top down before others shrink from the bottom up, so that none is ever
+outside the one above. A quota below the group's burst takes the burst down first.
 
 A value that is neither what the agent left there nor the original was written by somebody else: it becomes the original
 before anything is written over it, and the outcome says so. A program that keeps fighting costs one journal a round.
+
+What is done once instead of set is done by a thread of its own (agent/qrm/once.py): there is nothing to put back.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import msgspec
 
-from agent.qrm.bounds import Limits, bound
+from agent.qrm.bounds import bound
 from agent.qrm.hands import weight_after_idle
 from agent.qrm.knobs import KnobFiles, Original, RawValue, canonical
+from agent.qrm.limits import limits_of, own_value
+from agent.qrm.once import Once
 from agent.qrm.originals import Originals
-from agent.qrm.restore import ORDER, PINNED, key_of
-from agent.qrm.table import TABLE, UNLIMITED
+from agent.qrm.plans import (
+    Plan,
+    RoundState,
+    failed,
+    grows_memory,
+    inside,
+    lowered_quota,
+    original,
+    planning_order,
+    with_note,
+    writing_order,
+)
+from agent.qrm.restore import LISTS, PINNED, key_of, still_needed
+from agent.qrm.seen import Seen
+from agent.qrm.table import LACKS, ONCE_FILES, TABLE, UNLIMITED
 from api.cpus import format_cpu_list, parse_cpu_list
 from api.decisions import Act, Decision, Outcome, Status
-from api.knobs import Knob
+from api.knobs import ONCE, Knob
 from api.ports import Unavailable, Vanished
 
 ASK_KNOBS_EVERY = 60
+"""Rounds after which every cgroup is asked again which knobs it has,"""
+ASK_LACKING_EVERY = 5
+"""and those that lack one which others have."""
 NO_JOURNAL = "originals cannot be journalled, so nothing is changed: give the agent a writable --state-dir"
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """A decision that changes a knob, or only its original because somebody else has set the knob so already."""
-
-    decision: Decision
-    before: str
-    raw: RawValue
-    clamped_from: str | None
-
-    @property
-    def changes(self) -> bool:
-        return self.before != canonical(self.decision.knob, self.decision.value)
-
-    def outcome(self, status: Status, *, after: str | None = None, error: str = "") -> Outcome:
-        return Outcome(
-            decision=self.decision,
-            status=status,
-            before=self.before,
-            after=after,
-            error=error,
-            clamped_from=self.clamped_from,
-        )
-
-
-@dataclass
-class _RoundState:
-    """What this round has settled so far that later decisions depend on."""
-
-    cpu_count: int
-    idle: dict[str, bool] = field(default_factory=dict)
-    cpus: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 class Actuator:
@@ -74,17 +64,31 @@ class Actuator:
         self._files = files
         self._originals = originals
         self._act = act
+        self._seen = Seen()
+        self._once = Once(files.hierarchy)
+        self._repaired: Counter[Knob] = Counter()
         self._knobs_asked = 0
-        self._complete: Mapping[str, frozenset[Knob]] = {}
+        self._known: dict[str, frozenset[Knob]] = {}
 
-    def apply(self, decisions: Sequence[Decision]) -> tuple[Outcome, ...]:
-        """What came of each decision, in the order in which they were given; nothing at all with `Act.OFF`."""
+    def apply(
+        self, decisions: Sequence[Decision], now_ns: int | None = None, *, loosen: Collection[str] = ()
+    ) -> tuple[Outcome, ...]:
+        """What came of each decision, in the order in which they were given; nothing at all with `Act.OFF`.
+
+        With the time, knobs that are decided as before are looked at every few seconds only, without it every time. Cgroups
+        to `loosen` may have a quota above the owner's: Koordinator's burst means just that.
+        """
         if self._act is Act.OFF:
             return ()
+        recalled = self._seen.recall(decisions, now_ns)
         outcomes: dict[int, Outcome] = {}
-        plans: dict[int, _Plan] = {}
-        state = _RoundState(self._files.cpu_count())
-        for index in sorted(range(len(decisions)), key=lambda i: _planning_order(decisions[i])):
+        plans: dict[int, Plan] = {}
+        state = RoundState(self._files.cpu_count(), frozenset(loosen))
+        for outcome in recalled.values():
+            state.settle(outcome.decision.cgroup, outcome.decision.knob, outcome.after or "")
+        asked = [index for index in range(len(decisions)) if index not in recalled]
+        settings = [index for index in asked if decisions[index].knob not in ONCE]
+        for index in sorted(settings, key=lambda i: planning_order(decisions[i])):
             planned = self._plan(decisions[index], state)
             if isinstance(planned, Outcome):
                 outcomes[index] = planned
@@ -94,7 +98,19 @@ class Actuator:
             outcomes.update((index, plan.outcome(Status.DRY_RUN)) for index, plan in plans.items())
         elif plans:
             outcomes.update(self._journal_and_write(plans))
+        self._seen.note({index: decisions[index].value for index in outcomes}, outcomes, now_ns)
+        outcomes.update((index, self._do(decisions[index])) for index in asked if decisions[index].knob in ONCE)
+        outcomes.update(recalled)
         return tuple(outcomes[index] for index in range(len(decisions)))
+
+    def finished(self) -> tuple[Outcome, ...]:
+        """What came of earlier decisions that were to be done once, since this was last asked."""
+        return self._once.finished()
+
+    @property
+    def repaired(self) -> Mapping[Knob, int]:
+        """By knob, how often a value that was in place had drifted and was written again."""
+        return self._repaired
 
     @property
     def act(self) -> Act:
@@ -104,16 +120,23 @@ class Actuator:
     def knobs(self, cgroups: Collection[str]) -> Mapping[str, frozenset[Knob]]:
         """What the kernel has for each of these cgroups: one may lack what another has (controllers, cpu.idle).
 
-        A cgroup that lacks something is asked anew in every round, one that has all of it now and then.
+        They are asked now and then, and those that lack something that others have more often.
         """
         self._knobs_asked += 1
-        complete = {} if self._knobs_asked % ASK_KNOBS_EVERY == 0 else self._complete
-        known = {cgroup: complete.get(cgroup) or self._available(cgroup) for cgroup in cgroups}
-        self._complete = {cgroup: knobs for cgroup, knobs in known.items() if len(knobs) == len(TABLE)}
-        return known
+        known = {} if self._knobs_asked % ASK_KNOBS_EVERY == 0 else self._known
+        most = max(map(len, known.values()), default=0)
+        again = self._knobs_asked % ASK_LACKING_EVERY == 0
+        self._known = {
+            cgroup: known[cgroup]
+            if cgroup in known and (len(known[cgroup]) == most or not again)
+            else self._available(cgroup)
+            for cgroup in cgroups
+        }
+        return self._known
 
     def _available(self, cgroup: str) -> frozenset[Knob]:
-        return frozenset(knob for knob in TABLE if self._files.available(knob, cgroup))
+        possible = (knob for knob in (*TABLE, *ONCE_FILES) if (knob, self._files.version) not in LACKS)
+        return frozenset(knob for knob in possible if self._files.available(knob, cgroup))
 
     def inherited_cores(self) -> float | None:
         """CPU that an earlier agent's quotas allow in all, where it was killed and left some; None where nothing limits."""
@@ -137,14 +160,28 @@ class Actuator:
         """
         if self._originals is None or self._act is not Act.ON:
             return ()
-        decided = {(decision.cgroup, decision.knob) for decision in decisions}
-        keys = [key_of(entry) for entry in self._originals.entries()]
-        keep = {key for key in keys if key in decided or key[0] in unseen}
-        # A weight was recorded because cpu.idle changes it; it belongs to that decision (`put_back` keeps it too).
-        keep |= {(cgroup, Knob.WEIGHT) for cgroup, knob in keep if knob is Knob.IDLE}
-        return self._originals.restore(self._files, keep) if set(keys) - keep else ()
+        entries, decided = self._originals.entries(), {(decision.cgroup, decision.knob) for decision in decisions}
+        keep = still_needed(entries, decided, unseen, self._files.version)
+        for entry in entries:
+            if key_of(entry) not in keep:
+                self._seen.forget(entry, entry.knob)
+        return self._originals.restore(self._files, keep) if len(keep) < len(entries) else ()
 
-    def _plan(self, decision: Decision, state: _RoundState) -> _Plan | Outcome:
+    def _do(self, decision: Decision) -> Outcome:
+        """Have something done that is not set."""
+        try:
+            if decision.cgroup == "/":
+                raise Unavailable("/ is the whole machine", "decide on cgroups of pods only")
+            value = canonical(decision.knob, decision.value)
+        except ValueError as error:
+            return Outcome(decision=decision, status=Status.REFUSED, error=str(error))
+        except Unavailable as error:
+            return failed(decision, error)
+        if self._act is Act.DRY_RUN:
+            return Outcome(decision=decision, status=Status.DRY_RUN)
+        return self._once.submit(msgspec.structs.replace(decision, value=value))
+
+    def _plan(self, decision: Decision, state: RoundState) -> Plan | Outcome:
         """What has to be written for a decision, or the outcome where nothing has."""
         cgroup, cgroup_id, knob = decision.cgroup, decision.cgroup_id, decision.knob
         before = clamped_from = None
@@ -152,18 +189,29 @@ class Actuator:
             if cgroup == "/":
                 raise Unavailable("/ is the whole machine", "decide on cgroups of pods only")
             asked = canonical(knob, decision.value)
-            raw = self._files.read_raw(cgroup, cgroup_id, knob)
-            before = self._files.decode(cgroup, knob, raw)
-            foreign = self._is_foreign(_original(decision, knob, raw))
-            own_quota = self._own_quota(decision, before, foreign) if knob is Knob.QUOTA else UNLIMITED
-            value = bound(knob, asked, self._limits(decision, state, own_quota))
+            reading = self._files.look(cgroup, cgroup_id, knob)
+            raw = reading.raw
+            ours = self._originals is not None and raw.texts == self._originals.hands.left((cgroup, knob))
+            if ours and not reading.beside and (same := self._seen.as_left(decision)) is not None:
+                state.settle(cgroup, knob, same.after or "")
+                return same
+            before = self._files.decode(cgroup, knob, raw, reading.beside)
+            foreign = self._is_foreign(original(decision, knob, raw))
+            loosened = knob is Knob.QUOTA and cgroup in state.loosened
+            own = (
+                UNLIMITED
+                if loosened
+                else own_value(decision, reading, before if foreign else None, self._files, self._originals)
+            )
+            value = bound(knob, asked, limits_of(decision, asked, before, self._files, state, own))
             if value != asked:
                 decision, clamped_from = msgspec.structs.replace(decision, value=value), decision.value
-            if knob is Knob.CPUSET and value:
-                state.cpus[cgroup] = parse_cpu_list(value)
-            if knob is Knob.IDLE:
-                state.idle[cgroup] = value == "1"
-            plan = _Plan(decision, before, raw, clamped_from)
+            state.settle(cgroup, knob, value)
+            # What depends on another knob has moved with that one.
+            drifted = not reading.beside and self._seen.drifted(decision, before, value)
+            plan = Plan(decision, before, raw, clamped_from, drifted)
+            if knob is Knob.QUOTA and plan.changes:
+                plan = replace(plan, burst=self._burst_above(plan))
             if knob is Knob.WEIGHT and self._will_be_idle(decision, state):
                 return plan.outcome(Status.UNCHANGED, after=before, error=f"{PINNED} until the group stops being idle")
             if not plan.changes and not foreign:
@@ -172,25 +220,8 @@ class Actuator:
         except ValueError as error:
             return Outcome(decision=decision, status=Status.REFUSED, before=before, error=str(error))
         except (Unavailable, Vanished) as error:
-            return _failed(decision, error, before=before)
+            return failed(decision, error, before=before)
         return plan
-
-    def _limits(self, decision: Decision, state: _RoundState, own_quota: str) -> Limits:
-        ceiling = None
-        if decision.knob is Knob.CPUSET:
-            above = decision.cgroup.rpartition("/")[0]
-            ceiling = state.cpus.get(above) or self._files.ceiling(decision.cgroup)
-        return Limits(
-            ceiling=ceiling,
-            cpu_count=state.cpu_count,
-            inherits=self._files.hierarchy.mode == "v2",
-            own_quota=own_quota,
-        )
-
-    def _own_quota(self, decision: Decision, current: str, foreign: bool) -> str:
-        """What the owner set: the journalled original, or what is there now if the agent did not write that."""
-        entry = self._known(decision, decision.knob)
-        return current if entry is None or foreign else self._files.decode(entry.cgroup, entry.knob, entry.raw)
 
     def _is_foreign(self, now: Original) -> bool:
         if self._originals is None:
@@ -198,10 +229,10 @@ class Actuator:
         entry = self._originals.find(now.cgroup, now.cgroup_id, now.knob)
         return entry is not None and self._originals.hands.is_foreign(entry, now, self._files)
 
-    def _known(self, decision: Decision, knob: Knob) -> Original | None:
+    def _known_original(self, decision: Decision, knob: Knob) -> Original | None:
         return self._originals.find(decision.cgroup, decision.cgroup_id, knob) if self._originals else None
 
-    def _will_be_idle(self, decision: Decision, state: _RoundState) -> bool:
+    def _will_be_idle(self, decision: Decision, state: RoundState) -> bool:
         if decision.cgroup not in state.idle:
             state.idle[decision.cgroup] = self._is_idle(decision)
         return state.idle[decision.cgroup]
@@ -212,7 +243,7 @@ class Actuator:
         except Unavailable:
             return False
 
-    def _journal_and_write(self, plans: Mapping[int, _Plan]) -> dict[int, Outcome]:
+    def _journal_and_write(self, plans: Mapping[int, Plan]) -> dict[int, Outcome]:
         if self._originals is None:
             return {index: plan.outcome(Status.REFUSED, error=NO_JOURNAL) for index, plan in plans.items()}
         try:
@@ -224,17 +255,18 @@ class Actuator:
         changing = {index: plan for index, plan in plans.items() if plan.changes}
         # Until it is read back, nobody can say what a write has left there.
         self._originals.hands.forget([(plan.decision.cgroup, plan.decision.knob) for plan in changing.values()])
-        self._widen([plan for plan in changing.values() if plan.decision.knob is Knob.CPUSET])
+        for knob in LISTS:
+            self._widen([plan for plan in changing.values() if plan.decision.knob is knob])
         outcomes = {
             index: plan.outcome(Status.UNCHANGED, after=plan.before)
             for index, plan in plans.items()
             if index not in changing
         }
-        for index in sorted(changing, key=lambda i: _writing_order(changing[i])):
+        for index in sorted(changing, key=lambda i: writing_order(changing[i])):
             outcomes[index] = self._write(changing[index])
-        return {index: _with_note(outcome, notes[index]) for index, outcome in outcomes.items()}
+        return {index: with_note(outcome, notes[index]) for index, outcome in outcomes.items()}
 
-    def _record(self, originals: Originals, plans: Mapping[int, _Plan]) -> dict[int, str]:
+    def _record(self, originals: Originals, plans: Mapping[int, Plan]) -> dict[int, str]:
         """Journal what these plans are going to change; for each, what of it somebody else has written meanwhile."""
         found = {index: self._originals_of(plan) for index, plan in plans.items()}
         foreign = {index: [now for now in nows if self._is_foreign(now)] for index, nows in found.items()}
@@ -251,58 +283,95 @@ class Actuator:
             for index, nows in foreign.items()
         }
 
-    def _originals_of(self, plan: _Plan) -> list[Original]:
+    def _originals_of(self, plan: Plan) -> list[Original]:
         """What a write is going to change: setting cpu.idle changes the weight too, and while it is set the file of the
         weight does not hold the owner's."""
         decision = plan.decision
-        own = _original(decision, decision.knob, plan.raw)
+        own = original(decision, decision.knob, plan.raw)
         try:
             if decision.knob is Knob.WEIGHT and self._is_idle(decision):
                 return []
             if decision.knob is Knob.IDLE and plan.before == "0":
                 weight = self._files.read_raw(decision.cgroup, decision.cgroup_id, Knob.WEIGHT)
-                return [own, _original(decision, Knob.WEIGHT, weight)]
+                return [own, original(decision, Knob.WEIGHT, weight)]
         except Vanished:
             return []
-        return [own]
+        return [own] if plan.burst is None else [own, plan.burst]
 
-    def _widen(self, plans: Sequence[_Plan]) -> None:
-        """Give cpusets that lie in one another the new CPUs on top of the old, so that each can then move on its own.
+    def _burst_above(self, plan: Plan) -> Original | None:
+        """The burst of the group, where it is more than the quota that it is getting."""
+        quota_us, decision = lowered_quota(plan), plan.decision
+        if quota_us is None:
+            return None
+        try:
+            raw = self._files.read_raw(decision.cgroup, decision.cgroup_id, Knob.BURST)
+            higher = int(self._files.decode(decision.cgroup, Knob.BURST, raw)) > quota_us
+        except Unavailable:
+            return None  # before Linux 5.14 there is none
+        return original(decision, Knob.BURST, raw) if higher else None
+
+    def _make_way(self, plan: Plan) -> None:
+        """Move what is in the way of a write: the kernel takes no quota below the burst, and version 1 no memory above what
+        memory and swap may have together."""
+        decision = plan.decision
+        if plan.burst is not None:
+            quota_us = canonical(Knob.QUOTA, decision.value).split()[0]
+            self._files.write(decision.cgroup, decision.cgroup_id, Knob.BURST, quota_us)
+            self._moved(decision, Knob.BURST)
+        swap = self._known_original(decision, Knob.SWAP_MAX)
+        if swap is not None and self._files.version == "v1" and grows_memory(plan):
+            self._files.write_raw(swap.cgroup, swap.cgroup_id, swap.knob, swap.raw.texts)
+            self._moved(decision, Knob.SWAP_MAX)
+
+    def _moved(self, decision: Decision, knob: Knob) -> None:
+        self._seen.forget(decision, knob)
+        entry = self._known_original(decision, knob)
+        if self._originals is not None and entry is not None:
+            raw = self._files.read_raw(decision.cgroup, decision.cgroup_id, knob)
+            self._originals.hands.note(entry, raw.texts)
+
+    def _widen(self, plans: Sequence[Plan]) -> None:
+        """Give cpusets that lie in one another the new CPUs or NUMA nodes on top of the old, so that each can then move alone.
 
         Refusals show when the decision itself is written.
         """
         paths = [plan.decision.cgroup for plan in plans]
         for plan in sorted(plans, key=lambda p: p.decision.cgroup.count("/")):
             cgroup, value = plan.decision.cgroup, plan.decision.value
-            if not value or not any(_inside(cgroup, other) or _inside(other, cgroup) for other in paths):
+            if not value or not any(inside(cgroup, other) or inside(other, cgroup) for other in paths):
                 continue
             both = format_cpu_list((*parse_cpu_list(plan.before), *parse_cpu_list(value)))
             try:
                 if both not in (plan.before, value):
-                    self._files.write(cgroup, plan.decision.cgroup_id, Knob.CPUSET, both)
+                    self._files.write(cgroup, plan.decision.cgroup_id, plan.decision.knob, both)
             except (Unavailable, Vanished):
                 continue
 
-    def _write(self, plan: _Plan) -> Outcome:
+    def _write(self, plan: Plan) -> Outcome:
         decision = plan.decision
         cgroup, cgroup_id, knob = decision.cgroup, decision.cgroup_id, decision.knob
         after = None
         try:
-            self._files.write(cgroup, cgroup_id, knob, decision.value)
-            raw = self._files.read_raw(cgroup, cgroup_id, knob)
-            after = self._files.decode(cgroup, knob, raw)
+            self._make_way(plan)
+            # Nothing of this round moves a quota before it is written; the others are read once more.
+            current = plan.raw.texts if knob is Knob.QUOTA else None
+            self._files.write(cgroup, cgroup_id, knob, decision.value, current)
+            reading = self._files.look(cgroup, cgroup_id, knob)
+            raw = reading.raw
+            after = self._files.decode(cgroup, knob, raw, reading.beside)
             error = self._give_weight_back(decision) if knob is Knob.IDLE and after == "0" else ""
             self._remember(decision, raw)
         except (Unavailable, Vanished) as failure:
-            return _failed(decision, failure, before=plan.before, after=after, clamped_from=plan.clamped_from)
+            return failed(decision, failure, before=plan.before, after=after, clamped_from=plan.clamped_from)
         if after != canonical(knob, decision.value):
             error = "the kernel shows another value than the one written: look for another program that writes it"
             return plan.outcome(Status.MISMATCH, after=after, error=error)
+        self._repaired[knob] += plan.drifted
         return plan.outcome(Status.APPLIED, after=after, error=error)
 
     def _recognise(self, decision: Decision, raw: RawValue) -> None:
         """A wanted value that an agent before this one left there is as good as written now."""
-        entry = self._known(decision, decision.knob)
+        entry = self._known_original(decision, decision.knob)
         if self._act is Act.ON and self._originals and entry and not self._originals.hands.knows(entry):
             self._remember(decision, raw)
 
@@ -311,64 +380,21 @@ class Actuator:
         left = {decision.knob: raw.texts}
         if decision.knob is Knob.IDLE:
             left[Knob.WEIGHT] = (
-                weight_after_idle(self._files)
+                weight_after_idle(self._files, decision.cgroup)
                 if decision.value == "1"
                 else self._files.read_raw(decision.cgroup, decision.cgroup_id, Knob.WEIGHT).texts
             )
         for knob, texts in left.items():
-            entry = self._known(decision, knob)
+            entry = self._known_original(decision, knob)
             if self._originals is not None and entry is not None:
                 self._originals.hands.note(entry, texts)
 
     def _give_weight_back(self, decision: Decision) -> str:
         # The kernel has just reset the weight; unless a decision on it follows, the original is what the owner wanted.
-        entry = self._known(decision, Knob.WEIGHT)
+        entry = self._known_original(decision, Knob.WEIGHT)
         try:
             if entry is not None:
                 self._files.write_raw(entry.cgroup, entry.cgroup_id, entry.knob, entry.raw.texts)
         except Unavailable as error:
             return f"the weight from before could not be put back: {error.reason}: {error.remedy}"
         return ""
-
-
-def _planning_order(decision: Decision) -> tuple[int, int]:
-    # Parents first: a cpuset is clamped to what the one above will have.
-    return ORDER.index(decision.knob), decision.cgroup.count("/")
-
-
-def _writing_order(plan: _Plan) -> tuple[int, bool, int]:
-    """Knob by knob; among cpusets those that only gain CPUs first, from the top down, then the others, from the bottom."""
-    decision, depth = plan.decision, plan.decision.cgroup.count("/")
-    grows = decision.knob is not Knob.CPUSET or set(parse_cpu_list(plan.before)) <= set(parse_cpu_list(decision.value))
-    return ORDER.index(decision.knob), not grows, depth if grows else -depth
-
-
-def _inside(cgroup: str, other: str) -> bool:
-    return cgroup.startswith(f"{other}/")
-
-
-def _with_note(outcome: Outcome, note: str) -> Outcome:
-    return msgspec.structs.replace(outcome, error="; ".join(filter(None, (note, outcome.error))))
-
-
-def _original(decision: Decision, knob: Knob, raw: RawValue) -> Original:
-    return Original(cgroup=decision.cgroup, cgroup_id=decision.cgroup_id, knob=knob, raw=raw)
-
-
-def _failed(
-    decision: Decision,
-    error: Unavailable | Vanished,
-    *,
-    before: str | None = None,
-    after: str | None = None,
-    clamped_from: str | None = None,
-) -> Outcome:
-    vanished = isinstance(error, Vanished)
-    return Outcome(
-        decision=decision,
-        status=Status.VANISHED if vanished else Status.REFUSED,
-        before=before,
-        after=after,
-        error=f"{error.reason}: {error.remedy}" if isinstance(error, Unavailable) else str(error),
-        clamped_from=clamped_from,
-    )

@@ -2,7 +2,7 @@
 
 Only in memory: an agent that was just started cannot know who wrote a value that is not the original, and keeps the
 original that it found in the journal. Nobody else's are also the two changes that the kernel makes by itself: cpu.idle
-pins the weight and resets it afterwards, and version 1 takes CPUs that went offline out of every cpuset.
+pins the weight and resets it afterwards, and version 1 takes CPUs and NUMA nodes that went offline out of every cpuset.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from agent.qrm.knobs import KnobFiles, Original
-from agent.qrm.restore import Key, is_idle, key_of
+from agent.qrm.restore import LISTS, Key, is_idle, key_of
 from agent.qrm.table import DEFAULT_WEIGHT
 from api.cpus import parse_cpu_list
 from api.knobs import Knob
@@ -40,6 +40,10 @@ class Hands:
         """Whether the agent has written that knob since it was started."""
         return key_of(entry) in self._left
 
+    def left(self, key: Key) -> Mapping[str, str] | None:
+        """What the agent left there, if it has written it since it was started."""
+        return self._left.get(key)
+
     def is_foreign(self, entry: Original, now: Original, files: KnobFiles) -> bool:
         """Whether somebody else wrote what the knob holds now: neither its original nor what the agent left there."""
         left = self._left.get(key_of(entry))
@@ -47,21 +51,21 @@ class Hands:
             return False
         if now.knob is Knob.WEIGHT:
             return not is_idle(now, files)
-        if now.knob is Knob.CPUSET:
-            return not _offline(left["cpuset.cpus"], now, files)
+        if now.knob in LISTS:
+            return not _offline(left[now.knob.value], now, files)
         return True
 
 
-def weight_after_idle(files: KnobFiles) -> Mapping[str, str]:
+def weight_after_idle(files: KnobFiles, cgroup: str) -> Mapping[str, str]:
     """What the kernel puts into the weight's file when a group stops being idle."""
-    return files.shown(Knob.WEIGHT, str(DEFAULT_WEIGHT))
+    return files.shown(cgroup, Knob.WEIGHT, str(DEFAULT_WEIGHT))
 
 
 def _offline(left: str, now: Original, files: KnobFiles) -> bool:
-    """Whether the kernel alone makes that cpuset of the agent's one: without the CPUs that are not there any more."""
+    """Whether the kernel alone makes that cpuset of the agent's one: without what is not there any more."""
     try:
-        there = files.ceiling(now.cgroup)
-        has = parse_cpu_list(files.decode(now.cgroup, Knob.CPUSET, now.raw))
+        there = files.ceiling(now.cgroup, now.knob)
+        has = parse_cpu_list(files.decode(now.cgroup, now.knob, now.raw))
         return there is not None and set(has) == set(parse_cpu_list(left)) & set(there)
     except (Unavailable, Vanished, ValueError):
         return False

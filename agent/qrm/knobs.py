@@ -12,41 +12,21 @@ import errno
 import os
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
-from functools import lru_cache
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from agent.hierarchy import Hierarchy
-from agent.qrm.table import EFFECTIVE_CPUS, REMEDIES, TABLE, Place, canonical
-from api.cpus import parse_cpu_list
+from agent.qrm.paths import GONE, Absent, Forbidden, Refused, below, effective, is_cgroup_path, refusal, text_of, walk
+from agent.qrm.table import EFFECTIVE, LACKS, ONCE_FILES, REMEDIES, TABLE, Place, canonical
 from api.knobs import Knob
 from api.ports import Unavailable, Vanished
 
 __all__ = ("Absent", "Forbidden", "KnobFiles", "Original", "RawValue", "Refused", "canonical", "is_cgroup_path")
 
-KEPT_OPEN = 256
+KEPT_OPEN = 1024
 """Descriptors of directories kept for the next round; beyond that the least recently used is closed."""
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_GONE = (errno.ENOENT, errno.ENODEV)
-_LONGEST = 1 << 16
-"""No knob's text is longer: a cpuset of 8192 CPUs with every second one is 23 KiB."""
-
-
-class Absent(Unavailable):
-    """The cgroup exists, but not in the hierarchy of this knob's controller."""
-
-
-class Refused(Unavailable):
-    """The kernel said no to one operation on one file."""
-
-    def __init__(self, reason: str, remedy: str, code: int) -> None:
-        super().__init__(reason, remedy)
-        self.code = code
-
-
-class Forbidden(Refused):
-    """Not the value but the one who writes it is refused: privileges, or a read-only mount."""
 
 
 class RawValue(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +35,13 @@ class RawValue(msgspec.Struct, frozen=True, kw_only=True):
     directory_id: int
     """Inode of the directory in the knob's own controller, which on version 1 is not the cpu controller's."""
     texts: Mapping[str, str]
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """A knob as it was read: what it holds, and what else its meaning depends on."""
+
+    raw: RawValue
+    beside: Mapping[str, str] = {}
 
 
 class Original(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,13 +68,14 @@ class KnobFiles:
 
     def read(self, cgroup: str, cgroup_id: int, knob: Knob) -> str:
         """The knob's value in canonical notation."""
-        return self.decode(cgroup, knob, self.read_raw(cgroup, cgroup_id, knob))
+        reading = self.look(cgroup, cgroup_id, knob)
+        return self.decode(cgroup, knob, reading.raw, reading.beside)
 
-    def decode(self, cgroup: str, knob: Knob, raw: RawValue) -> str:
+    def decode(self, cgroup: str, knob: Knob, raw: RawValue, beside: Mapping[str, str] | None = None) -> str:
         """What those texts mean, in canonical notation. Raises Unavailable when they mean nothing."""
-        place = self._place(knob)
+        place = self._place_of(cgroup, knob, raw.texts)
         try:
-            return canonical(knob, place.decode(raw.texts))
+            return canonical(knob, place.decode({**raw.texts, **(beside or {})}))
         except (ValueError, KeyError):
             held = " and ".join(f"{file} holds {text[:60]!r}" for file, text in raw.texts.items())
             raise Unavailable(
@@ -96,53 +84,106 @@ class KnobFiles:
 
     def read_raw(self, cgroup: str, cgroup_id: int, knob: Knob, directory_id: int | None = None) -> RawValue:
         """The knob's files as they are. With `directory_id`, a directory of another inode counts as vanished."""
-        mount = self._mount(self._place(knob).controller)
+        return self.look(cgroup, cgroup_id, knob, directory_id).raw
+
+    def look(self, cgroup: str, cgroup_id: int, knob: Knob, directory_id: int | None = None) -> Reading:
+        """The same, with what the knob's meaning depends on."""
+        place = self._place(knob, cgroup)
+        mount = self._mount(place.controller)
         try:
-            raw = self._raw(mount, cgroup, cgroup_id, self._place(knob).files)
+            raw = self._raw(mount, cgroup, cgroup_id, (*place.files, *place.beside))
         except Absent as error:
             if directory_id is None:
                 raise
             raise Vanished(error.reason) from None
         if directory_id not in (None, raw.directory_id):
             raise Vanished(f"{cgroup} is another cgroup now below {mount}")
-        return raw
+        texts = {file: raw.texts[file] for file in place.files}
+        # What is garbage is left as it is: whoever decodes it says so.
+        with suppress(ValueError):
+            texts = dict(place.own(texts))
+        beside = {file: raw.texts[file] for file in place.beside}
+        return Reading(raw=RawValue(directory_id=raw.directory_id, texts=texts), beside=beside)
 
-    def write(self, cgroup: str, cgroup_id: int, knob: Knob, value: str) -> None:
-        """Give the knob this value. Raises ValueError where it is none."""
-        self.write_raw(cgroup, cgroup_id, knob, self._place(knob).encode(canonical(knob, value)))
+    def write(
+        self, cgroup: str, cgroup_id: int, knob: Knob, value: str, current: Mapping[str, str] | None = None
+    ) -> None:
+        """Give the knob this value; `current` as below. Raises ValueError where it is none."""
+        self.write_raw(cgroup, cgroup_id, knob, self._place(knob, cgroup).encode(canonical(knob, value)), current)
 
-    def write_raw(self, cgroup: str, cgroup_id: int, knob: Knob, texts: Mapping[str, str]) -> None:
-        """Put these texts into the knob's files, in an order in which the kernel can accept each write."""
-        place = self._place(knob)
+    def write_raw(
+        self,
+        cgroup: str,
+        cgroup_id: int,
+        knob: Knob,
+        texts: Mapping[str, str],
+        current: Mapping[str, str] | None = None,
+    ) -> None:
+        """Put these texts into the knob's files, in an order in which the kernel can accept each write. What the files hold
+        now need not be read where `current` says it."""
+        place = self._place_of(cgroup, knob, texts)
         if not set(texts) <= set(place.files):
             raise Unavailable(
-                f"{cgroup}: {knob.value} is not in {' and '.join(texts)} on this machine",
+                f"{cgroup}: {knob.value} has other files here than {' and '.join(texts)}",
                 "do it where cgroups are mounted as they were when these texts were read",
             )
         mount = self._mount(place.controller)
-        current = self.read_raw(cgroup, cgroup_id, knob).texts
+        beside: Mapping[str, str] = {}
+        if current is None:
+            reading = self.look(cgroup, cgroup_id, knob)
+            current, beside = reading.raw.texts, reading.beside
         try:
-            for step in place.steps(current, texts):
+            steps = place.steps({**current, **beside}, texts)
+        except ValueError as error:
+            raise Refused(f"{cgroup}: cannot set {knob.value}", str(error), errno.EINVAL) from None
+        try:
+            for step in steps:
                 self._write(mount, cgroup, cgroup_id, knob, step)
         except Refused as error:
-            if len(place.files) > 1:
+            if len(steps) > 1:
                 self._undo(cgroup, cgroup_id, knob, current, error)
             raise
 
-    def shown(self, knob: Knob, value: str) -> Mapping[str, str]:
+    def shown(self, cgroup: str, knob: Knob, value: str) -> Mapping[str, str]:
         """The texts that the knob's files show after this value was written."""
-        return {file: f"{text}\n" for file, text in self._place(knob).encode(canonical(knob, value)).items()}
+        texts = self._place(knob, cgroup).encode(canonical(knob, value))
+        return {file: f"{text}\n" for file, text in texts.items()}
+
+    def weights(self, cgroup: str, knob: Knob) -> tuple[int, int]:
+        """The least and the most that this kernel takes for a weight."""
+        return self._place(knob, cgroup).weights
 
     def available(self, knob: Knob, cgroup: str) -> bool:
         """Whether the files of this knob are there: asked of the file system, not of a version number."""
-        place = self._place(knob)
-        mount = self.hierarchy.controller(place.controller)
-        return mount is not None and all(os.access(_below(mount, cgroup) / file, os.F_OK) for file in place.files)
+        if knob in ONCE_FILES:
+            file, mount = ONCE_FILES[knob][self.version == "v2"], self.hierarchy.controller("memory")
+            return file is not None and mount is not None and os.access(below(mount, cgroup) / file, os.F_OK)
+        return any(self._there(place, cgroup) for place in self._places(knob))
+
+    def read_text(self, cgroup: str, cgroup_id: int, controller: str, file: str) -> str:
+        """Any other file of the cgroup, as it is."""
+        return self._raw(self._mount(controller), cgroup, cgroup_id, (file,)).texts[file]
+
+    def act(self, cgroup: str, cgroup_id: int, knob: Knob, text: str) -> None:
+        """Write to the file of a knob that is done, not set. May take as long as the kernel likes."""
+        file = ONCE_FILES[knob][self.version == "v2"]
+        if file is None:
+            raise Unavailable(f"{cgroup}: there is no {knob.value}", "see dioptase doctor")
+        self._write(self._mount("memory"), cgroup, cgroup_id, knob, (file, text))
+
+    def processes(self, cgroup: str, cgroup_id: int) -> tuple[int, ...]:
+        """Those of the cgroup and of all below it."""
+        found: list[int] = []
+        directory = self._directory(self._mount("memory"), cgroup, cgroup_id)
+        for _, _, _, group in os.fwalk(".", dir_fd=directory):
+            with suppress(OSError):
+                found += map(int, text_of(group, "cgroup.procs").split())
+        return tuple(found)
 
     def alive(self, cgroup: str, cgroup_id: int) -> bool:
         """Whether the path still names the cgroup with that inode."""
         try:
-            found = _below(self.hierarchy.primary, cgroup).stat(follow_symlinks=False)
+            found = below(self.hierarchy.primary, cgroup).stat(follow_symlinks=False)
         except PermissionError as error:
             reason = f"{cgroup}: cannot look at it: {error.strerror}"
             raise Forbidden(reason, "run the agent as root", errno.EACCES) from None
@@ -158,21 +199,22 @@ class KnobFiles:
         root = self.hierarchy.primary
         if os.statvfs(root).f_flag & os.ST_RDONLY:
             return Unavailable(f"{root} is mounted read-only", "mount the host's cgroup file system read-write")
-        if any(os.access(path, os.W_OK, effective_ids=True) for path in (root, *(_below(root, c) for c in cgroups))):
+        if any(os.access(path, os.W_OK, effective_ids=True) for path in (root, *(below(root, c) for c in cgroups))):
             return None
         return Unavailable(
             f"no permission to write below {root}", "run the agent as root, or delegate the pods' cgroups to its user"
         )
 
-    def ceiling(self, cgroup: str) -> tuple[int, ...] | None:
-        """CPUs that the cgroup above may use: nothing below can have more. None where the kernel does not tell."""
+    def ceiling(self, cgroup: str, knob: Knob = Knob.CPUSET) -> tuple[int, ...] | None:
+        """CPUs, or with MEMS the NUMA nodes, that the cgroup above may use: nothing below can have more. None where the
+        kernel does not tell."""
         mount = self.hierarchy.controller("cpuset")
-        return None if mount is None else _effective(_below(mount, cgroup).parent)
+        return None if mount is None else effective(below(mount, cgroup).parent, EFFECTIVE[knob])
 
     def cpu_count(self) -> int:
         """CPUs that the whole hierarchy may use; those of the machine where there is no cpuset controller."""
         mount = self.hierarchy.controller("cpuset")
-        cpus = None if mount is None else _effective(mount)
+        cpus = None if mount is None else effective(mount, EFFECTIVE[Knob.CPUSET])
         return len(cpus) if cpus else os.cpu_count() or 1
 
     def close(self) -> None:
@@ -180,9 +222,32 @@ class KnobFiles:
         while self._open:
             os.close(self._open.popitem()[1])
 
-    def _place(self, knob: Knob) -> Place:
+    @property
+    def version(self) -> str:
+        """`v1` or `v2`: whose files the controllers have."""
+        return "v2" if self.hierarchy.mode == "v2" else "v1"
+
+    def _places(self, knob: Knob) -> tuple[Place, ...]:
         row = TABLE[knob]
-        return row.v2 if self.hierarchy.mode == "v2" else row.v1
+        return row.v2 if self.version == "v2" else row.v1
+
+    def _there(self, place: Place, cgroup: str) -> bool:
+        mount = self.hierarchy.controller(place.controller)
+        files = (*place.files, *place.beside)
+        return mount is not None and all(os.access(below(mount, cgroup) / file, os.F_OK) for file in files)
+
+    def _place(self, knob: Knob, cgroup: str) -> Place:
+        places = self._places(knob)
+        if not places:
+            reason, remedy = LACKS[knob, self.version]
+            raise Unavailable(f"{cgroup}: there is no {knob.value}: {reason}", remedy)
+        # Where the kernel has none of them, reading the first says which file is missing.
+        return next((place for place in places if len(places) > 1 and self._there(place, cgroup)), places[0])
+
+    def _place_of(self, cgroup: str, knob: Knob, texts: Mapping[str, str]) -> Place:
+        """The place that those texts were read from or are meant for."""
+        named = (place for place in self._places(knob) if set(texts) <= set(place.files))
+        return next(named, None) or self._place(knob, cgroup)
 
     def _mount(self, controller: str) -> Path:
         mount = self.hierarchy.controller(controller)
@@ -197,14 +262,14 @@ class KnobFiles:
         try:
             directory = self._directory(mount, cgroup, cgroup_id)
             try:
-                texts = {file: _text(directory, file) for file in files}
+                texts = {file: text_of(directory, file) for file in files}
             except OSError as error:
-                if error.errno not in _GONE:
+                if error.errno not in GONE:
                     raise
                 # The kept descriptor may be of a directory that was replaced meanwhile.
                 self._forget(mount, cgroup, cgroup_id)
                 directory = self._directory(mount, cgroup, cgroup_id)
-                texts = {file: _text(directory, file) for file in files}
+                texts = {file: text_of(directory, file) for file in files}
         except OSError as error:
             raise self._failure(error, mount, cgroup, cgroup_id, f"read {' and '.join(files)}") from None
         return RawValue(directory_id=os.fstat(directory).st_ino, texts=texts)
@@ -222,8 +287,9 @@ class KnobFiles:
         try:
             os.write(fd, line.encode("latin-1"))
         except OSError as error:
-            if error.errno in _GONE:
+            if error.errno in GONE and (knob, error.errno) not in REMEDIES:
                 raise self._failure(error, mount, cgroup, cgroup_id, action) from None
+            self._directory(mount, cgroup, cgroup_id)
             # EACCES here is not about privileges, which open() has granted: version 1 says so of a parent's CPUs.
             code = error.errno or 0
             remedy = REMEDIES.get((knob, code), "see whether something else manages this cgroup")
@@ -234,10 +300,11 @@ class KnobFiles:
 
     def _undo(self, cgroup: str, cgroup_id: int, knob: Knob, texts: Mapping[str, str], refused: Refused) -> None:
         """Half a change would leave neither the old value nor the new one."""
-        place = self._place(knob)
+        place = self._place_of(cgroup, knob, texts)
         mount = self._mount(place.controller)
         try:
-            for step in place.steps(self.read_raw(cgroup, cgroup_id, knob).texts, texts):
+            now = self.look(cgroup, cgroup_id, knob)
+            for step in place.steps({**now.raw.texts, **now.beside}, texts):
                 self._write(mount, cgroup, cgroup_id, knob, step)
         except Unavailable as error:
             reason = f"{refused.reason}, and what was there before could not be written again: {error.reason}"
@@ -246,11 +313,11 @@ class KnobFiles:
     def _failure(self, error: OSError, mount: Path, cgroup: str, cgroup_id: int, action: str) -> Exception:
         # Why opening or reading failed, judged after a second look at the directory.
         reason = f"{cgroup}: cannot {action}: {error.strerror}"
-        if error.errno in _GONE:
+        if error.errno in GONE:
             self._forget(mount, cgroup, cgroup_id)
             self._directory(mount, cgroup, cgroup_id)
             return Unavailable(reason, f"the kernel must offer it and {mount} must have its controller enabled there")
-        return _refusal(error, reason, mount)
+        return refusal(error, reason, mount)
 
     def _directory(self, mount: Path, cgroup: str, cgroup_id: int) -> int:
         """Descriptor of the cgroup's directory in that hierarchy, after the path was seen to be that cgroup's."""
@@ -262,7 +329,7 @@ class KnobFiles:
             self._open.move_to_end(key)
             return self._open[key]
         try:
-            fd = _walk(mount, cgroup)
+            fd = walk(mount, cgroup)
         except Absent as error:
             if mount != self.hierarchy.primary:
                 raise
@@ -279,68 +346,3 @@ class KnobFiles:
         fd = self._open.pop((mount, cgroup, cgroup_id), None)
         if fd is not None:
             os.close(fd)
-
-
-def _text(directory: int, file: str) -> str:
-    fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-    try:
-        # Every byte has a character of its own in latin-1, so that any text goes back as it came.
-        return os.read(fd, _LONGEST).decode("latin-1")
-    finally:
-        os.close(fd)
-
-
-def is_cgroup_path(text: str) -> bool:
-    """Whether a text can be the path of a cgroup below a mount: absolute, printable, no empty part and no dots."""
-    parts = text.split("/")[1:] if text != "/" else []
-    return text.startswith("/") and text.isprintable() and not any(part in ("", ".", "..") for part in parts)
-
-
-@lru_cache(maxsize=4096)
-def _below(mount: Path, cgroup: str) -> Path:
-    if not is_cgroup_path(cgroup):
-        raise Refused(f"{cgroup!r} is not a cgroup path", "write it like /kubepods/web, without dots", errno.EINVAL)
-    return mount.joinpath(*cgroup.split("/")[1:])
-
-
-def _walk(mount: Path, cgroup: str) -> int:
-    # One component at a time, so that no link anywhere in the path can lead out of the hierarchy.
-    fd = -1
-    try:
-        fd = os.open(mount, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        for part in _below(mount, cgroup).relative_to(mount).parts:
-            deeper = os.open(part, _DIRECTORY, dir_fd=fd)
-            os.close(fd)
-            fd = deeper
-    except OSError as error:
-        if fd >= 0:
-            os.close(fd)
-        reason = f"{cgroup}: cannot open it below {mount}: {error.strerror}"
-        if error.errno in _GONE:
-            raise Absent(reason, f"make the cgroup there too: mkdir -p {mount}{cgroup}") from None
-        raise _refusal(error, reason, mount) from None
-    return fd
-
-
-def _refusal(error: OSError, reason: str, mount: Path) -> Refused:
-    code = error.errno or 0
-    if code == errno.EROFS:
-        return Forbidden(reason, f"mount {mount} read-write", code)
-    if code in (errno.EACCES, errno.EPERM):
-        return Forbidden(reason, "run the agent as root", code)
-    if code in (errno.ELOOP, errno.ENOTDIR):
-        return Refused(reason, "name a real directory: symbolic links are not followed", code)
-    if code in (errno.EMFILE, errno.ENFILE):
-        return Refused(reason, "raise the limit of open files (ulimit -n)", code)
-    return Refused(reason, "see the kernel's log", code)
-
-
-def _effective(directory: Path) -> tuple[int, ...] | None:
-    for name in EFFECTIVE_CPUS:
-        try:
-            return parse_cpu_list((directory / name).read_text()) or None
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError):
-            return None
-    return None

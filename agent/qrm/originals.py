@@ -138,9 +138,12 @@ class Originals:
 
     def forget_vanished(self, files: KnobFiles) -> None:
         """Drop entries of cgroups that are gone. Only in memory: the next record carries it to the disk."""
-        self._entries = {
-            key: entry for key, entry in self._entries.items() if files.alive(entry.cgroup, entry.cgroup_id)
-        }
+        groups = {(entry.cgroup, entry.cgroup_id) for entry in self._entries.values()}
+        gone = {group for group in groups if not files.alive(*group)}
+        if gone:
+            self._entries = {
+                key: entry for key, entry in self._entries.items() if (entry.cgroup, entry.cgroup_id) not in gone
+            }
         self.hands.keep_only(self._entries)
 
     def restore(self, files: KnobFiles, keep: Collection[Key] = ()) -> tuple[Outcome, ...]:

@@ -1,8 +1,9 @@
 """Puts originals back into the kernel, in an order in which it can accept them.
 
 cpu.idle goes first: leaving it resets the weight to its default, and while it is set the weight cannot be written.
-Then weights, quotas and cpusets. On version 1 a quota or a cpuset must fit between those of the cgroups above and
-below, so what is refused is tried again after the others, and cpusets are widened before anything is narrowed.
+Then weights, quotas with bursts, lists of CPUs and NUMA nodes, memory and disks. On version 1 a quota or a list must fit
+between those of the cgroups above and below, a burst never exceeds its quota, and memory never what it and swap may have
+together: so what is refused is tried again after the others, and lists are widened before anything is narrowed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,23 @@ from api.ports import Unavailable, Vanished
 
 Key = tuple[str, Knob]
 """A cgroup and one of its knobs."""
-ORDER = (Knob.IDLE, Knob.WEIGHT, Knob.QUOTA, Knob.CPUSET)
+GROUPS = (
+    (Knob.IDLE,),
+    (Knob.WEIGHT,),
+    (Knob.QUOTA, Knob.BURST),
+    (Knob.CPUSET,),
+    (Knob.MEMS,),
+    (Knob.MEMORY_MAX, Knob.SWAP_MAX, Knob.MEMORY_HIGH, Knob.MEMORY_LOW, Knob.MEMORY_MIN),
+    (Knob.IO_WEIGHT,),
+    (Knob.IO_MAX,),
+    (Knob.NET_CLASS,),
+)
+"""Knobs whose values depend on one another, in the order in which these groups are written."""
+ORDER = tuple(knob for group in GROUPS for knob in group)
+GROUP_OF = {knob: number for number, group in enumerate(GROUPS) for knob in group}
+CHANGED_BY = {Knob.WEIGHT: Knob.IDLE, Knob.BURST: Knob.QUOTA}
+"""A knob that changes with another, also where nobody decides on it: its original is needed as long as the other's."""
+LISTS = (Knob.CPUSET, Knob.MEMS)
 SETTLED = (Status.APPLIED, Status.UNCHANGED, Status.VANISHED)
 """Nothing is left to put back after these."""
 VERDICT = Verdict(rule="restore", text="put back what the knob held before the agent first wrote it")
@@ -29,16 +46,31 @@ def key_of(entry: Original) -> Key:
     return entry.cgroup, entry.knob
 
 
+def still_needed(
+    entries: Sequence[Original], decided: Collection[Key], unseen: Collection[str], version: str
+) -> frozenset[Key]:
+    """Of these originals those that must not be put back yet: the knob is decided, or was changed by one that is, or its
+    cgroup could not be seen."""
+    keys = [key_of(entry) for entry in entries]
+    keep = {key for key in keys if key in decided or key[0] in unseen}
+    if version == "v1":
+        # Memory cannot have more than it and swap together: where its limit goes, that one has to go before it.
+        keep -= {
+            (cgroup, Knob.SWAP_MAX) for cgroup, knob in keys if knob is Knob.MEMORY_MAX and (cgroup, knob) not in keep
+        }
+    return frozenset(keep | {key for key in keys if (key[0], CHANGED_BY.get(key[1])) in keep})
+
+
 def put_back(
     entries: Sequence[Original], files: KnobFiles, keep: Collection[Key] = ()
 ) -> tuple[tuple[Outcome, ...], frozenset[Key]]:
     """Restore all but the kept ones: what came of each, and which are settled."""
     outcomes: list[Outcome] = []
     settled: set[Key] = set()
-    for knob in ORDER:
-        due = [entry for entry in entries if entry.knob is knob and not _kept(entry, keep)]
+    for group in GROUPS:
+        due = [entry for entry in entries if entry.knob in group and not _kept(entry, keep)]
         unsettled = {entry.cgroup for entry in entries if entry.knob is Knob.IDLE and key_of(entry) not in settled}
-        if knob is Knob.WEIGHT:
+        if Knob.WEIGHT in group:
             results = {key_of(entry): _weight(entry, files, entry.cgroup in unsettled) for entry in due}
         else:
             results = _until_no_progress(due, files)
@@ -48,20 +80,19 @@ def put_back(
 
 
 def _kept(entry: Original, keep: Collection[Key]) -> bool:
-    # The original weight is needed when the group stops being idle, also where nobody decides on the weight itself.
-    return key_of(entry) in keep or (entry.knob is Knob.WEIGHT and (entry.cgroup, Knob.IDLE) in keep)
+    return key_of(entry) in keep or (entry.cgroup, CHANGED_BY.get(entry.knob)) in keep
 
 
 def _until_no_progress(due: Sequence[Original], files: KnobFiles) -> dict[Key, Outcome]:
-    """Parents first; what is refused again while others succeed, with cpusets widened once in between."""
-    pending = sorted(due, key=lambda entry: entry.cgroup.count("/"))
+    """Parents first; what is refused again while others succeed, with lists widened once in between."""
+    pending = sorted(due, key=lambda entry: (entry.cgroup.count("/"), ORDER.index(entry.knob)))
     results: dict[Key, Outcome] = {}
     widened = False
     while pending:
         results.update((key_of(entry), _restore(entry, files)) for entry in pending)
         refused = [entry for entry in pending if results[key_of(entry)].status is Status.REFUSED]
         if len(refused) == len(pending):
-            if widened or pending[0].knob is not Knob.CPUSET:
+            if widened or pending[0].knob not in LISTS:
                 break
             widened = True
             for entry in pending:
@@ -133,9 +164,9 @@ def _current(entry: Original, files: KnobFiles) -> RawValue:
 def _widen(entry: Original, files: KnobFiles) -> None:
     # Refusals show when the entry itself is tried again.
     try:
-        has = parse_cpu_list(files.decode(entry.cgroup, Knob.CPUSET, _current(entry, files)))
-        wants = parse_cpu_list(files.decode(entry.cgroup, Knob.CPUSET, entry.raw))
-        files.write(entry.cgroup, entry.cgroup_id, Knob.CPUSET, format_cpu_list((*has, *wants)))
+        has = parse_cpu_list(files.decode(entry.cgroup, entry.knob, _current(entry, files)))
+        wants = parse_cpu_list(files.decode(entry.cgroup, entry.knob, entry.raw))
+        files.write(entry.cgroup, entry.cgroup_id, entry.knob, format_cpu_list((*has, *wants)))
     except (Unavailable, Vanished):
         return
 

@@ -1,13 +1,7 @@
 """The one table of kernel controls: which file of which controller holds each knob, on cgroup version 1 and 2.
 
-Everything outside this module speaks one notation, version 2's, on both versions (`api.decisions.Knob`). Nothing here
-knows a reason or a policy, and nothing is opened here: agent/qrm/knobs.py does that.
-
-Weights are translated as the kernel itself does it (`sched_weight_from_cgroup` and `sched_weight_to_cgroup`,
-kernel/sched/sched.h) and as systemd does: 1024 shares are weight 100, linearly. The same number then means the same
-part of the CPU on both versions. runc and the kubelet map [2..262144] onto [1..10000] instead, by which 1024 shares
-become weight 39; theirs is not used because it changes a group's standing beside its neighbours. Shares below 6 read
-as weight 0, which is also what version 2 shows for them: no decision may ask for it.
+Everything outside speaks one notation, version 2's, on both versions (`api.knobs.Knob`). Nothing here knows a reason
+or a policy, and nothing is opened here: agent/qrm/knobs.py does that.
 """
 
 from __future__ import annotations
@@ -15,167 +9,138 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
-from api.cpus import format_cpu_list, parse_cpu_list
+from agent.qrm import notation, places
+from agent.qrm.notation import DEFAULT_WEIGHT, UNLIMITED, shares_of, weight_of
+from agent.qrm.places import CFS_PERIOD, CFS_QUOTA, Place, Steps, Texts, same, single
 from api.knobs import Knob
 
-Texts = Mapping[str, str]
-"""What the files of a knob hold, byte for byte, by file name."""
-Steps = tuple[tuple[str, str], ...]
-"""File and text of each write, in order."""
-
-DEFAULT_SHARES, DEFAULT_WEIGHT = 1024, 100
-DEFAULT_PERIOD_US = 100_000
-UNLIMITED = f"max {DEFAULT_PERIOD_US}"
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where one version keeps a knob. `encode` may leave out files whose text has no influence on that value."""
-
-    controller: str
-    files: tuple[str, ...]
-    decode: Callable[[Texts], str]
-    encode: Callable[[str], Texts]
-    steps: Callable[[Texts, Texts], Steps] = lambda _current, wanted: tuple(wanted.items())
-    """Writes that lead from what the files hold now to what is wanted."""
+__all__ = (
+    "CFS_PERIOD", "CFS_QUOTA", "DEFAULT_WEIGHT", "EFFECTIVE", "LACKS", "ONCE_FILES", "REMEDIES", "TABLE", "UNLIMITED",
+    "Place", "Row", "Steps", "Texts", "canonical", "shares_of", "weight_of",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Row:
-    """One knob on both versions. `canonical` makes equal meanings equal texts; it raises ValueError on anything else."""
+    """One knob. `canonical` makes equal meanings equal texts; it raises ValueError on anything else.
+
+    Of the places of a version the first that the kernel has is used; none is what `LACKS` explains.
+    """
 
     canonical: Callable[[str], str]
-    v1: Place
-    v2: Place
+    v1: tuple[Place, ...]
+    v2: tuple[Place, ...]
 
 
+@lru_cache(maxsize=4096)
 def canonical(knob: Knob, text: str) -> str:
     """The one spelling of a knob's value: `0,1` is `0-1`, `50000` is `50000 100000`, every `max` has the default period.
 
     Raises ValueError that quotes the text.
     """
     try:
-        return TABLE[knob].canonical(text)
+        return (TABLE[knob].canonical if knob in TABLE else ONCE_FORMS[knob])(text)
     except ValueError as error:
         raise ValueError(f"{knob.value}: {error}") from None
 
 
-def _number(text: str) -> int:
-    stripped = text.strip()
-    if not (stripped.isascii() and stripped.isdigit() and len(stripped) <= 20):
-        raise ValueError(f"{text[:60]!r} is not a whole number of at least 0")
-    return int(stripped)
+def _both(controller: str, file: str, read: Callable[[str], str], v2_file: str | None = None) -> Row:
+    return Row(read, (same(controller, file, read),), (same(controller, v2_file or file, read),))
 
 
-def _cpus(text: str) -> str:
-    return format_cpu_list(parse_cpu_list(text))
-
-
-def _weight(text: str) -> str:
-    return str(_number(text))
-
-
-def _idle(text: str) -> str:
-    if text.strip() not in ("0", "1"):
-        raise ValueError(f"{text[:60]!r} is neither 0 nor 1")
-    return text.strip()
-
-
-def _quota(text: str) -> str:
-    words = text.split()
-    if not 1 <= len(words) <= 2:
-        raise ValueError(
-            f"{text[:60]!r} is not a quota and a period in microseconds, such as 50000 100000 or max 100000"
-        )
-    period_us = _number(words[1]) if len(words) == 2 else DEFAULT_PERIOD_US
-    return UNLIMITED if words[0] == "max" else f"{_number(words[0])} {period_us}"
-
-
-def shares_of(weight: int) -> int:
-    """Version 1's shares for a version 2 weight, rounded as the kernel rounds."""
-    return (weight * DEFAULT_SHARES + DEFAULT_WEIGHT // 2) // DEFAULT_WEIGHT
-
-
-def weight_of(shares: int) -> int:
-    """Version 2's weight for version 1 shares; the inverse of `shares_of` for every weight from 1 to 10000."""
-    return (shares * DEFAULT_WEIGHT + DEFAULT_SHARES // 2) // DEFAULT_SHARES
-
-
-CFS_QUOTA, CFS_PERIOD = "cpu.cfs_quota_us", "cpu.cfs_period_us"
-
-
-def _decode_cfs(texts: Texts) -> str:
-    quota = texts[CFS_QUOTA].strip()
-    return _quota(f"{'max' if quota == '-1' else quota} {texts[CFS_PERIOD]}")
-
-
-def _encode_cfs(value: str) -> Texts:
-    quota, period = value.split()
-    return {CFS_QUOTA: "-1"} if quota == "max" else {CFS_QUOTA: quota, CFS_PERIOD: period}
-
-
-def _cfs_steps(current: Texts, wanted: Texts) -> Steps:
-    """Version 1 refuses a quota:period ratio above the parent's or below a child's, also one between two writes.
-
-    Either file alone may make such a ratio on the way; no limit at all is accepted under every parent and over every
-    child (tg_cfs_schedulable_down, kernel/sched/core.c), so the period changes while there is none.
-    """
-    quota = (CFS_QUOTA, wanted[CFS_QUOTA])
-    period = wanted.get(CFS_PERIOD, current[CFS_PERIOD])
-    if period.strip() == current[CFS_PERIOD].strip():
-        return (quota,)
-    return ((CFS_QUOTA, "-1"), (CFS_PERIOD, period), quota)
-
-
-def _single(controller: str, file: str, decode: Callable[[str], str], encode: Callable[[str], str]) -> Place:
-    return Place(controller, (file,), lambda texts: decode(texts[file]), lambda value: {file: encode(value)})
-
-
-def _same(controller: str, file: str, read: Callable[[str], str]) -> Place:
-    return _single(controller, file, read, lambda value: value)
+def _memory_v2(knob: Knob, v1: Place | None = None) -> Row:
+    return Row(notation.size, (v1,) if v1 else (), (same("memory", knob.value, notation.size),))
 
 
 TABLE: Mapping[Knob, Row] = {
-    Knob.CPUSET: Row(
-        canonical=_cpus,
-        v1=_same("cpuset", "cpuset.cpus", _cpus),
-        v2=_same("cpuset", "cpuset.cpus", _cpus),
-    ),
+    Knob.CPUSET: _both("cpuset", "cpuset.cpus", notation.cpus),
+    Knob.MEMS: Row(notation.nodes, (places.MEMS_V1,), (same("cpuset", "cpuset.mems", notation.nodes),)),
     Knob.WEIGHT: Row(
-        canonical=_weight,
-        v1=_single(
-            "cpu",
-            "cpu.shares",
-            lambda text: str(weight_of(_number(text))),
-            lambda value: str(shares_of(int(value))),
+        canonical=notation.whole,
+        v1=(
+            single(
+                "cpu",
+                "cpu.shares",
+                lambda text: str(weight_of(notation.number(text))),
+                lambda value: str(shares_of(int(value))),
+            ),
         ),
-        v2=_same("cpu", "cpu.weight", _weight),
+        v2=(same("cpu", "cpu.weight", notation.whole),),
     ),
-    Knob.QUOTA: Row(
-        canonical=_quota,
-        v1=Place("cpu", (CFS_QUOTA, CFS_PERIOD), _decode_cfs, _encode_cfs, _cfs_steps),
-        v2=_same("cpu", "cpu.max", _quota),
+    Knob.QUOTA: Row(notation.quota, (places.CFS,), (same("cpu", "cpu.max", notation.quota),)),
+    Knob.BURST: _both("cpu", "cpu.cfs_burst_us", notation.whole, "cpu.max.burst"),
+    Knob.IDLE: _both("cpu", "cpu.idle", notation.idle),
+    Knob.MEMORY_MAX: _memory_v2(Knob.MEMORY_MAX, places.bytes_v1(places.LIMIT)),
+    Knob.MEMORY_HIGH: _memory_v2(Knob.MEMORY_HIGH),
+    Knob.MEMORY_LOW: _memory_v2(Knob.MEMORY_LOW),
+    Knob.MEMORY_MIN: _memory_v2(Knob.MEMORY_MIN),
+    Knob.SWAP_MAX: _memory_v2(Knob.SWAP_MAX, places.SWAP_V1),
+    Knob.IO_WEIGHT: Row(
+        canonical=notation.whole,
+        v1=(places.bfq_weight_v1(), places.cfq_weight_v1()),
+        v2=(places.default_weight("io.weight", 10_000), places.default_weight("io.bfq.weight", 1000)),
     ),
-    Knob.IDLE: Row(
-        canonical=_idle,
-        v1=_same("cpu", "cpu.idle", _idle),
-        v2=_same("cpu", "cpu.idle", _idle),
-    ),
+    Knob.IO_MAX: Row(notation.io_max, (places.IO_MAX_V1,), (places.IO_MAX_V2,)),
+    Knob.NET_CLASS: Row(notation.class_id, (same("net_cls", "net_cls.classid", notation.class_id),), ()),
 }
 
-EFFECTIVE_CPUS = ("cpuset.effective_cpus", "cpuset.cpus.effective")
-"""CPUs that a group's tasks really may use: version 1's name and version 2's."""
+ONCE_FORMS: Mapping[Knob, Callable[[str], str]] = {
+    Knob.MEMORY_RECLAIM: notation.amount,
+    Knob.DROP_CACHE: notation.amount,
+    Knob.MIGRATE_PAGES: notation.migration,
+}
+ONCE_FILES: Mapping[Knob, tuple[str | None, str | None]] = {
+    Knob.MEMORY_RECLAIM: (None, "memory.reclaim"),
+    Knob.DROP_CACHE: ("memory.force_empty", "memory.reclaim"),
+    Knob.MIGRATE_PAGES: ("memory.numa_stat", "memory.numa_stat"),
+}
+"""Files of the memory controller without which those knobs cannot be turned, on version 1 and 2."""
+
+EFFECTIVE = {
+    Knob.CPUSET: ("cpuset.effective_cpus", "cpuset.cpus.effective"),
+    Knob.MEMS: ("cpuset.effective_mems", "cpuset.mems.effective"),
+}
+"""What a group's tasks really may use: version 1's name and version 2's."""
+
+_V2_ONLY = "cgroup version 1 has nothing like it"
+LACKS: Mapping[tuple[Knob, str], tuple[str, str]] = {
+    (Knob.MEMORY_HIGH, "v1"): (_V2_ONLY, "boot with cgroup version 2 to have reclaim instead of a hard limit"),
+    (Knob.MEMORY_LOW, "v1"): (_V2_ONLY, "boot with cgroup version 2 to protect memory"),
+    (Knob.MEMORY_MIN, "v1"): (_V2_ONLY, "boot with cgroup version 2 to protect memory"),
+    (Knob.MEMORY_RECLAIM, "v1"): (
+        _V2_ONLY,
+        "boot with cgroup version 2 and Linux 5.19; drop_cache gives back page cache",
+    ),
+    (Knob.NET_CLASS, "v2"): (
+        "cgroup version 2 marks no packets",
+        "mount net_cls beside it, or classify packets by BPF",
+    ),
+}
+"""What one version cannot do: why, and what to do about it."""
 
 REMEDIES: Mapping[tuple[Knob, int], str] = {
     (Knob.CPUSET, errno.EACCES): "the cgroup above does not have these CPUs: widen its cpuset.cpus first",
     (Knob.CPUSET, errno.EBUSY): "a cgroup below uses CPUs that this list leaves out: narrow that one first",
     (Knob.CPUSET, errno.ENOSPC): "its tasks would be left without a CPU: name at least one",
     (Knob.CPUSET, errno.EINVAL): "name CPUs that are online and that no exclusive cpuset beside it holds",
+    (Knob.MEMS, errno.EACCES): "the cgroup above does not have these NUMA nodes: widen its cpuset.mems first",
+    (Knob.MEMS, errno.EBUSY): "a cgroup below uses NUMA nodes that this list leaves out: narrow that one first",
+    (Knob.MEMS, errno.ENOSPC): "its tasks would be left without memory: name at least one NUMA node",
+    (Knob.MEMS, errno.EINVAL): "name NUMA nodes that have memory",
     (Knob.WEIGHT, errno.EINVAL): "cpu.idle=1 pins the weight: set cpu.idle to 0 first",
     (Knob.WEIGHT, errno.ERANGE): "choose a weight from 1 to 10000",
     (Knob.QUOTA, errno.EINVAL): "keep the quota at 1000 us or more, not below cpu.cfs_burst_us or cpu.max.burst, and on"
     " version 1 its part of the period between that of the cgroups below and that of the one above",
+    (Knob.BURST, errno.EINVAL): "keep the burst at the quota or below",
     (Knob.IDLE, errno.EINVAL): "the kernel lets only cgroups below the root be idle",
+    (Knob.MEMORY_MAX, errno.EBUSY): "it uses more, and the kernel cannot take that back now: lower the limit in steps",
+    (Knob.MEMORY_MAX, errno.EINVAL): "keep it at memory.memsw.limit_in_bytes or below",
+    (Knob.SWAP_MAX, errno.EINVAL): "memory and swap together cannot have less than memory alone",
+    (Knob.IO_MAX, errno.ENODEV): "name whole disks that are there, as MAJOR:MINOR",
+    (Knob.IO_MAX, errno.ENXIO): "name whole disks that are there, as MAJOR:MINOR",
+    (Knob.IO_WEIGHT, errno.ERANGE): "choose a weight within the range of the disks' scheduler",
+    (Knob.IO_WEIGHT, errno.EOPNOTSUPP): "give a disk the bfq scheduler, or set io.cost.qos of the root",
 }
 """What a person can do when the kernel refuses a write for that reason."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -13,8 +15,9 @@ import pytest
 from agent.config import AdvisorConfig, Config
 from agent.loop import Loop
 from agent.policy import judge
+from agent.qrm.checkpoint import Checkpoint
 from api.decisions import Act, Decision, Outcome, Round, Status
-from api.facts import Wait
+from api.facts import Limits, Wait
 from api.knobs import Knob
 from api.qos import QoSLevel
 from api.samples import Snapshot
@@ -105,6 +108,52 @@ async def test_a_bug_in_a_policy_changes_nothing_in_that_round() -> None:
     assert script.decided == []
     assert finished.snapshot.sources[-1].name == "advisor"
     assert not finished.snapshot.sources[-1].ok
+
+
+def loop_with(checkpoint: Checkpoint, script: Scripted) -> Loop:
+    stand_in = cast(Any, script)
+    config = Config(advisor=AdvisorConfig(policy="canonical"))
+    return Loop(config=config, sensor=stand_in, actuator=stand_in, sinks=[stand_in], checkpoint=checkpoint)
+
+
+async def test_who_has_which_cpus_survives_a_restart(tmp_path: Path) -> None:
+    finished = loop_with(Checkpoint(tmp_path, "b"), Scripted(seen)).turn("tick")
+    state = Checkpoint(tmp_path, "b").load(0)
+    assert state is not None
+    assert finished.advice is not None
+    assert {pool.name: frozenset(pool.cpus) for pool in finished.advice.pools} == {
+        name: state.pool(name) for name in ("share", "reclaim")
+    }
+    again = loop_with(Checkpoint(tmp_path, "b"), Scripted(seen)).turn("tick")
+    assert again.advice is not None
+    assert again.advice.pools == finished.advice.pools
+
+
+async def test_a_damaged_state_is_told_and_made_anew_from_the_cgroups(tmp_path: Path) -> None:
+    (tmp_path / "cpu_plugin_state").write_text("{")
+
+    def confined(seq: int) -> Snapshot:
+        found = seen(seq)
+        web = msgspec.structs.replace(found.cgroups["/web"], limits=Limits(cpus="1"))
+        return msgspec.structs.replace(found, cgroups={**found.cgroups, "/web": web})
+
+    finished = loop_with(Checkpoint(tmp_path, "b"), Scripted(confined)).turn("tick")
+    assert finished.advice is not None
+    assert {pool.name: pool.cpus for pool in finished.advice.pools} == {"share": (1,), "reclaim": (0,)}
+    assert "was damaged" in finished.banner[0]
+    assert (tmp_path / "cpu_plugin_state.damaged-1").exists()
+
+
+async def test_a_full_disk_is_told_and_stops_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("agent.qrm.checkpoint.replace_file", full)
+    finished = loop_with(Checkpoint(tmp_path, "b"), Scripted(seen)).turn("tick")
+    (status,) = finished.snapshot.sources
+    assert (status.name, status.ok) == ("cpu-state", False)
+    assert "No space left on device" in status.error
+    assert {outcome.decision.knob for outcome in finished.outcomes} == {Knob.CPUSET}
 
 
 async def test_a_shadow_judges_the_same_rounds_and_touches_nothing() -> None:

@@ -12,9 +12,9 @@ from math import cos, erf, log, pi, sqrt
 
 import msgspec
 
-from agent.advisor.advise import advise
-from agent.advisor.state import Memory
 from agent.config import AdvisorConfig
+from agent.config.qrm import CpuPlacementConfig
+from agent.policy import Remembered, judge
 from agent.qrm.cpu import decide
 from api.cpus import Cpu, Topology
 from api.decisions import Act, Decision, JournalEntry, Outcome, Round, Status
@@ -221,18 +221,20 @@ def tell(
     banner: tuple[str, ...] = (),
 ) -> Story:  # fmt: skip
     """Let the node live for so long under the agent's advice."""
-    node, memory, pods = Node(), Memory(), (WEB, BATCH, *others)
+    node, known, pods = Node(), Remembered(), (WEB, BATCH, *others)
     rounds: list[Round] = []
     entries: list[JournalEntry] = []
     for t in range(seconds + 1):
         if t:
             node.pass_second(t)
         snapshot = node.sense(t, pods, sources)
-        advice, memory = advise(snapshot, AdvisorConfig(), memory, snapshot.taken_at_ns)
+        judged, known = judge(snapshot, AdvisorConfig(), CpuPlacementConfig(), known, snapshot.taken_at_ns)
+        advice = judged.advice
         outcomes: tuple[Outcome, ...] = ()
         if advice is not None and act is not Act.OFF:
             outcomes = tuple(
-                _act(d, node, act) for d in decide(advice, snapshot, dict.fromkeys(snapshot.cgroups, KNOBS))
+                _act(d, node, act)
+                for d in decide(advice, snapshot, dict.fromkeys(snapshot.cgroups, KNOBS), judged.placement)
             )
         trigger = "wait" if t == SPIKE_S else "tick"
         finished = Round(

@@ -10,15 +10,27 @@ from api.decisions import Decision, Outcome, Status
 from api.knobs import Knob, Verdict
 from tests.kernel.support import TestCgroup, cgroup
 
-CONTROLLERS = ("cpu", "cpuset")
 ODD = {
-    "v1": {"cpu.shares": "333\n", "cpu.cfs_period_us": "50000\n", "cpu.cfs_quota_us": "70000\n", "cpuset.cpus": "0\n"},
-    "v2": {"cpu.weight": "33\n", "cpu.max": "70000 50000\n", "cpuset.cpus": "0\n"},
+    "v1": {
+        "cpu.shares": "333\n",
+        "cpu.cfs_period_us": "50000\n",
+        "cpu.cfs_quota_us": "70000\n",
+        "cpu.cfs_burst_us": "30000\n",
+        "cpuset.cpus": "0\n",
+        "memory.limit_in_bytes": "134217728\n",
+    },
+    "v2": {
+        "cpu.weight": "33\n",
+        "cpu.max": "70000 50000\n",
+        "cpu.max.burst": "30000\n",
+        "cpuset.cpus": "0\n",
+        "memory.max": "134217728\n",
+    },
 }
 """Values that no default and no decision of these tests equals."""
 FILES = {
-    "v1": ("cpu.shares", "cpu.cfs_period_us", "cpu.cfs_quota_us", "cpu.idle", "cpuset.cpus"),
-    "v2": ("cpu.weight", "cpu.max", "cpu.idle", "cpuset.cpus"),
+    "v1": (*ODD["v1"], "cpu.idle"),
+    "v2": (*ODD["v2"], "cpu.idle"),
 }
 VERDICT = Verdict(rule="wait_above_target", text="online pods waited 9 ms, which is above 2 ms")
 
@@ -60,7 +72,7 @@ class Knobbed:
 def give_controllers(made: TestCgroup) -> None:
     """Version 2 has knobs only in children of a group that hands its controllers down."""
     if made.hierarchy.mode == "v2" and made.hierarchy.v2 is not None:
-        (made.hierarchy.v2 / made.path.lstrip("/") / "cgroup.subtree_control").write_text("+cpu +cpuset")
+        (made.hierarchy.v2 / made.path.lstrip("/") / "cgroup.subtree_control").write_text("+cpu +cpuset +memory")
 
 
 @contextmanager

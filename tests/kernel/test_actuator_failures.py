@@ -15,7 +15,6 @@ from agent.hierarchy import Hierarchy
 from agent.qrm.actuator import Actuator
 from agent.qrm.knobs import KnobFiles, Original, RawValue
 from agent.qrm.originals import Originals, boot_id, open_originals
-from agent.qrm.table import TABLE
 from api.decisions import Act, Status
 from api.knobs import Knob
 from tests.agent.qrm.trees import Tree
@@ -23,6 +22,8 @@ from tests.kernel.knobbed import Knobbed, statuses
 from tests.kernel.support import cgroup, require_root
 
 pytestmark = pytest.mark.kernel
+
+CPU_KNOBS = (Knob.CPUSET, Knob.WEIGHT, Knob.QUOTA, Knob.IDLE)
 
 
 def test_an_original_that_the_kernel_no_longer_takes_stays_in_the_journal(
@@ -47,7 +48,7 @@ def test_a_vanished_cgroup_and_its_successor(
             Status.APPLIED,
             Status.APPLIED,
         ]
-    decisions = [old.decide(knob, "1", old_id) for knob in TABLE]
+    decisions = [old.decide(knob, "1", old_id) for knob in CPU_KNOBS]
     assert statuses(actuator.apply(decisions)) == [Status.VANISHED] * 4
     with cgroup(hierarchy, "gone") as made:
         new = Knobbed(made)

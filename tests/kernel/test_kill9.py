@@ -77,7 +77,7 @@ def journalled(state: Path) -> dict[tuple[str, str], str]:
 
 
 def rounds(pair: Pair) -> list[list[Decision]]:
-    """Two rounds that use every knob, change a quota's period, switch idle off and on, and move nested cpusets."""
+    """They use every knob that others depend on, change a quota's period, switch idle off and on, and move nested cpusets."""
     outer, inner = pair
     return [
         [
@@ -92,7 +92,12 @@ def rounds(pair: Pair) -> list[list[Decision]]:
             outer.decide(Knob.CPUSET, "0-1"),
             inner.decide(Knob.IDLE, "1"),
         ],
-        [outer.decide(Knob.IDLE, "1"), outer.decide(Knob.QUOTA, "20000 40000")],
+        # The burst of 30 ms has to go down before this quota, and memory is written beside it.
+        [
+            outer.decide(Knob.IDLE, "1"),
+            outer.decide(Knob.QUOTA, "20000 40000"),
+            outer.decide(Knob.MEMORY_MAX, "67108864"),
+        ],
     ]
 
 
@@ -144,7 +149,7 @@ def test_the_original_is_safe_on_disk_before_the_knob_is_written(pair: Pair, tmp
     trace = tmp_path / "trace"
     assert outlive(act, 0, tmp_path / "state", [[outer.decide(Knob.WEIGHT, "50")]], trace) == 0
     calls = trace.read_text().splitlines()
-    file = getattr(TABLE[Knob.WEIGHT], outer.version).files[0]
+    file = getattr(TABLE[Knob.WEIGHT], outer.version)[0].files[0]
     assert calls == [
         "mkdir state",
         f"write {FILE_NAME}.tmp",

@@ -123,7 +123,7 @@ def _dedicate(pod: Pod, result: Bindings, state: CpuState, config: CpuPlacementC
         alone = wants.numa_exclusive or not wants.numa_share
         available = ledger.available(alone=alone, first=bool(known))
         ask = Ask(cores=sum(counts.values()), wants=wants, several=wants.numa_exclusive)
-        nodes = choose(hints(ask, available, ledger.free, ledger.layout), available, config.numa_hint).nodes
+        nodes = choose(hints(ask, available, ledger.free, ledger.layout), available, ledger.layout, config).nodes
     if wants.numa_exclusive:
         whole = ledger.own(pod.uid, nodes)
         given = dict.fromkeys(counts, whole)
@@ -212,7 +212,7 @@ def _bind_shared(pod: Pod, result: Bindings, state: CpuState, config: CpuPlaceme
     if len(nodes) != 1 or nodes[0] not in ledger.layout.numa or nodes[0] in ledger.closed:
         found = hints(Ask(cores=cores, wants=wants, several=False), available, ledger.free, ledger.layout)
         named = [hint for hint in found if hint.nodes == pod.bound_numa]
-        nodes = (named[0] if named else choose(found, available, config.numa_hint)).nodes
+        nodes = (named[0] if named else choose(found, available, ledger.layout, config)).nodes
     if len(nodes) > 1:
         raise NoHint(f"asks for {len(nodes)} NUMA nodes; shared_cores are bound to one")
     ledger.ask(nodes, cores)

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent.qrm.placing.layout import Layout
-from agent.qrm.placing.picking import NONE, pick
+from agent.qrm.placing.picking import NONE, pick, pick_in_turn
 from agent.qrm.placing.sizing import Want
-from agent.qrm.placing.state import DEDICATED, RECLAIM
+from agent.qrm.placing.state import DEDICATED, ISOLATION, RECLAIM
 from api.advice import UNBOUND, PoolSize
 
 
@@ -31,6 +31,8 @@ class Ground:
     """NUMA nodes that pools are bound to."""
     dedicated: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """CPUs of dedicated pods, by pod key, for sizes that let reclaim share them."""
+    least: int = 1
+    """CPUs that reclaim shares with others where it has none of its own."""
     owned: frozenset[int] = NONE
     """CPUs of NUMA nodes that one pod has for itself."""
 
@@ -101,9 +103,9 @@ def _reclaim(
             for name, count in sorted(size.overlap.items()):
                 chosen |= pick(layout, count, _lender(name, size.numa, pools, ground) - chosen, before)
     if not chosen:
-        # Reclaimed pods always have somewhere to run: beside the largest pool, where priority holds them back.
-        largest = max(pools, key=lambda name: (len(pools[name]), name), default="")
-        chosen = pick(layout, 1, pools.get(largest, NONE) or ground.everybody, before)
+        # Reclaimed pods always have somewhere to run: beside online pods, where priority holds them back.
+        apart = NONE.union(*(cpus for name, cpus in pools.items() if name.startswith(ISOLATION)))
+        chosen = pick_in_turn(layout, ground.least, ground.free - apart or ground.everybody, before)
     return chosen
 
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from math import ceil
-from typing import Literal
 
+from agent.config.qrm import CpuPlacementConfig
 from agent.qrm.placing.layout import Layout
 from api.qos import Enhancements
 
@@ -80,18 +80,25 @@ def hints(ask: Ask, available: Mapping[int, float], free: Collection[int], layou
     return tuple(found)
 
 
-def choose(found: Collection[Hint], available: Mapping[int, float], prefer: Literal["spreading", "packing"]) -> Hint:
+def choose(found: Collection[Hint], available: Mapping[int, float], layout: Layout, config: CpuPlacementConfig) -> Hint:
     """The best of several: preferred ones, then as few nodes as possible, then those with the most or the least left."""
-    sign = -1 if prefer == "spreading" else 1
+    candidates, spreads = found, config.numa_hint == "spreading"
+    if config.numa_hint == "dynamic-packing":
+        roomy = [hint for hint in found if _left_ratio(hint, available, layout) >= config.numa_hint_low_threshold]
+        candidates, spreads = roomy or found, not roomy
     return min(
-        found,
+        candidates,
         key=lambda hint: (
             not hint.preferred,
             len(hint.nodes),
-            sign * sum(available.get(node, 0.0) for node in hint.nodes),
+            sum(available.get(node, 0.0) for node in hint.nodes) * (-1 if spreads else 1),
             hint.nodes,
         ),
     )
+
+
+def _left_ratio(hint: Hint, available: Mapping[int, float], layout: Layout) -> float:
+    return min(available.get(node, 0.0) / len(layout.numa[node]) for node in hint.nodes)
 
 
 def _masks(ask: Ask, fewest: int, layout: Layout) -> Iterator[tuple[int, ...]]:

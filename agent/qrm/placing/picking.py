@@ -28,15 +28,20 @@ def pick(
     return chosen
 
 
-def pick_in_turn(layout: Layout, count: int, free: Collection[int], kept: Collection[int] = NONE) -> frozenset[int]:
-    """`count` of the CPUs in `free`, one of each NUMA node in turn, each on the core that has given the fewest so far."""
+def pick_in_turn(
+    layout: Layout, count: int, free: Collection[int], kept: Collection[int] = NONE, used: Collection[int] = NONE
+) -> frozenset[int]:
+    """`count` of the CPUs in `free`, one of each NUMA node in turn, each on the core that has given the fewest so far.
+
+    `kept` and `used` as for `pick`.
+    """
     left = {node: set(cpus) & set(free) for node, cpus in layout.numa.items()}
     given: Counter[Core] = Counter()
     chosen: set[int] = set()
     while len(chosen) < count and any(left.values()):
         for cpus in left.values():
             if cpus and len(chosen) < count:
-                cpu = min(cpus, key=lambda cpu: (cpu not in kept, given[layout.core[cpu]], cpu))
+                cpu = min(cpus, key=lambda cpu: (cpu not in kept, cpu in used, given[layout.core[cpu]], cpu))
                 cpus.remove(cpu)
                 chosen.add(cpu)
                 given[layout.core[cpu]] += 1

@@ -70,7 +70,7 @@ def place(
         state = CpuState(numa_headroom=state.numa_headroom)
     state = _follow(state, pods, config, now_ns)
     node = layout(topology)
-    static = static_pools(node, config)
+    static = static_pools(node, config, state.pool(RESERVE), _had_alone(state))
     ordered = sorted(pods, key=lambda pod: _turn(pod, state))
     if config.policy == "native":
         return place_native(ordered, node, static, state, config, now_ns)
@@ -88,6 +88,12 @@ def place(
         pools=tuple(Pool(name=name, cpus=tuple(sorted(cpus))) for name, cpus in sorted(shown.items()) if cpus),
     )
     return result, _remember(entries, {**pools, RESERVE: static.reserve, INTERRUPT: static.interrupt}, node, state)
+
+
+def _had_alone(state: CpuState) -> frozenset[int]:
+    """What dedicated containers had."""
+    entries = (item for entry in state.pod_entries.values() for item in entry.values())
+    return NONE.union(*(item.cpus for item in entries if item.owner_pool_name == DEDICATED))
 
 
 def _follow(state: CpuState, pods: Sequence[Pod], config: CpuPlacementConfig, now_ns: int) -> CpuState:
@@ -169,7 +175,8 @@ def _pools(
         bound={numa: len(node.on([numa]) & ledger.free) for numa in sorted(bound)},
         unbound=len(ledger.free - node.on(bound)),
     )
-    reserve = spread(config.reclaim_reserve(len(node.order), len(node.numa)), tuple(node.numa))
+    least = config.reclaim_reserve(len(node.order), len(node.numa))
+    reserve = spread(least, tuple(node.numa))
     known = tuple(sorted(sizes, key=lambda size: (size.pool, size.numa)))
     # A pool of a NUMA node that is not there any more is as large on the others; dedicated pods have their CPUs already.
     placed = {f"{DEDICATED}-{pod.key}" for pod in pods if owners[pod.uid] == DEDICATED}
@@ -187,6 +194,7 @@ def _pools(
         before={name: scene.state.pool(name) for name in {RECLAIM, *(want.pool for want in wants)}},
         bound=bound,
         dedicated=_dedicated(pods, bindings),
+        least=least,
         owned=node.on(numa for nodes in ledger.owned.values() for numa in nodes) & scene.static.usable,
     )
     return carve(wants, wanted, ground)

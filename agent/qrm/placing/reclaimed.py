@@ -43,7 +43,7 @@ def bind_reclaimed(
             rejected[pod.key] = _rejection(pod, cores, left, state.numa_headroom)
             unbound += cores
             continue
-        sign = -1 if config.numa_hint == "spreading" else 1
+        sign = 1 if config.numa_hint == "packing" else -1
         node = min(fitting, key=lambda node: (sign * left[node], node))
         nodes[pod.uid] = (node,)
         asked[node] = asked.get(node, 0.0) + cores

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from agent.config.qrm import CpuPlacementConfig
 from agent.qrm.placing.layout import Layout
-from agent.qrm.placing.picking import pick_in_turn
+from agent.qrm.placing.picking import NONE, pick_in_turn
 from api.cpus import parse_cpu_list
 
 
@@ -20,10 +20,13 @@ class Static:
     """For pools and dedicated containers."""
 
 
-def static_pools(layout: Layout, config: CpuPlacementConfig) -> Static:
+def static_pools(
+    layout: Layout, config: CpuPlacementConfig, kept: frozenset[int] = NONE, used: frozenset[int] = NONE
+) -> Static:
     """As configured, as far as the CPUs are online and one is left for everybody else.
 
-    A number of reserved CPUs is taken one of each NUMA node in turn, each on a core of its own while there are any.
+    A number of reserved CPUs is taken one of each NUMA node in turn, each on a core of its own while there are any. `kept`
+    was reserved before, `used` is what dedicated pods have: to be taken last.
     """
     online = frozenset(layout.order)
     interrupt = online.intersection(parse_cpu_list(config.interrupt_cpu_list))
@@ -32,7 +35,7 @@ def static_pools(layout: Layout, config: CpuPlacementConfig) -> Static:
     others = online - interrupt
     reserve = others.intersection(parse_cpu_list(config.reserved_cpu_list))
     if not config.reserved_cpu_list:
-        reserve = pick_in_turn(layout, min(config.reserved_cpus, len(others) - 1), others)
+        reserve = pick_in_turn(layout, min(config.reserved_cpus, len(others) - 1), others, kept, used)
     if reserve == others:
         reserve -= {max(reserve)}
     return Static(reserve=reserve, interrupt=interrupt, usable=others - reserve)

@@ -10,12 +10,13 @@ import pytest
 from agent.qrm.actuator import Actuator
 from agent.qrm.knobs import KnobFiles
 from agent.qrm.originals import FILE_NAME, Originals, decode_file, open_originals
-from agent.qrm.table import TABLE
+from agent.qrm.table import LACKS, TABLE
 from api.decisions import Act, Outcome, Status
-from api.knobs import Knob
+from api.knobs import ONCE, Knob
 from tests.agent.qrm.trees import Tree
 
 BOOT = "boot"
+CPU_KNOBS = (Knob.CPUSET, Knob.MEMS, Knob.WEIGHT, Knob.QUOTA, Knob.BURST, Knob.IDLE)
 MODES = ("v1", "v2", "hybrid")
 
 
@@ -143,14 +144,14 @@ def test_another_cgroup_on_the_path_is_left_alone(bench: Bench) -> None:
     bench.tree.remove("/batch")
     bench.tree.make("/batch")
     before = bench.tree.texts("/batch")
-    outcomes = bench.actuator.apply([bench.tree.decision("/batch", knob, "1", old) for knob in TABLE])
+    outcomes = bench.actuator.apply([bench.tree.decision("/batch", knob, "1", old) for knob in CPU_KNOBS])
     assert {o.status for o in outcomes} == {Status.VANISHED}
     assert bench.tree.texts("/batch") == before
 
 
 def test_outcomes_come_in_the_order_of_the_decisions(bench: Bench) -> None:
     bench.tree.make("/batch/inner")
-    wanted = [(path, knob) for knob in reversed(list(TABLE)) for path in ("/batch/inner", "/batch")]
+    wanted = [(path, knob) for knob in reversed(CPU_KNOBS) for path in ("/batch/inner", "/batch")]
     outcomes = bench.apply(*((path, knob, "1") for path, knob in wanted))
     assert [(o.decision.cgroup, o.decision.knob) for o in outcomes] == wanted
 
@@ -207,7 +208,8 @@ def test_restoring_may_leave_out_what_is_still_wanted(bench: Bench) -> None:
 def test_each_cgroup_is_asked_for_its_own_knobs(bench: Bench) -> None:
     bench.tree.make("/old")
     bench.tree.file("/old", "cpu.idle").unlink()
-    everything = frozenset(TABLE)
+    version = "v2" if bench.tree.hierarchy.mode == "v2" else "v1"
+    everything = frozenset(knob for knob in (*TABLE, *ONCE) if (knob, version) not in LACKS)
     assert bench.actuator.knobs(["/batch", "/old", "/none"]) == {
         "/batch": everything,
         "/old": everything - {Knob.IDLE},

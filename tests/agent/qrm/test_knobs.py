@@ -25,6 +25,19 @@ WRITTEN = {
     ),
     (Knob.QUOTA, "max 100000"): ({"cpu.cfs_quota_us": "-1\n"}, {"cpu.max": "max 100000\n"}),
     (Knob.IDLE, "1"): ({"cpu.idle": "1\n"}, {"cpu.idle": "1\n"}),
+    (Knob.BURST, "5000"): ({"cpu.cfs_burst_us": "5000\n"}, {"cpu.max.burst": "5000\n"}),
+    (Knob.MEMS, "1"): ({"cpuset.mems": "1\n", "cpuset.memory_migrate": "1\n"}, {"cpuset.mems": "1\n"}),
+    (Knob.MEMORY_MAX, "8192"): ({"memory.limit_in_bytes": "8192\n"}, {"memory.max": "8192\n"}),
+    (Knob.MEMORY_HIGH, "4096"): (None, {"memory.high": "4096\n"}),
+    (Knob.MEMORY_LOW, "4096"): (None, {"memory.low": "4096\n"}),
+    (Knob.MEMORY_MIN, "max"): (None, {"memory.min": "max\n"}),
+    (Knob.SWAP_MAX, "0"): (None, {"memory.swap.max": "0\n"}),
+    (Knob.IO_WEIGHT, "50"): ({"blkio.bfq.weight": "50\n"}, {"io.weight": "default 50\n"}),
+    (Knob.IO_MAX, "8:16 rbps=max wbps=1048576 riops=max wiops=max"): (
+        {"blkio.throttle.write_bps_device": "8:16 1048576\n", "blkio.throttle.read_bps_device": ""},
+        {"io.max": "8:16 rbps=max wbps=1048576 riops=max wiops=max\n"},
+    ),
+    (Knob.NET_CLASS, "65537"): ({"net_cls.classid": "65537\n"}, None),
 }
 
 
@@ -38,8 +51,14 @@ def test_a_value_lands_in_the_files_of_that_version(tmp_path: Path, mode: str, k
     tree = Tree(tmp_path, mode)
     cgroup_id = tree.make("/batch")
     files = KnobFiles(tree.hierarchy)
-    files.write("/batch", cgroup_id, knob, value)
     expected = WRITTEN[knob, value][mode == "v2"]
+    assert files.available(knob, "/batch") is (expected is not None or knob is Knob.SWAP_MAX)
+    if expected is None:
+        with pytest.raises(Unavailable):
+            files.write("/batch", cgroup_id, knob, value)
+        files.close()
+        return
+    files.write("/batch", cgroup_id, knob, value)
     assert {name: tree.file("/batch", name).read_text() for name in expected} == expected
     assert files.read("/batch", cgroup_id, knob) == value
     files.close()
@@ -50,10 +69,22 @@ def test_defaults_read_alike_on_both_versions(tmp_path: Path, mode: str) -> None
     tree = Tree(tmp_path, mode)
     cgroup_id = tree.make("/batch")
     files = KnobFiles(tree.hierarchy)
-    read = {knob: files.read("/batch", cgroup_id, knob) for knob in TABLE}
-    cpus = "" if mode == "v2" else "0-3"
-    assert read == {Knob.CPUSET: cpus, Knob.WEIGHT: "100", Knob.QUOTA: "max 100000", Knob.IDLE: "0"}
+    read = {knob: files.read("/batch", cgroup_id, knob) for knob in TABLE if files.available(knob, "/batch")}
+    common = {
+        Knob.WEIGHT: "100",
+        Knob.QUOTA: "max 100000",
+        Knob.BURST: "0",
+        Knob.IDLE: "0",
+        Knob.MEMORY_MAX: "max",
+        Knob.SWAP_MAX: "max",
+        Knob.IO_WEIGHT: "100",
+        Knob.IO_MAX: "",
+    }
+    v1 = {Knob.CPUSET: "0-3", Knob.MEMS: "0-1", Knob.NET_CLASS: "0"}
+    v2 = {Knob.CPUSET: "", Knob.MEMS: "", Knob.MEMORY_HIGH: "max", Knob.MEMORY_LOW: "0", Knob.MEMORY_MIN: "0"}
+    assert read == {**common, **(v2 if mode == "v2" else v1)}
     assert (files.ceiling("/batch"), files.cpu_count()) == ((0, 1, 2, 3), 4)
+    assert files.ceiling("/batch", Knob.MEMS) == (0, 1)
     files.close()
 
 
@@ -68,9 +99,9 @@ def test_a_new_cgroup_on_the_old_path_is_another_one(tmp_path: Path, mode: str) 
         files.read("/batch", old, Knob.WEIGHT)
     new = tree.make("/batch")
     assert new != old
-    for knob in TABLE:
+    for knob in filter(lambda knob: files.available(knob, "/batch"), TABLE):
         with pytest.raises(Vanished):
-            files.write("/batch", old, knob, "1")
+            files.write("/batch", old, knob, "8:0 rbps=1" if knob is Knob.IO_MAX else "1")
     assert files.read("/batch", new, Knob.WEIGHT) == "100"
     files.close()
 
@@ -202,4 +233,37 @@ def test_running_out_of_descriptors_is_a_refusal_with_a_remedy(tmp_path: Path, *
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert not isinstance(caught.value, Forbidden)
     assert "ulimit -n" in caught.value.remedy
+    files.close()
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "weight", "written"),
+    [
+        ("blkio.bfq.weight", "200\n", "200", "1000"),
+        ("blkio.weight", "500\n", "100", "500"),
+    ],
+)
+def test_the_weight_of_whichever_scheduler_there_is(
+    tmp_path: Path, file: str, text: str, weight: str, written: str
+) -> None:
+    tree = Tree(tmp_path, "v1")
+    cgroup_id = tree.make("/batch")
+    tree.file("/batch", "blkio.bfq.weight").unlink()
+    tree.file("/batch", file).write_text(text)
+    files = KnobFiles(tree.hierarchy)
+    assert files.read("/batch", cgroup_id, Knob.IO_WEIGHT) == weight
+    least, most = files.weights("/batch", Knob.IO_WEIGHT)
+    assert (least, most) == ((1, 1000) if "bfq" in file else (2, 200))
+    files.write("/batch", cgroup_id, Knob.IO_WEIGHT, str(min(most, 1000 if "bfq" in file else 100)))
+    assert tree.file("/batch", file).read_text() == f"{written}\n"
+    files.close()
+
+
+def test_weights_of_single_disks_are_left_alone(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, "v2")
+    cgroup_id = tree.make("/batch")
+    tree.file("/batch", "io.weight").write_text("default 300\n8:16 50\n")
+    files = KnobFiles(tree.hierarchy)
+    assert files.read("/batch", cgroup_id, Knob.IO_WEIGHT) == "300"
+    assert files.read_raw("/batch", cgroup_id, Knob.IO_WEIGHT).texts == {"io.weight": "default 300\n"}
     files.close()

@@ -9,17 +9,60 @@ from agent.hierarchy import Hierarchy
 from api.decisions import Decision
 from api.knobs import Knob, Verdict
 
-ALL_CPUS = "0-3"
+ALL_CPUS, ALL_NODES = "0-3", "0-1"
+UNLIMITED = "9223372036854771712\n"
 V1 = {
-    "cpu": {"cpu.shares": "1024\n", "cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n", "cpu.idle": "0\n"},
-    "cpuset": {"cpuset.cpus": f"{ALL_CPUS}\n", "cpuset.effective_cpus": f"{ALL_CPUS}\n"},
+    "cpu": {
+        "cpu.shares": "1024\n",
+        "cpu.cfs_quota_us": "-1\n",
+        "cpu.cfs_period_us": "100000\n",
+        "cpu.cfs_burst_us": "0\n",
+        "cpu.idle": "0\n",
+    },
+    "cpuset": {
+        "cpuset.cpus": f"{ALL_CPUS}\n",
+        "cpuset.effective_cpus": f"{ALL_CPUS}\n",
+        "cpuset.mems": f"{ALL_NODES}\n",
+        "cpuset.effective_mems": f"{ALL_NODES}\n",
+        "cpuset.memory_migrate": "0\n",
+    },
+    "memory": {
+        "memory.limit_in_bytes": UNLIMITED,
+        "memory.memsw.limit_in_bytes": UNLIMITED,
+        "memory.usage_in_bytes": "0\n",
+        "memory.stat": "total_inactive_file 0\ntotal_active_file 0\n",
+        "memory.force_empty": "",
+        "memory.numa_stat": "total=0 N0=0 N1=0\nhierarchical_total=0 N0=0 N1=0\n",
+    },
+    "blkio": {
+        "blkio.bfq.weight": "100\n",
+        "blkio.throttle.read_bps_device": "",
+        "blkio.throttle.write_bps_device": "",
+        "blkio.throttle.read_iops_device": "",
+        "blkio.throttle.write_iops_device": "",
+    },
+    "net_cls": {"net_cls.classid": "0\n"},
 }
 V2 = {
     "cpu.weight": "100\n",
     "cpu.max": "max 100000\n",
+    "cpu.max.burst": "0\n",
     "cpu.idle": "0\n",
     "cpuset.cpus": "\n",
     "cpuset.cpus.effective": f"{ALL_CPUS}\n",
+    "cpuset.mems": "\n",
+    "cpuset.mems.effective": f"{ALL_NODES}\n",
+    "memory.max": "max\n",
+    "memory.high": "max\n",
+    "memory.low": "0\n",
+    "memory.min": "0\n",
+    "memory.swap.max": "max\n",
+    "memory.current": "0\n",
+    "memory.stat": "inactive_file 0\nactive_file 0\n",
+    "memory.reclaim": "",
+    "memory.numa_stat": "anon N0=0 N1=0\nfile N0=0 N1=0\n",
+    "io.weight": "default 100\n",
+    "io.max": "",
 }
 VERDICT = Verdict(rule="wait_above_target", text="online pods waited 9 ms, which is above 2 ms")
 
@@ -62,8 +105,8 @@ class Tree:
 
     def texts(self, path: str) -> Mapping[str, str]:
         """Every file of the cgroup and what it holds."""
-        mounts = set(filter(None, map(self.hierarchy.controller, ("cpu", "cpuset"))))
-        return {file.name: file.read_text() for mount in mounts for file in (mount / path.lstrip("/")).glob("cpu*")}
+        mounts = set(filter(None, map(self.hierarchy.controller, V1)))
+        return {file.name: file.read_text() for mount in mounts for file in (mount / path.lstrip("/")).glob("*.*")}
 
     def decision(self, path: str, knob: Knob, value: str, cgroup_id: int | None = None) -> Decision:
         return Decision(

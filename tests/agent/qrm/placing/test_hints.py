@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from agent.config.qrm import CpuPlacementConfig
 from agent.qrm.placing.hints import Ask, Hint, NoHint, choose, hints
 from agent.qrm.placing.layout import Layout, layout
 from api.qos import Enhancements
@@ -91,16 +92,18 @@ def test_large_machines_look_at_the_fewest_nodes_and_one_more() -> None:
         ("spreading", {0: 3.0, 1: 7.0, 2: 7.0, 3: 5.0}, (1,)),
         ("packing", {0: 3.0, 1: 7.0, 2: 7.0, 3: 5.0}, (0,)),
         ("packing", {0: 3.0, 1: 7.0, 2: 7.0, 3: 3.0}, (0,)),
+        ("dynamic-packing", {0: 3.0, 1: 7.0, 2: 8.0, 3: 4.0}, (3,)),  # the least left of those with half of 8
+        ("dynamic-packing", {0: 3.0, 1: 3.5, 2: 3.9, 3: 1.0}, (2,)),  # none has half: the most left
     ],
 )
 def test_the_node_with_the_most_or_the_least_left(
     prefer: str, left: dict[int, float], expected: tuple[int, ...]
 ) -> None:
     found = [Hint(nodes=(node,), preferred=True) for node in (3, 2, 1, 0)]
-    assert choose(found, left, prefer).nodes == expected
+    assert choose(found, left, FOUR, CpuPlacementConfig(numa_hint=prefer)).nodes == expected
 
 
 def test_preferred_ones_then_few_nodes() -> None:
     wide, few, good = Hint((0, 1, 2), preferred=False), Hint((1, 2), preferred=False), Hint((0, 1, 3), preferred=True)
-    assert choose([wide, few], ALL, "spreading") == few
-    assert choose([wide, few, good], ALL, "spreading") == good
+    assert choose([wide, few], ALL, FOUR, CpuPlacementConfig()) == few
+    assert choose([wide, few, good], ALL, FOUR, CpuPlacementConfig()) == good

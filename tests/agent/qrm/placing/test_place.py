@@ -118,6 +118,17 @@ def test_reserved_and_interrupt_cpus_are_nobody_elses(
     assert reserve is None or cpus(placement)["/agent"] == reserve
 
 
+def test_the_reserve_stays_where_it_was_and_takes_no_cpu_of_dedicated_pods() -> None:
+    config = CpuPlacementConfig(reserved_cpus=2)
+    pods = (dedicated("db", 2.0), pod("web", cores=1.0))
+    first, state = run((), pods, TWO, config=config)
+    assert (pools(first)["reserve"], cpus(first)["/db"], cpus(first)["/web"]) == ("0,4", "1-2", "3")
+    second, state = run((), pods, offline(TWO, 0), state, config)
+    assert (pools(second)["reserve"], cpus(second)["/db"], cpus(second)["/web"]) == ("3-4", "1-2", "5")
+    back, _ = run((), pods, TWO, state, config)
+    assert pools(back)["reserve"] == "3-4"
+
+
 def test_system_pods_have_the_node_where_nothing_is_reserved_and_named_ones_their_pool() -> None:
     pods = (
         pod("agent", QoSLevel.SYSTEM), pod("dns", QoSLevel.SYSTEM, wants=Enhancements(cpuset_pool="net")),
@@ -166,7 +177,8 @@ def test_a_pool_that_nobody_sized_gets_its_requests_beside_those_that_were() -> 
         (2, {"share": 2}, {"share": "0-1", "reclaim": "0"}),
         (2, {"share": 2, "reclaim": 1}, {"share": "0", "reclaim": "1"}),
         (1, {"share": 1, "reclaim": 1}, {"share": "0", "reclaim": "0"}),
-        (6, {"share": 6, "batch": 6, "reclaim": 0}, {"share": "3-5", "batch": "0-2", "reclaim": "3"}),
+        (6, {"share": 6, "batch": 6, "reclaim": 0}, {"share": "3-5", "batch": "0-2", "reclaim": "0"}),
+        (16, {"share": 16}, {"share": "0-15", "reclaim": "0-3"}),
         (6, {"share": 9, "reclaim": 3}, {"share": "0-4", "reclaim": "5"}),
     ],
 )

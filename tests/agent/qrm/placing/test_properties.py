@@ -144,16 +144,24 @@ def test_pools_are_disjoint_and_as_large_as_asked_for_and_move_as_little_as_can_
 def test_cpus_that_go_are_replaced_and_all_others_stay(
     sizes: tuple[PoolSize, ...], pods: tuple[Pod, ...], topology: Topology, data: st.DataObject
 ) -> None:
-    """Hotplug: whoever does not lose a CPU, and whose pool is as large as before, keeps what it has."""
-    first, state = run(sizes, pods, topology)
+    """Hotplug: a dedicated pod that loses no CPU keeps what it has, whatever the others have to do."""
+    config = CpuPlacementConfig(reserved_cpus=data.draw(st.integers(0, 4)))
+    first, state = run(sizes, pods, topology, config=config)
     gone = data.draw(st.sets(st.sampled_from(topology.ids), max_size=len(topology.ids) - 1))
     less = Topology(cpus=tuple(cpu for cpu in topology.cpus if cpu.id not in gone))
-    smaller, shrunk = run(sizes, pods, less, state, at_s=1.0)
+    smaller, shrunk = run(sizes, pods, less, state, config, at_s=1.0)
     check(smaller, pods, less)
-    back, _ = run(sizes, pods, topology, shrunk, at_s=2.0)
+    back, _ = run(sizes, pods, topology, shrunk, config, at_s=2.0)
     check(back, pods, topology)
     if not gone:
         assert smaller.cpus == first.cpus
+    reserved = sets(smaller).get("reserve", set())
+    for each in pods:
+        had = {c.cgroup: set(first.cpus[c.cgroup]) for c in each.containers}
+        entries = state.pod(each.uid).values()
+        alone = any(e.owner_pool_name == "dedicated" and not e.exclusive for e in entries)
+        if alone and not set().union(*had.values()) & (gone | reserved):
+            assert {cgroup: set(smaller.cpus[cgroup]) for cgroup in had} == had
 
 
 @given(machines(), st.integers(1, 20), st.sets(st.integers(0, 255), max_size=12))

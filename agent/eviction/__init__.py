@@ -1,0 +1,1 @@
+"""Node-level eviction: plugins judge, the manager chooses, a killer acts."""

@@ -1,0 +1,34 @@
+"""What the agent asks of whoever makes pods leave, and how victims get there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from api.evictions import Evictions, KillEvent
+from api.pods import Pod
+
+
+class Killer(Protocol):
+    """Makes pods leave, each with its grace, without the caller ever waiting."""
+
+    def evict(self, pod: Pod, grace_s: float | None, reason: str) -> None:
+        """Ask the pod to leave now; None is the pod's own grace. Of a pod that was asked before, only a shorter grace counts.
+
+        Returns at once; what came of it is in `outcomes` later.
+        """
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """Pods that were asked and are not known to be gone, `namespace/name`."""
+
+    def outcomes(self) -> Sequence[KillEvent]:
+        """What happened since the last call, oldest first. To be called every round: it also carries on what is pending."""
+
+
+def carry_out(evictions: Evictions, pods: Iterable[Pod], killer: Killer) -> None:
+    """Hand the victims over, in their order; those of a dry run and those that are only told stay."""
+    known = {pod.uid: pod for pod in pods}
+    for victim in evictions.victims:
+        if not victim.dry_run and not victim.notify and victim.uid in known:
+            killer.evict(known[victim.uid], victim.grace_s, victim.verdict.text)

@@ -1,0 +1,228 @@
+"""Koordinator's evictions as plugins of the same shape: koordinator-cpu-evict and koordinator-memory-evict. Pure.
+
+They release so much at once, from the lowest priority up, and then cool down. CPU has three rules (BECPUEvict,
+CPUAllocatableEvict, CPUEvict), tried in that order; what one releases is gone for the next. Average and latest value must
+both be bad, the milder of them says how much to release, and samples of a third of the window have to be there. Only
+reclaimed pods leave for CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from agent.config.eviction_cpu import KoordinatorCpuConfig
+from agent.config.eviction_memory import KoordinatorMemoryConfig
+from agent.eviction.cpu_use import CpuSample, due, sampled, used
+from agent.eviction.judgement import Candidate, Finding, gib, judged, mean, missing, not_met
+from agent.eviction.situation import NS_PER_S, Situation, memory_bytes, reclaimed, reclaimed_cores
+from api.evictions import Met
+from api.pods import Pod
+from api.qos import QoSLevel
+from api.rates import delta
+
+CPU_NAME, MEMORY_NAME = "koordinator-cpu-evict", "koordinator-memory-evict"
+SATISFACTION, ALLOCATABLE, NODE, MEMORY = "be-satisfaction", "cpu-allocatable", "node-cpu", "node-memory"
+SMALL_CORES = 1.0
+"""Reclaimed pods that may use less than this count as using all of it."""
+LOWER_BY = 0.02
+MOST_SATISFACTION = 0.6
+SAMPLE_S = 1.0
+WINDOW_PART = 1 / 3
+
+
+class Sampled(msgspec.Struct, frozen=True, array_like=True):
+    """Cores at one instant; None where they are not known."""
+
+    at_ns: int
+    used: float | None
+    """By reclaimed pods."""
+    may_use: float | None
+    """By reclaimed pods: their pool, or its quota."""
+    node: float | None
+    """By everybody."""
+
+
+class CpuEvictMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """The samples of the window, and what each reclaimed pod used in the latest one."""
+
+    sample: CpuSample | None = None
+    node_busy_ns: int | None = None
+    window: tuple[Sampled, ...] = ()
+    pods: Mapping[str, float] = {}
+
+
+def judge_cpu(
+    situation: Situation, memory: CpuEvictMemory, config: KoordinatorCpuConfig
+) -> tuple[tuple[Finding, ...], CpuEvictMemory]:
+    """One finding for each rule."""
+    if due(memory.sample, situation, SAMPLE_S):
+        memory = _sampled(situation, memory, config)
+    left = list(reclaimed(situation.staying))
+    if not left:
+        return (not_met(CPU_NAME, "no_reclaimed_pods", "There are no reclaimed pods."),), memory
+    findings = []
+    for rule in (_satisfaction, _allocatable, _node):
+        finding = rule(situation, memory, left, config)
+        chosen = {candidate.pod.key for candidate in finding.candidates}
+        left = [pod for pod in left if pod.key not in chosen]
+        findings.append(finding)
+    return tuple(findings), memory
+
+
+def _sampled(situation: Situation, memory: CpuEvictMemory, config: KoordinatorCpuConfig) -> CpuEvictMemory:
+    after, before = sampled(situation), memory.sample
+    times = situation.snapshot.node.cpu
+    busy_ns = None if times is None else times.busy_ns
+    grown, elapsed = delta(memory.node_busy_ns, busy_ns), after.at_ns - before.at_ns if before is not None else 0
+    pods = reclaimed(situation.staying)
+    uses = {pod.key: use.total for pod in pods if (use := used(pod, before, after)) is not None}
+    window = tuple(each for each in memory.window if 0 < after.at_ns - each.at_ns < config.window_s * NS_PER_S)
+    if elapsed > 0:
+        total = sum(uses.values()) if uses and len(uses) == len(pods) else None
+        node = None if grown is None else grown / elapsed
+        window = (*window, Sampled(after.at_ns, total, _may_use(situation), node))
+    return CpuEvictMemory(sample=after, node_busy_ns=busy_ns, window=window, pods=uses)
+
+
+def _may_use(situation: Situation) -> float | None:
+    cpus = situation.pools.get("reclaim")
+    if cpus is None:
+        return None
+    sizes = situation.advice.sizes if situation.advice is not None else ()
+    quotas = [each.quota_cores for each in sizes if each.pool == "reclaim" and each.quota_cores is not None]
+    return min(float(len(cpus)), sum(quotas)) if quotas else float(len(cpus))
+
+
+def _enough(known: Sequence[Sampled], memory: CpuEvictMemory, window_s: float) -> bool:
+    """Whether the latest sample is among them, and the first is a third of the window older."""
+    if not known or known[-1] is not memory.window[-1]:
+        return False
+    return known[-1].at_ns - known[0].at_ns >= window_s * NS_PER_S * WINDOW_PART
+
+
+def _satisfaction(_: Situation, memory: CpuEvictMemory, pods: Sequence[Pod], config: KoordinatorCpuConfig) -> Finding:
+    known = [each for each in memory.window if each.used is not None and each.may_use is not None]
+    request = sum(reclaimed_cores(pod) for pod in pods)
+    if not _enough(known, memory, config.window_s) or request <= 0:
+        return missing(CPU_NAME, "CPU that reclaimed pods use, may use and requested", SATISFACTION)
+    pairs = [(each.used or 0.0, each.may_use or 0.0) for each in known]
+    views = [(mean([use for use, _ in pairs]), mean([may for _, may in pairs])), pairs[-1]]
+    busy = all(may < SMALL_CORES or use / may >= config.usage_ratio for use, may in views)
+    observed = max(may / request for _, may in views)
+    lower = min(config.satisfaction_lower, MOST_SATISFACTION)
+    met = busy and observed <= lower
+    text = (
+        f"Reclaimed pods may use {observed:.0%} of the {request:.2f} cores that they requested and "
+        f"{'use that up' if busy else 'leave some of it'}; the threshold is {lower:.0%}."
+    )
+    victims: tuple[Candidate, ...] = ()
+    if met:
+        ranked = sorted(pods, key=lambda pod: (pod.priority, -_intensity(memory, pod), pod.key))
+        release = request * (config.satisfaction_upper - observed)
+        victims = _until(release, ranked, reclaimed_cores, config.grace_s)
+    return _finding(CPU_NAME, SATISFACTION, _Numbers(lower, observed, met, below=True), text, victims, config)
+
+
+def _intensity(memory: CpuEvictMemory, pod: Pod) -> float:
+    """Which part of its request a pod uses."""
+    asked = reclaimed_cores(pod)
+    return memory.pods.get(pod.key, 0.0) / asked if asked > 0 else 0.0
+
+
+def _allocatable(situation: Situation, _: CpuEvictMemory, pods: Sequence[Pod], config: KoordinatorCpuConfig) -> Finding:
+    threshold, headroom = config.allocatable_threshold, situation.headroom
+    if threshold is None:
+        return not_met(CPU_NAME, "not_configured", "Requests over what is promised are not judged.", ALLOCATABLE)
+    if headroom is None or headroom.cores is None:
+        return missing(CPU_NAME, "what is promised to reclaimed pods", ALLOCATABLE)
+    request, bound = sum(reclaimed_cores(pod) for pod in pods), threshold * headroom.cores
+    text = f"Reclaimed pods requested {request:.2f} cores; {headroom.cores:.2f} are promised, the threshold is {bound:.2f}."
+    ranked = sorted(pods, key=lambda pod: (pod.priority, -reclaimed_cores(pod), pod.key))
+    victims = _until(request - bound, ranked, reclaimed_cores, config.grace_s)
+    return _finding(CPU_NAME, ALLOCATABLE, _Numbers(bound, request, request > bound), text, victims, config)
+
+
+def _node(situation: Situation, memory: CpuEvictMemory, pods: Sequence[Pod], config: KoordinatorCpuConfig) -> Finding:
+    threshold, capacity = config.node_threshold, len(situation.snapshot.topology.cpus)
+    if threshold is None:
+        return not_met(CPU_NAME, "not_configured", "CPU use of the node is not judged.", NODE)
+    known = [each for each in memory.window if each.node is not None]
+    if not _enough(known, memory, config.window_s) or not capacity:
+        return missing(CPU_NAME, "CPU use of the node", NODE)
+    # Who is on the way out uses CPU still; the latest sample has that, and so the next round waits for the cool-down.
+    observed = min(mean([each.node or 0.0 for each in known]), known[-1].node or 0.0) / capacity
+    lower = threshold - LOWER_BY if config.node_lower is None else config.node_lower
+    text = f"The node uses {observed:.1%} of its CPU; the threshold is {threshold:.0%}."
+    met = observed >= threshold
+    ranked = sorted(pods, key=lambda pod: (pod.priority, -memory.pods.get(pod.key, 0.0), pod.key))
+    release = capacity * (observed - lower) if met else 0.0
+    victims = _until(release, ranked, lambda pod: memory.pods.get(pod.key), config.grace_s)
+    return _finding(CPU_NAME, NODE, _Numbers(threshold, observed, met), text, victims, config)
+
+
+def judge_memory(situation: Situation, config: KoordinatorMemoryConfig) -> tuple[Finding, ...]:
+    """Memory in use over the node's; what is on its way out counts as free."""
+    meminfo = situation.snapshot.node.meminfo
+    total, available = meminfo.get("MemTotal"), meminfo.get("MemAvailable")
+    if not total or available is None:
+        return (missing(MEMORY_NAME, "memory in use", MEMORY),)
+    in_use = total - available - sum(memory_bytes(situation, pod) or 0.0 for pod in situation.going)
+    observed, threshold = in_use / total, config.threshold
+    lower = threshold - LOWER_BY if config.lower is None else config.lower
+    pods = [pod for pod in situation.staying if pod.qos is QoSLevel.RECLAIMED or not config.reclaimed_only]
+    sizes = {pod.key: memory_bytes(situation, pod) for pod in pods}
+    ranked = sorted(
+        pods, key=lambda pod: (pod.qos is not QoSLevel.RECLAIMED, pod.priority, -(sizes[pod.key] or 0.0), pod.key)
+    )
+    met = observed >= threshold
+    text = f"{gib(in_use)} of {gib(total)} memory are in use, {observed:.1%}; the threshold is {threshold:.0%}."
+    release = in_use - lower * total if met else 0.0
+    victims = _until(release, ranked, lambda pod: sizes[pod.key], config.grace_s)
+    return (_finding(MEMORY_NAME, MEMORY, _Numbers(threshold, observed, met), text, victims, config),)
+
+
+def _until(
+    release: float, ranked: Sequence[Pod], amount: Callable[[Pod], float | None], grace_s: float | None
+) -> tuple[Candidate, ...]:
+    """The first pods that free so much together; one of which the amount is not known, or nothing, frees nothing."""
+    chosen = []
+    for pod in ranked:
+        if release <= 0:
+            break
+        freed = amount(pod)
+        if freed:
+            chosen.append(Candidate(pod=pod, grace_s=grace_s))
+            release -= freed
+    return tuple(chosen)
+
+
+class _Numbers(NamedTuple):
+    value: float
+    observed: float
+    met: bool
+    below: bool = False
+
+
+def _finding(
+    plugin: str,
+    scope: str,
+    numbers: _Numbers,
+    text: str,
+    victims: tuple[Candidate, ...],
+    config: KoordinatorCpuConfig | KoordinatorMemoryConfig,
+) -> Finding:
+    threshold = judged(
+        plugin, Met.HARD if numbers.met else Met.NOT_MET, scope, value=numbers.value, observed=numbers.observed,
+        below=numbers.below, text=text, inputs={"victims": len(victims)},
+    )  # fmt: skip
+    return Finding(
+        threshold=threshold,
+        candidates=victims,
+        direct=True,
+        forced=True,
+        kind="memory" if plugin == MEMORY_NAME else "cpu",
+        cool_down_s=config.cool_down_s,
+    )

@@ -1,0 +1,124 @@
+"""cpu-pressure-load-plugin: more tasks of a pool want to run than it has CPUs, for minutes. Pure.
+
+Every 30 s the one-minute loads of a pool's containers are added up and held against its size: above it is soft (no new pods),
+above 1.8 times is hard (the pod with the highest load of all samples leaves). It counts when that is so in 80 % of the last
+ten samples. Where the advisor sizes the pools by need, a load above the size is normal as long as they can grow; once they
+cannot, it is soft at once. Katalyst reports threshold and observed value the wrong way round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from agent.config.eviction_cpu import LoadConfig
+from agent.eviction.judgement import Candidate, Finding, judged, missing, not_met, part_above, pushed
+from agent.eviction.situation import NS_PER_S, Situation, pools_of
+from api.evictions import Met
+from api.pods import Pod
+
+NAME = "cpu-pressure-load-plugin"
+SCOPE = "cpu.load.1min.container"
+CONDITION = "CPUPressure"
+SOFT_LEVEL, HARD_LEVEL = 1.0, 2.0
+
+
+class LoadMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """The last samples."""
+
+    sampled_at_ns: int | None = None
+    pools: Mapping[str, tuple[float, ...]] = {}
+    """By pool: 1 where the load was above the soft bound, 2 above the hard one."""
+    pods: Mapping[str, tuple[float, ...]] = {}
+    """Load by pod."""
+
+
+def judge(situation: Situation, memory: LoadMemory, config: LoadConfig) -> tuple[tuple[Finding, ...], LoadMemory]:
+    """One finding for each pool, the worst first."""
+    pools = {name: cpus for name, cpus in situation.pools.items() if _counts(name, config)}
+    if not pools:
+        return (not_met(NAME, "no_pools", "No pool of online pods is placed.", SCOPE),), LoadMemory()
+    homes = pools_of(situation)
+    members = {name: [pod for pod in situation.staying if homes.get(pod.key) == name] for name in pools}
+    since = memory.sampled_at_ns
+    if since is None or not 0 <= situation.now_ns - since < config.sample_s * NS_PER_S:
+        memory = _sampled(situation, memory, members, config)
+    findings = [_finding(name, len(pools[name]), members[name], memory, config) for name in sorted(pools)]
+    findings.sort(key=lambda each: (_urgency(each.threshold.met), -(each.threshold.observed or 0.0)))
+    return tuple(findings), memory
+
+
+def _urgency(met: Met) -> int:
+    return (Met.HARD, Met.SOFT, Met.NOT_MET).index(met)
+
+
+def _counts(pool: str, config: LoadConfig) -> bool:
+    return pool.partition("-NUMA")[0] not in config.skip_pools and not pool.startswith("isolation")
+
+
+def _sampled(
+    situation: Situation, memory: LoadMemory, members: Mapping[str, list[Pod]], config: LoadConfig
+) -> LoadMemory:
+    """One sample more of each pool and pod whose load is known; rings of others go as they are, those of the gone go."""
+    sizes = {name: len(situation.pools[name]) for name in members}
+    limit = situation.shared_limit_cpus
+    growing = limit is not None and sum(sizes.values()) < limit
+    loads = {pod.key: load for pods in members.values() for pod in pods if (load := _load(situation, pod)) is not None}
+    pools = {}
+    for name, pods in members.items():
+        ring = memory.pools.get(name, ())
+        known = [loads[pod.key] for pod in pods if pod.key in loads]
+        if known or not pods:
+            total, size = sum(known), sizes[name]
+            soft = size * config.lower_bound_ratio
+            if limit is not None:
+                soft = total if growing else 1.0
+            hard = total if growing else size * config.upper_bound_ratio
+            level = HARD_LEVEL if total > hard else SOFT_LEVEL if total > soft else 0.0
+            ring = pushed(ring, level, config.ring_size)
+        pools[name] = ring
+    rings = {}
+    for pods in members.values():
+        for pod in pods:
+            before = memory.pods.get(pod.key, ())
+            rings[pod.key] = pushed(before, loads[pod.key], config.ring_size) if pod.key in loads else before
+    return LoadMemory(sampled_at_ns=situation.now_ns, pools=pools, pods=rings)
+
+
+def _load(situation: Situation, pod: Pod) -> float | None:
+    """One-minute load of a pod, by the probe or else as the advisor makes it from waits; what is known of it."""
+    known = []
+    for container in pod.containers:
+        sample = situation.snapshot.cgroups.get(container.cgroup)
+        if sample is None:
+            continue
+        load = sample.load.one if sample.load is not None else situation.loads.get(container.cgroup)
+        if load is not None:
+            known.append(load)
+    return sum(known) if known else None
+
+
+def _finding(name: str, size: int, pods: list[Pod], memory: LoadMemory, config: LoadConfig) -> Finding:
+    ring = memory.pools.get(name, ())
+    if pods and not ring:
+        return missing(NAME, f"load of pool {name}", SCOPE)
+    soft = part_above(ring, SOFT_LEVEL - 0.5, config.ring_size)
+    hard = part_above(ring, HARD_LEVEL - 0.5, config.ring_size)
+    bound = config.threshold_met_percentage
+    met = Met.HARD if hard >= bound else Met.SOFT if soft >= bound else Met.NOT_MET
+    observed = hard if met is Met.HARD else soft
+    times = config.upper_bound_ratio if met is Met.HARD else config.lower_bound_ratio
+    text = (
+        f"The load of pool {name} was above {times:g} times its {size} CPUs in {observed:.0%} of the last {config.ring_size} "
+        f"samples; the threshold is {bound:.0%}."
+    )
+    threshold = judged(
+        NAME, met, SCOPE, value=bound, observed=observed, condition=CONDITION, text=text,
+        inputs={"pool": name, "cpus": size, "soft_part": soft, "hard_part": hard, "samples": len(ring)},
+    )  # fmt: skip
+    candidates: tuple[Candidate, ...] = ()
+    if met is Met.HARD:
+        ranked = sorted(pods, key=lambda pod: (-sum(memory.pods.get(pod.key, ())), pod.key))
+        candidates = tuple(Candidate(pod=pod, grace_s=config.grace_s) for pod in ranked if memory.pods.get(pod.key))
+    return Finding(threshold=threshold, candidates=candidates, kind="cpu", cool_down_s=config.cool_down_s, waits=True)

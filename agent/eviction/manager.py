@@ -1,0 +1,172 @@
+"""The eviction manager: asks every plugin, and chooses who leaves this round. Pure.
+
+A hard threshold that has been met for its tolerance makes the first of its candidates leave; soft ones together make one pod
+of the node leave, at most. Victims are ordered as Katalyst orders them, and only so many leave in a round; who has to wait is
+judged anew in the next. A pod that was sent counts as gone, so that the next round does not send another one for the same
+trouble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from agent.config.eviction import NAMES, EvictionConfig
+from agent.eviction import (
+    balancer,
+    koordinator,
+    load,
+    network,
+    numa_cpu,
+    numa_memory,
+    numa_sys,
+    oomd,
+    reclaimed,
+    rootfs,
+    rss,
+    suppression,
+    system_memory,
+)
+from agent.eviction.choosing import chosen, claims
+from agent.eviction.judgement import Finding, missing, not_met
+from agent.eviction.situation import NS_PER_S, Situation
+from agent.eviction.state import EvictionMemory, Plugins, Sent
+from api.evictions import Evictions, Met, Shown, Threshold, Victim
+
+LEAST_WAIT_S, WAIT_FACTOR, USUAL_GRACE_S = 10.0, 1.5, 30.0
+"""A pod may take its grace and half of that again to go. Kubernetes gives 30 s to a pod that says nothing."""
+
+
+def judge(situation: Situation, memory: EvictionMemory, config: EvictionConfig) -> tuple[Evictions, EvictionMemory]:
+    """Who leaves now and why, and the memory for the next call.
+
+    May be called as often as one likes: between two rounds (interval_s) thresholds and conditions stand and nobody leaves.
+    """
+    since = memory.judged_at_ns
+    if since is not None and 0 <= situation.now_ns - since < config.interval_s * NS_PER_S:
+        return msgspec.structs.replace(memory.latest, victims=(), waiting=()), memory
+    uids = {pod.uid for pod in situation.snapshot.pods}
+    sent = tuple(each for each in memory.sent if each.uid in uids and situation.now_ns < each.until_ns)
+    situation = msgspec.structs.replace(situation, stale_s=config.stale_s)
+    findings, plugins = _ask(situation, sent, memory.plugins, config)
+    thresholds, met_since = _lasting(findings, memory.met_since_ns, situation.now_ns, config)
+    wishes = [
+        claim
+        for finding, threshold in zip(findings, thresholds, strict=True)
+        for claim in claims(finding, threshold, situation.now_ns, memory.evicted_at_ns, sent)
+    ]
+    victims, waiting = chosen(wishes, config)
+    conditions = _conditions(thresholds, memory.conditions, situation.now_ns, config)
+    evictions = Evictions(
+        thresholds=thresholds, conditions=tuple(conditions.values()), victims=victims, waiting=waiting
+    )
+    gone = [victim for victim in victims if not victim.notify]
+    return evictions, EvictionMemory(
+        judged_at_ns=situation.now_ns,
+        latest=evictions,
+        met_since_ns=met_since,
+        conditions=conditions,
+        sent=(*sent, *(_sent(victim, situation.now_ns) for victim in gone)),
+        evicted_at_ns={**memory.evicted_at_ns, **{victim.plugin: situation.now_ns for victim in victims}},
+        plugins=plugins,
+    )
+
+
+def _ask(
+    situation: Situation, sent: Iterable[Sent], memory: Plugins, config: EvictionConfig
+) -> tuple[list[Finding], Plugins]:
+    """Every plugin that is enabled, in Katalyst's order; none of them on an old snapshot.
+
+    Who was sent in a dry run is gone for plugins that run dry, and for no other.
+    """
+    enabled = [name for name in NAMES if config.enabled(name)]
+    if not situation.fresh:
+        return [missing(name, "the state of the node") for name in enabled], memory
+    real = situation.leaving | {each.pod for each in sent if not each.dry_run}
+    live = msgspec.structs.replace(situation, leaving=real)
+    dry = msgspec.structs.replace(situation, leaving=real | {each.pod for each in sent})
+    findings: list[Finding] = []
+    kept: dict[str, object] = {}
+    for name in enabled:
+        seen = dry if config.dry(name) else live
+        field, ask = _STATEFUL.get(name, ("", None))
+        found: Iterable[Finding]
+        try:
+            if ask is None:
+                found = _STATELESS[name](seen, config)
+            else:
+                found, kept[field] = ask(seen, memory, config)
+        except Exception as failure:  # noqa: BLE001 - the others go on, and what failed is shown
+            found = [not_met(name, "plugin_failed", f"This plugin failed: {type(failure).__name__}: {failure}")]
+            if field:
+                kept[field] = getattr(memory, field)
+        findings += found
+    return findings, Plugins(**kept)  # type: ignore[arg-type]
+
+
+_STATELESS: Mapping[str, Callable[[Situation, EvictionConfig], Iterable[Finding]]] = {
+    reclaimed.NAME: lambda s, c: reclaimed.judge(s, c.reclaimed),
+    reclaimed.NUMA_NAME: lambda s, c: reclaimed.judge_numa(s, c.reclaimed),
+    balancer.NAME: lambda s, _: balancer.judge(s),
+    rss.NAME: lambda s, c: rss.judge(s, c.rss),
+    rootfs.PRESSURE_NAME: lambda s, c: rootfs.judge_pressure(s, c.rootfs_pressure),
+    rootfs.OVERUSE_NAME: lambda s, c: rootfs.judge_overuse(s, c.rootfs_overuse),
+    koordinator.MEMORY_NAME: lambda s, c: koordinator.judge_memory(s, c.koordinator_memory),
+}
+_Ask = Callable[[Situation, Plugins, EvictionConfig], tuple[Iterable[Finding], object]]
+_STATEFUL: Mapping[str, tuple[str, _Ask]] = {
+    numa_memory.NAME: ("numa_memory", lambda s, m, c: numa_memory.judge(s, m.numa_memory, c.numa_memory)),
+    system_memory.NAME: ("system_memory", lambda s, m, c: system_memory.judge(s, m.system_memory, c.system_memory)),
+    network.NAME: ("network", lambda s, m, c: network.judge(s, m.network, c.network)),
+    load.NAME: ("load", lambda s, m, c: load.judge(s, m.load, c.load)),
+    suppression.NAME: ("suppression", lambda s, m, c: suppression.judge(s, m.suppression, c.suppression)),
+    numa_cpu.NAME: ("numa_cpu", lambda s, m, c: numa_cpu.judge(s, m.numa_cpu, c.numa_cpu)),
+    numa_sys.NAME: ("numa_sys", lambda s, m, c: numa_sys.judge(s, m.numa_sys, c.numa_sys)),
+    oomd.NAME: ("oomd", lambda s, m, c: oomd.judge(s, m.oomd, c.oomd)),
+    koordinator.CPU_NAME: (
+        "koordinator_cpu",
+        lambda s, m, c: koordinator.judge_cpu(s, m.koordinator_cpu, c.koordinator_cpu),
+    ),
+}
+
+
+def _lasting(
+    findings: Iterable[Finding], before: Mapping[str, int], now_ns: int, config: EvictionConfig
+) -> tuple[tuple[Threshold, ...], dict[str, int]]:
+    """The thresholds with since when they are met; one that is not met once starts anew. Hard is soft too."""
+    thresholds, since = [], {}
+    for finding in findings:
+        threshold = finding.threshold
+        began = None
+        if threshold.met is not Met.NOT_MET:
+            for met in (Met.SOFT, Met.HARD) if threshold.met is Met.HARD else (Met.SOFT,):
+                key = f"{threshold.plugin}|{threshold.scope}|{met}"
+                began = since[key] = before.get(key, now_ns)
+        dry = config.dry(threshold.plugin)
+        thresholds.append(msgspec.structs.replace(threshold, since_ns=began, dry_run=dry))
+    return tuple(thresholds), since
+
+
+def _sent(victim: Victim, now_ns: int) -> Sent:
+    grace_s = USUAL_GRACE_S if victim.grace_s is None else victim.grace_s
+    until_ns = now_ns + round(max(LEAST_WAIT_S, WAIT_FACTOR * grace_s) * NS_PER_S)
+    return Sent(pod=victim.pod, uid=victim.uid, plugin=victim.plugin, until_ns=until_ns, dry_run=victim.dry_run)
+
+
+def _conditions(
+    thresholds: Iterable[Threshold], before: Mapping[str, Shown], now_ns: int, config: EvictionConfig
+) -> dict[str, Shown]:
+    """Those that are met now, and those that were met a short while ago. A dry run shows none."""
+    kept = {
+        name: shown
+        for name, shown in before.items()
+        if 0 <= now_ns - shown.last_met_ns <= config.condition_s * NS_PER_S
+    }
+    for threshold in thresholds:
+        condition = threshold.condition
+        if condition is None or threshold.dry_run:
+            continue
+        since = kept[condition.name].since_ns if condition.name in kept else now_ns
+        kept[condition.name] = Shown(condition=condition, plugin=threshold.plugin, since_ns=since, last_met_ns=now_ns)
+    return kept

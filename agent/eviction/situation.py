@@ -1,0 +1,186 @@
+"""What eviction plugins may look at: the snapshot, what was advised and placed, and who is on the way out already. Pure.
+
+A reading that is missing or older than `stale_s` is None here, so that no plugin takes it for a number.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+
+import msgspec
+
+from api.advice import CpuAdvice, Headroom
+from api.pods import Container, Pod
+from api.qos import QoSLevel
+from api.samples import CgroupSample, Snapshot
+
+NS_PER_S = 1_000_000_000
+PAGE_BYTES = mmap.PAGESIZE
+
+
+class RootfsUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What the writable layers of one pod take up."""
+
+    used_bytes: int
+    inodes: int
+
+
+class Situation(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """Everything of one round. What nobody can tell is left at its default."""
+
+    snapshot: Snapshot
+    now_ns: int
+    """CLOCK_MONOTONIC."""
+    headroom: Headroom | None = None
+    """What is promised to reclaimed pods, in all and by NUMA node."""
+    advice: CpuAdvice | None = None
+    """Which pod is in which pool."""
+    pools: Mapping[str, tuple[int, ...]] = {}
+    """CPUs of each pool, as placed."""
+    shared_limit_cpus: float | None = None
+    """What all share pools together may grow to. Where it is given, a pool's load counts only while they cannot grow
+    [enableReclaim without reservedResourceForAllocate]; else against the pool's size alone."""
+    loads: Mapping[str, float] = {}
+    """One-minute load of containers by cgroup, where the snapshot has none."""
+    leaving: frozenset[str] = frozenset()
+    """Pods on their way out, `namespace/name`, whoever sent them."""
+    rootfs: Mapping[str, RootfsUse] = {}
+    """By pod."""
+    nics: Mapping[str, float] = {}
+    """Bandwidth that each network card has to give, in Mbps; 0 where its link is down."""
+    crowded: Mapping[int, str] = {}
+    """NUMA nodes whose memory is slow and moving pages cannot help, and why."""
+    eviction_ratios: Mapping[str, Mapping[float, float]] = {}
+    """By pod: window in hours, and which part of its workload's pods was evicted in it."""
+    stale_s: float = 30.0
+
+    @cached_property
+    def staying(self) -> tuple[Pod, ...]:
+        """Pods that run here and are not on the way out."""
+        return tuple(pod for pod in self.snapshot.pods if pod.key not in self.leaving and self._runs(pod))
+
+    @cached_property
+    def going(self) -> tuple[Pod, ...]:
+        """Pods that run here but are on the way out."""
+        return tuple(pod for pod in self.snapshot.pods if pod.key in self.leaving and self._runs(pod))
+
+    def _runs(self, pod: Pod) -> bool:
+        return any(container.cgroup in self.snapshot.cgroups for container in pod.containers)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the snapshot itself is recent."""
+        return 0 <= self.now_ns - self.snapshot.taken_at_ns <= self.stale_s * NS_PER_S
+
+    @property
+    def node_files_fresh(self) -> bool:
+        """Whether what is not read every tick of the node (zones, vmstat, NUMA nodes, file systems) is recent."""
+        return self._recent(self.snapshot.node.files_read_at_ns)
+
+    def files_fresh(self, sample: CgroupSample) -> bool:
+        """Whether memory.stat and memory.numa_stat of a cgroup are recent."""
+        return self._recent(sample.files_read_at_ns)
+
+    def _recent(self, read_at_ns: int | None) -> bool:
+        if read_at_ns is None:
+            return False
+        return self.snapshot.wall_time_ns - read_at_ns <= self.stale_s * NS_PER_S
+
+
+Reading = Callable[[CgroupSample], float | None]
+
+
+def containers_sum(situation: Situation, pod: Pod, reading: Reading) -> float | None:
+    """Sum over the pod's containers that are there; None unless it is known of each of them, and of one at least."""
+    total, seen = 0.0, False
+    for container in pod.containers:
+        sample = situation.snapshot.cgroups.get(container.cgroup)
+        if sample is None:
+            continue
+        value = reading(sample)
+        if value is None:
+            return None
+        total, seen = total + value, True
+    return total if seen else None
+
+
+def memory_bytes(situation: Situation, pod: Pod) -> float | None:
+    """What the kernel charges to the pod's containers [mem.usage.container]."""
+    return containers_sum(situation, pod, lambda sample: sample.memory_bytes)
+
+
+def rss_bytes(situation: Situation, pod: Pod) -> float | None:
+    """Resident anonymous memory of the pod's containers [mem.rss.container]."""
+    return containers_sum(situation, pod, lambda sample: _rss(situation, sample))
+
+
+def _rss(situation: Situation, sample: CgroupSample) -> float | None:
+    if not situation.files_fresh(sample):
+        return None
+    stat = sample.memory_stat
+    # Version 1 has the groups below too under total_; version 2 counts them always and calls it anon.
+    return next((stat[name] for name in ("total_rss", "rss", "anon") if name in stat), None)
+
+
+def numa_bytes(situation: Situation, pod: Pod, node: int) -> float | None:
+    """Memory of the pod's containers on one NUMA node [mem.total.numa.container]."""
+    return containers_sum(situation, pod, lambda sample: _on_node(situation, sample, node))
+
+
+def _on_node(situation: Situation, sample: CgroupSample, node: int) -> float | None:
+    if not situation.files_fresh(sample):
+        return None
+    stat = sample.numa_stat
+    for kind in ("hierarchical_total", "total"):  # version 1, in pages
+        if kind in stat:
+            return stat[kind].get(node, 0) * PAGE_BYTES
+    if "anon" in stat and "file" in stat:
+        return stat["anon"].get(node, 0) + stat["file"].get(node, 0)
+    return None
+
+
+def numa_anon_bytes(situation: Situation, pod: Pod, node: int) -> float | None:
+    """Anonymous memory of the pod's containers on one NUMA node."""
+    return containers_sum(situation, pod, lambda sample: _anon_on_node(situation, sample, node))
+
+
+def _anon_on_node(situation: Situation, sample: CgroupSample, node: int) -> float | None:
+    if not situation.files_fresh(sample):
+        return None
+    stat = sample.numa_stat
+    if "hierarchical_anon" in stat or "total" in stat:
+        return stat.get("hierarchical_anon", stat.get("anon", {})).get(node, 0) * PAGE_BYTES
+    return stat["anon"].get(node, 0) if "anon" in stat else None
+
+
+def requested(pod: Pod, amount: Callable[[Container], float | None]) -> float:
+    """Sum of one request over the pod's containers; those that ask for nothing count 0."""
+    return sum(amount(container) or 0.0 for container in pod.containers)
+
+
+def reclaimed_cores(pod: Pod) -> float:
+    """CPU that a reclaimed pod requested; a static file may have it as an ordinary request."""
+    asked = requested(pod, lambda container: container.reclaimed_cpu_cores)
+    return asked or requested(pod, lambda container: container.cpu_request_cores)
+
+
+def reclaimed_memory(pod: Pod) -> float:
+    """Memory that a reclaimed pod requested; a static file may have it as an ordinary request."""
+    asked = requested(pod, lambda container: container.reclaimed_memory_bytes)
+    return asked or requested(pod, lambda container: container.memory_request_bytes)
+
+
+def reclaimed(pods: Iterable[Pod]) -> tuple[Pod, ...]:
+    """Those of reclaimed_cores."""
+    return tuple(pod for pod in pods if pod.qos is QoSLevel.RECLAIMED)
+
+
+def pools_of(situation: Situation) -> dict[str, str]:
+    """Pod to pool: by the advisor's regions, and reclaimed pods in `reclaim`."""
+    found = {pod.key: "reclaim" for pod in situation.snapshot.pods if pod.qos is QoSLevel.RECLAIMED}
+    if situation.advice is not None:
+        for advised in situation.advice.regions:
+            found.update(dict.fromkeys(advised.region.pods, advised.region.pool))
+    return found

@@ -1,0 +1,171 @@
+"""system-memory-pressure-eviction-plugin: the whole node is short of memory. Three detectors, any of them is enough. Pure.
+
+Free memory below the watermark: a reclaimed pod leaves. The burstable pods' root stalls, and not because of one pod alone: a
+reclaimed pod after 15 s, any after 45 s. Background reclaim takes away 2000 pages a second for two minutes: any pod; Katalyst
+has that one but never calls it. All three look every round; Katalyst's every 9 s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from agent.config.eviction_memory import SystemMemoryConfig
+from agent.eviction.judgement import Candidate, Finding, Input, gib, judged, mean, missing, not_met
+from agent.eviction.ranking import by_memory
+from agent.eviction.situation import NS_PER_S, Situation, memory_bytes
+from api.evictions import Met, Threshold
+from api.pods import Pod
+from api.samples import Snapshot
+
+NAME = "system-memory-pressure-eviction-plugin"
+SCOPE = "SystemMemory"
+CONDITION = "MemoryPressure"
+PSI_ANY_FACTOR = 3
+"""Stalling for so many times psi_s, any pod may have to leave."""
+SCALE_PARTS = 10_000
+"""Of watermark_scale_factor."""
+
+
+class SystemMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What is remembered from round to round."""
+
+    stolen_pages: int | None = None
+    """By background reclaim, when it was last known, and when that was read."""
+    stolen_at_ns: int | None = None
+    pages_per_s: float = 0.0
+    """Between the last two readings."""
+    stealing_since_ns: int | None = None
+    """CLOCK_REALTIME, like stolen_at_ns: the counter is not read every tick."""
+    stalling_since_ns: int | None = None
+
+
+def judge(
+    situation: Situation, memory: SystemMemory, config: SystemMemoryConfig
+) -> tuple[tuple[Finding, ...], SystemMemory]:
+    """One finding for each detector, those that are met first."""
+    free = _free(situation, config)
+    stealing, memory = _kswapd(situation, memory, config)
+    stalling, memory = _psi(situation, memory, config)
+    return tuple(sorted((free, stealing, stalling), key=lambda each: each.threshold.met is Met.NOT_MET)), memory
+
+
+def _found(situation: Situation, config: SystemMemoryConfig, threshold: Threshold, *, any_level: bool) -> Finding:
+    candidates: tuple[Candidate, ...] = ()
+    if threshold.met is Met.HARD:
+        candidates = by_memory(
+            situation.staying, lambda pod: memory_bytes(situation, pod), lambda _: config.grace_s, any_level=any_level
+        )
+    return Finding(
+        threshold=threshold,
+        candidates=candidates,
+        kind="memory",
+        cool_down_s=config.cool_down_s,
+        waits=threshold.verdict.inputs.get("leaving_bytes") is None,
+    )
+
+
+def _free(situation: Situation, config: SystemMemoryConfig) -> Finding:
+    node = situation.snapshot.node
+    free, total = node.meminfo.get("MemFree"), node.meminfo.get("MemTotal")
+    scale = node.sysctl.get("vm.watermark_scale_factor")
+    if free is None or total is None or scale is None or not situation.node_files_fresh:
+        return missing(NAME, "free memory or vm.watermark_scale_factor", SCOPE)
+    bound = max(config.free_minimum_bytes, total * scale / SCALE_PARTS)
+    going = sum(memory_bytes(situation, pod) or 0.0 for pod in situation.going)
+    observed = free + going
+    text = f"{gib(observed)} of memory are free or about to be; the watermark is {gib(bound)}."
+    inputs: dict[str, Input] = {"free_bytes": free, "leaving_bytes": going, "total_bytes": total, "scale_factor": scale}
+    threshold = _judged(observed < bound, bound, observed, text, inputs, below=True)
+    return _found(situation, config, threshold, any_level=False)
+
+
+def _judged(
+    met: bool, value: float, observed: float, text: str, inputs: Mapping[str, Input], *, below: bool = False
+) -> Threshold:
+    how = Met.HARD if met else Met.NOT_MET
+    return judged(
+        NAME, how, SCOPE, value=value, observed=observed, below=below, condition=CONDITION, text=text, inputs=inputs
+    )
+
+
+def _kswapd(situation: Situation, memory: SystemMemory, config: SystemMemoryConfig) -> tuple[Finding, SystemMemory]:
+    """Background reclaim at work without a break."""
+    node, at_ns = situation.snapshot.node, situation.snapshot.node.files_read_at_ns
+    stolen = node.vmstat.get("pgsteal_kswapd")
+    if stolen is None or at_ns is None or not situation.node_files_fresh:
+        forgotten = SystemMemory(stalling_since_ns=memory.stalling_since_ns)
+        return missing(NAME, "pgsteal_kswapd", SCOPE), forgotten
+    before, before_ns, since = memory.stolen_pages, memory.stolen_at_ns, memory.stealing_since_ns
+    if before is None or before_ns is None or stolen < before or at_ns < before_ns:
+        first = msgspec.structs.replace(memory, stolen_pages=stolen, stolen_at_ns=at_ns, stealing_since_ns=None)
+        return not_met(NAME, "kswapd_first_look", "Background reclaim has been seen once: no rate yet.", SCOPE), first
+    rate, since_s = memory.pages_per_s, 0.0
+    if at_ns > before_ns:
+        rate = (stolen - before) * NS_PER_S / (at_ns - before_ns)
+        since = (before_ns if since is None else since) if rate >= config.kswapd_pages_per_s else None
+        memory = SystemMemory(
+            stolen_pages=stolen,
+            stolen_at_ns=at_ns,
+            pages_per_s=rate,
+            stealing_since_ns=since,
+            stalling_since_ns=memory.stalling_since_ns,
+        )
+    if since is not None:
+        since_s = (at_ns - since) / NS_PER_S
+    text = (
+        f"Background reclaim has taken away {config.kswapd_pages_per_s:g} pages a second or more for {since_s:.0f} s, now "
+        f"{rate:.0f}; the threshold is {config.kswapd_s:g} s."
+    )
+    inputs: dict[str, Input] = {"pages_per_s": round(rate, 1), "for_s": round(since_s, 1)}
+    met = since is not None and since_s >= config.kswapd_s
+    threshold = _judged(met, config.kswapd_s, since_s, text, inputs)
+    return _found(situation, config, threshold, any_level=True), memory
+
+
+def _psi(situation: Situation, memory: SystemMemory, config: SystemMemoryConfig) -> tuple[Finding, SystemMemory]:
+    """The burstable pods stall for memory, several of them."""
+    snapshot = situation.snapshot
+    root = next((path for path in config.psi_roots if path in snapshot.cgroups), None)
+    pressure = None if root is None else snapshot.cgroups[root].memory_pressure
+    if root is None or pressure is None:
+        calm = msgspec.structs.replace(memory, stalling_since_ns=None)
+        return missing(NAME, "memory pressure of the burstable pods' root", SCOPE), calm
+    stalls = [stall for pod in snapshot.pods if (stall := _stall(snapshot, pod, root)) is not None]
+    stalling = [stall for stall in stalls if stall > config.psi_pod_avg10]
+    average = mean(stalling)
+    met = (
+        pressure.some_avg10 >= config.psi_avg10 and len(stalling) >= config.psi_pods and average >= config.psi_pods_mean
+    )
+    since = None
+    if met:
+        since = situation.now_ns if memory.stalling_since_ns is None else memory.stalling_since_ns
+    for_s = 0.0 if since is None else (situation.now_ns - since) / NS_PER_S
+    text = (
+        f"{root} stalls for memory {pressure.some_avg10:g} % of the time (threshold {config.psi_avg10:g} %), {len(stalling)} "
+        f"pods of {config.psi_pods} by {average:.1f} % on average (threshold {config.psi_pods_mean:g} %), for {for_s:.0f} s of "
+        f"{config.psi_s:g} s."
+    )
+    inputs: dict[str, Input] = {
+        "avg10": pressure.some_avg10,
+        "pods": len(stalling),
+        "mean": round(average, 3),
+        "for_s": for_s,
+    }
+    threshold = _judged(since is not None and for_s >= config.psi_s, config.psi_s, for_s, text, inputs)
+    memory = msgspec.structs.replace(memory, stalling_since_ns=since)
+    return _found(situation, config, threshold, any_level=for_s >= PSI_ANY_FACTOR * config.psi_s), memory
+
+
+def _stall(snapshot: Snapshot, pod: Pod, root: str) -> float | None:
+    """A burstable pod's stall: of its own cgroup where it has one, else of its worst container."""
+    found = []
+    for container in pod.containers:
+        if not container.cgroup.startswith(f"{root}/"):
+            continue
+        above = container.cgroup.rpartition("/")[0]
+        sample = snapshot.cgroups.get(container.cgroup if above == root else above)
+        if sample is not None and sample.memory_pressure is not None:
+            found.append(sample.memory_pressure.some_avg10)
+    return max(found, default=None)

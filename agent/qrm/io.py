@@ -1,0 +1,77 @@
+"""QRM's disk side: weights and limits of containers by level, and what is set for a disk as a whole. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from agent.config.qrm_knobs import IoConfig
+from agent.qrm.notation import io_max
+from api.advice import Wish
+from api.facts import Disk
+from api.knobs import Knob, Verdict
+from api.samples import Snapshot
+
+
+class NodeSetting(msgspec.Struct, frozen=True, kw_only=True):
+    """A file below /sys is to show this line."""
+
+    path: str
+    """Below the root of sysfs: `block/sda/queue/wbt_lat_usec`."""
+    line: str
+    """What is written."""
+    device: str = ""
+    """The device, `8:16`, whose line of the file this is; empty where the file has one line."""
+    verdict: Verdict
+
+
+def io_wishes(snapshot: Snapshot, config: IoConfig) -> tuple[Wish, ...]:
+    """io.weight and io.max of every container whose level has them."""
+    wishes = []
+    for pod in snapshot.pods:
+        values: dict[Knob, str] = {}
+        if pod.qos in config.weights:
+            values[Knob.IO_WEIGHT] = str(config.weights[pod.qos])
+        if pod.qos in config.max:
+            values[Knob.IO_MAX] = config.max[pod.qos]
+        text = f"Configured for {pod.qos.value}."
+        verdict = Verdict(rule="io_level", text=text)
+        for container in pod.containers:
+            wishes += [
+                Wish(cgroup=container.cgroup, knob=knob, value=value, verdict=verdict) for knob, value in values.items()
+            ]
+    return tuple(wishes)
+
+
+def problems(config: IoConfig) -> tuple[str, ...]:
+    """What of the configuration cannot hold, one sentence each."""
+    found = []
+    for level, text in config.max.items():
+        try:
+            io_max(text)
+        except ValueError as error:
+            found.append(f"io.max of {level.value}: {error}")
+    return tuple(found)
+
+
+def disk_settings(disks: Mapping[str, Disk], config: IoConfig, cgroup_root: str | None) -> tuple[NodeSetting, ...]:
+    """Write-back throttling of whole disks by their kind, and the cost model of those that are configured.
+
+    `cgroup_root` is the version 2 root below sysfs, such as `fs/cgroup`; None where there is no io controller in one.
+    """
+    found = []
+    for name, disk in sorted(disks.items()):
+        wbt_us = config.wbt_us.get(disk.kind, -1) if disk.kind else -1  # type: ignore[call-overload]
+        # Those that the kernel shows no latency for throttle no write-back.
+        if wbt_us >= 0 and disk.wbt_lat_us is not None:
+            text = f"Write-back of {name} is throttled beyond {wbt_us} us, as configured for {disk.kind}."
+            verdict = Verdict(rule="wbt", text=text, inputs={"kind": disk.kind})
+            path = f"block/{name}/queue/wbt_lat_usec"
+            found.append(NodeSetting(path=path, line=str(wbt_us), verdict=verdict))
+        for file, lines in (("io.cost.qos", config.cost_qos), ("io.cost.model", config.cost_model)):
+            if cgroup_root is not None and name in lines:
+                verdict = Verdict(rule="iocost", text=f"{file} of {name}, as configured.")
+                line = f"{disk.number} {lines[name]}"
+                found.append(NodeSetting(path=f"{cgroup_root}/{file}", line=line, device=disk.number, verdict=verdict))
+    return tuple(found)

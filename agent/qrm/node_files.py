@@ -1,0 +1,181 @@
+"""Settings of whole disks below /sys, with originals in a journal of their own: written before the first change, put back
+at the end, safe against a crash in between.
+
+Files hold one line, or one line for each device; of those only the device's own line is journalled and put back. A file
+that another boot or kernel does not have is skipped. What the agent left there and somebody else has changed since is
+theirs and is left alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from agent.durable import replace_file, sync_directory
+from agent.qrm.io import NodeSetting
+from agent.smallfile import read_small
+from api.decisions import Status
+from api.ports import Unavailable
+
+FILE_NAME = "node-originals.json"
+_LARGEST = 1 << 20
+_NOTHING = ("enable=0", "ctrl=auto")
+"""What takes a device's line away, by the file's last word: io.cost.qos and io.cost.model."""
+
+
+class NodeOriginal(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file held of one device, or in all, and what the agent has left there."""
+
+    path: str
+    device: str
+    text: str
+    """Empty where there was no line of that device."""
+    left: str = ""
+
+
+class NodeOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one setting."""
+
+    path: str
+    device: str
+    status: Status
+    before: str | None = None
+    after: str | None = None
+    error: str = ""
+
+
+class _Body(msgspec.Struct, frozen=True, kw_only=True):
+    boot_id: str
+    entries: tuple[NodeOriginal, ...]
+
+
+class NodeFiles:
+    """The writer of these files and its journal. Only one process may use a state directory; Originals locks it."""
+
+    def __init__(self, sys: Path, state_dir: Path, boot_id: str) -> None:
+        self._sys, self._path, self._boot_id = sys, state_dir / FILE_NAME, boot_id
+        self._entries: dict[tuple[str, str], NodeOriginal] = {}
+        self._load()
+
+    def entries(self) -> tuple[NodeOriginal, ...]:
+        """Everything that may still differ from its original."""
+        return tuple(self._entries.values())
+
+    def apply(self, settings: Sequence[NodeSetting], *, dry: bool = False) -> tuple[NodeOutcome, ...]:
+        """Write what differs; every original is on disk before its file is written. What came of each setting."""
+        return tuple(self._apply(setting, dry) for setting in settings)
+
+    def restore(self) -> tuple[NodeOutcome, ...]:
+        """Put everything back; what cannot be stays in the journal."""
+        outcomes = []
+        for key, entry in tuple(self._entries.items()):
+            outcome = self._restore(entry)
+            outcomes.append(outcome)
+            if outcome.status is not Status.REFUSED:
+                del self._entries[key]
+        if outcomes:
+            self._save()
+        return tuple(outcomes)
+
+    def _apply(self, setting: NodeSetting, dry: bool) -> NodeOutcome:
+        path, device, wanted = setting.path, setting.device, _words(setting.line)
+        try:
+            before = self._read(path, device)
+            if _agree(wanted, before):
+                return NodeOutcome(path=path, device=device, status=Status.UNCHANGED, before=before, after=before)
+            if dry:
+                return NodeOutcome(path=path, device=device, status=Status.DRY_RUN, before=before)
+            known = self._entries.get((path, device))
+            # Somebody else's value is the original from then on.
+            if known is None or before not in (known.left, known.text):
+                known = NodeOriginal(path=path, device=device, text=before)
+            # Whoever is killed from here on cannot say any more what it left there.
+            self._entries[path, device] = msgspec.structs.replace(known, left="")
+            self._save()
+            self._write(path, setting.line)
+            after = self._read(path, device)
+            self._entries[path, device] = msgspec.structs.replace(known, left=after)
+            self._save()
+        except OSError as error:
+            return _refused(path, device, error)
+        except Unavailable as error:
+            return NodeOutcome(path=path, device=device, status=Status.REFUSED, error=f"{error.reason}: {error.remedy}")
+        status = Status.APPLIED if _agree(wanted, after) else Status.MISMATCH
+        return NodeOutcome(path=path, device=device, status=status, before=before, after=after)
+
+    def _restore(self, entry: NodeOriginal) -> NodeOutcome:
+        path, device = entry.path, entry.device
+        try:
+            before = self._read(path, device)
+            if before == entry.text or (entry.left and before != entry.left):
+                return NodeOutcome(path=path, device=device, status=Status.UNCHANGED, before=before, after=before)
+            nothing = f"{device} {_NOTHING[path.endswith('model')]}"
+            self._write(path, entry.text or nothing)
+            after = self._read(path, device)
+        except FileNotFoundError:
+            return NodeOutcome(path=path, device=device, status=Status.VANISHED)
+        except OSError as error:
+            return _refused(path, device, error)
+        return NodeOutcome(path=path, device=device, status=Status.APPLIED, before=before, after=after)
+
+    def _read(self, path: str, device: str) -> str:
+        text = read_small(self._sys / path, _LARGEST).decode("latin-1")
+        if not device:
+            return text.strip()
+        return next((line.strip() for line in text.splitlines() if line.split()[:1] == [device]), "")
+
+    def _write(self, path: str, line: str) -> None:
+        fd = os.open(self._sys / path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        try:
+            os.write(fd, f"{line}\n".encode("latin-1"))
+        finally:
+            os.close(fd)
+
+    def _load(self) -> None:
+        try:
+            body = msgspec.json.decode(read_small(self._path, _LARGEST), type=_Body)
+        except FileNotFoundError:
+            return
+        except (OSError, msgspec.DecodeError) as error:
+            raise Unavailable(
+                f"{self._path} cannot be read: {error}",
+                "compare the disks it names with their defaults, then delete it",
+            ) from None
+        # Another boot has begun with the kernel's own values.
+        if body.boot_id == self._boot_id:
+            self._entries = {(entry.path, entry.device): entry for entry in body.entries if _is_below(entry.path)}
+
+    def _save(self) -> None:
+        try:
+            if self._entries:
+                body = _Body(boot_id=self._boot_id, entries=self.entries())
+                replace_file(self._path, msgspec.json.encode(body) + b"\n")
+            else:
+                self._path.unlink(missing_ok=True)
+                sync_directory(self._path.parent)
+        except OSError as error:
+            raise Unavailable(
+                f"original values cannot be journalled in {self._path}: {error.strerror}",
+                "make room and make it writable",
+            ) from None
+
+
+def _is_below(path: str) -> bool:
+    return not path.startswith("/") and ".." not in path.split("/")
+
+
+def _words(line: str) -> list[str]:
+    return line.split()
+
+
+def _agree(wanted: Sequence[str], shown: str) -> bool:
+    """Whether every word that is wanted is shown: the kernel adds those that were not given."""
+    return set(wanted) <= set(shown.split()) and bool(shown)
+
+
+def _refused(path: str, device: str, error: OSError) -> NodeOutcome:
+    text = f"{path}: {error.strerror}: see whether this kernel and this disk have it"
+    return NodeOutcome(path=path, device=device, status=Status.REFUSED, error=text)

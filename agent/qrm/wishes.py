@@ -1,0 +1,41 @@
+"""Wishes for knobs into decisions on the cgroups that are there. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from api.advice import Wish
+from api.decisions import Decision
+from api.knobs import Knob
+from api.samples import Snapshot
+
+
+def resolve(
+    wishes: Iterable[Wish], snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]], taken: Iterable[Decision] = ()
+) -> tuple[Decision, ...]:
+    """A decision for each wish about a managed container, in the order of the wishes.
+
+    Of two wishes for one knob the first counts, and none counts where `taken` has decided already. What no cgroup of the
+    node has a knob for is dropped; where only this one lacks it the decision is made, so that its refusal is seen.
+    """
+    owners = {container.cgroup: pod.key for pod in snapshot.pods for container in pod.containers}
+    known = frozenset[Knob]().union(*knobs.values())
+    decided = {(decision.cgroup, decision.knob) for decision in taken}
+    found: list[Decision] = []
+    for wish in wishes:
+        sample, pod = snapshot.cgroups.get(wish.cgroup), owners.get(wish.cgroup)
+        key = (wish.cgroup, wish.knob)
+        if sample is None or pod is None or wish.knob not in known or key in decided:
+            continue
+        decided.add(key)
+        found.append(
+            Decision(
+                cgroup=wish.cgroup,
+                cgroup_id=sample.id,
+                pod=pod,
+                knob=wish.knob,
+                value=wish.value,
+                verdict=wish.verdict,
+            )
+        )
+    return tuple(found)

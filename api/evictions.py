@@ -1,0 +1,116 @@
+"""Who has to leave this node and why, and what came of it, as plain data. Names are Katalyst's (eviction manager, v0.5)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+from api.knobs import Verdict
+
+
+class Met(StrEnum):
+    """How far a threshold is crossed."""
+
+    NOT_MET = "not-met"
+    SOFT = "soft"
+    """No new pods; at most one pod of the whole node is asked to leave in a round."""
+    HARD = "hard"
+    """The first of the candidates has to leave."""
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True):
+    """What the node shows while a threshold is crossed, so that the scheduler keeps away."""
+
+    name: str
+    kind: Literal["node", "cnr"] = "node"
+    """A taint of the Node, or one of Katalyst's CustomNodeResource."""
+    effects: tuple[str, ...] = ("NoSchedule",)
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """A condition that is in force."""
+
+    condition: Condition
+    plugin: str
+    """Whose threshold was crossed last."""
+    since_ns: int
+    last_met_ns: int
+    """CLOCK_MONOTONIC, like since_ns. The condition outlives the threshold by some minutes."""
+
+
+class Threshold(msgspec.Struct, frozen=True, kw_only=True):
+    """What one plugin looked at in one round, and how it judged it."""
+
+    plugin: str
+    met: Met
+    scope: str = ""
+    """Which resource, where: `NumaMemory`, `cpu.load.1min.container`."""
+    value: float | None = None
+    """The threshold itself."""
+    observed: float | None = None
+    """What is held against it; None where it is not known, and then it is never met."""
+    operator: Literal["<", ">"] = ">"
+    """How `observed` relates to `value` when it is met."""
+    condition: Condition | None = None
+    verdict: Verdict
+    tolerance_s: float = 0.0
+    """It has to be met for so long before anybody leaves."""
+    since_ns: int | None = None
+    """CLOCK_MONOTONIC since when it is met without a break."""
+    dry_run: bool = False
+
+
+class Victim(msgspec.Struct, frozen=True, kw_only=True):
+    """One pod that has to leave, or in a dry run would have to."""
+
+    pod: str
+    """`namespace/name`."""
+    uid: str
+    plugin: str
+    scope: str
+    verdict: Verdict
+    """`text` is the reason that people are shown."""
+    forced: bool
+    """Of a hard threshold; a soft one leaves pods the choice that ask to be told instead."""
+    grace_s: float | None
+    """From the request to leave until it is made to; None is the pod's own."""
+    notify: bool = False
+    """It is only told: it asked for that (pod_soft_evict_notify)."""
+    dry_run: bool = False
+
+
+class Evictions(msgspec.Struct, frozen=True, kw_only=True):
+    """The eviction manager's answer for one round."""
+
+    thresholds: tuple[Threshold, ...] = ()
+    conditions: tuple[Shown, ...] = ()
+    victims: tuple[Victim, ...] = ()
+    """In the order in which they are to leave."""
+    waiting: tuple[str, ...] = ()
+    """Pods that would leave too but for the burst allowed in one round."""
+
+
+class KillReason(StrEnum):
+    """What became of an eviction; Katalyst's reasons of its events on the pod."""
+
+    CREATED = "EvictCreated"
+    SUCCEEDED = "EvictSucceeded"
+    FAILED = "EvictFailed"
+    EXCEEDED = "EvictExceededGracePeriod"
+    """It is still there long after its grace."""
+
+
+class KillEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of an eviction, as an event of the pod would say it."""
+
+    pod: str
+    reason: KillReason
+    message: str
+    at_ns: int
+    """CLOCK_MONOTONIC."""
+
+    @property
+    def warning(self) -> bool:
+        return self.reason in (KillReason.FAILED, KillReason.EXCEEDED)

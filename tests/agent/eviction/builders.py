@@ -1,0 +1,112 @@
+"""Small situations for tables: pods with one container each, and what eviction plugins read of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from zlib import crc32
+
+from agent.eviction.situation import Situation
+from api.evictions import Met
+from api.facts import Load, NumaNode, Pressure, Zone
+from api.pods import Container, Pod
+from api.qos import Enhancements, QoSLevel
+from api.samples import CgroupSample, NodeSample, Snapshot
+from tests.agent.advisor.builders import topology
+
+S = 1_000_000_000
+MIB, GIB = 1 << 20, 1 << 30
+PAGE = 4096
+BOOT_NS = 1_700_000_000 * S
+"""CLOCK_REALTIME when CLOCK_MONOTONIC was zero."""
+
+
+def pod(
+    name: str,
+    qos: QoSLevel = QoSLevel.RECLAIMED,
+    *,
+    cores: float | None = None,
+    memory: int | None = None,
+    numa: tuple[int, ...] = (),
+    priority: int = 0,
+    **more: Any,
+) -> Pod:
+    """A pod with a container `/NAME`; `cores` and `memory` are requests, of reclaimed resources where it is reclaimed."""
+    best_effort = qos is QoSLevel.RECLAIMED
+    container = Container(
+        name=name,
+        cgroup=f"/{name}",
+        cpu_request_cores=None if best_effort else cores,
+        memory_request_bytes=None if best_effort else memory,
+        reclaimed_cpu_cores=cores if best_effort else None,
+        reclaimed_memory_bytes=memory if best_effort else None,
+    )
+    fields = {"enhancements": Enhancements(), **more}
+    return Pod(
+        uid=f"uid-{name}", namespace="default", name=name, qos=qos, containers=(container,), priority=priority,
+        bound_numa=numa, **fields,
+    )  # fmt: skip
+
+
+def sample(name: str, at_s: float = 100.0, **fields: Any) -> CgroupSample:
+    """A cgroup `/NAME` whose files were read just now."""
+    values = {"id": crc32(name.encode()) + 2, "files_read_at_ns": BOOT_NS + round(at_s * S), **fields}
+    return CgroupSample(path=f"/{name}", **values)
+
+
+def numa_node(total: int, inactive_file: int = 64 * GIB) -> NumaNode:
+    return NumaNode(meminfo={"MemTotal": total, "Inactive(file)": inactive_file})
+
+
+def zone(node: int, free: int, low: int, least: int, name: str = "Normal") -> Zone:
+    """In bytes."""
+    return Zone(
+        node=node,
+        name=name,
+        free=free // PAGE,
+        min=least // PAGE,
+        low=low // PAGE,
+        high=low // PAGE,
+        managed=1 << 24,
+    )
+
+
+def pressure(avg10: float) -> Pressure:
+    return Pressure(some_us=0, some_avg10=avg10)
+
+
+def load(one: float) -> Load:
+    return Load(one=one, five=0, fifteen=0, runnable_one=0, runnable_five=0, runnable_fifteen=0)
+
+
+def situation(
+    at_s: float = 100.0,
+    pods: Sequence[Pod] = (),
+    *,
+    samples: Mapping[str, Mapping[str, Any]] | None = None,
+    node: Mapping[str, Any] | None = None,
+    cpus: int = 16,
+    numa: int = 1,
+    files_age_s: float = 0.0,
+    **more: Any,
+) -> Situation:
+    """The node at `at_s`; `samples` has fields of the pods' cgroups by name, others are there too but say nothing."""
+    wall_ns = BOOT_NS + round(at_s * S)
+    given: dict[str, Mapping[str, Any]] = {p.name: {} for p in pods} | dict(samples or {})
+    read_at = {"files_read_at_ns": wall_ns - round(files_age_s * S)}
+    cgroups = {"/": CgroupSample(path="/", id=1)}
+    cgroups |= {f"/{name}": sample(name, **{**read_at, **fields}) for name, fields in given.items()}
+    snapshot = Snapshot(
+        seq=round(at_s),
+        taken_at_ns=round(at_s * S),
+        wall_time_ns=wall_ns,
+        boot_id="b",
+        topology=topology(cpus, numa=numa),
+        node=NodeSample(**{**read_at, **(node or {})}),
+        cgroups=cgroups,
+        pods=tuple(pods),
+    )
+    return Situation(snapshot=snapshot, **{"now_ns": round(at_s * S), **more})
+
+
+HARD, SOFT, NOT_MET = Met.HARD, Met.SOFT, Met.NOT_MET

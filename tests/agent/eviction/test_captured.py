@@ -1,0 +1,58 @@
+"""Eviction on captured machines: the kernel's own files of both cgroup versions, and a node that has nothing wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.config.eviction import NAMES, EvictionConfig
+from agent.config.eviction_memory import KoordinatorMemoryConfig
+from agent.eviction.manager import judge
+from agent.eviction.situation import Situation, memory_bytes, numa_anon_bytes, numa_bytes, rss_bytes
+from agent.eviction.state import EvictionMemory
+from api.evictions import Met
+from api.pods import Container, Pod
+from api.qos import QoSLevel
+from tests.captures import CAPTURES, Captured
+
+WEB = Pod(
+    uid="web", namespace="default", name="web", qos=QoSLevel.RECLAIMED,
+    containers=(Container(name="web", cgroup="/dioptase-capture/burstable/pod7d/web"),),
+)  # fmt: skip
+
+
+def captured(name: str, root: Path) -> Situation:
+    snapshot = Captured(CAPTURES / f"{name}.tar.gz", root).snapshot()
+    return Situation(snapshot=msgspec.structs.replace(snapshot, pods=(WEB,)), now_ns=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "node", "rss", "anon", "on_node", "charged"),
+    [
+        ("v1-hybrid", 0, 50_651_136, 12366 * 4096, 12366 * 4096, 51_118_080),
+        ("v2", 1, 50_647_040, 50_618_368, 50_618_368 + 1_150_976, 52_424_704),
+    ],
+)
+def test_memory_of_a_pod(tmp_path: Path, name: str, node: int, rss: int, anon: int, on_node: int, charged: int) -> None:
+    at = captured(name, tmp_path)
+    assert rss_bytes(at, WEB) == rss
+    assert numa_anon_bytes(at, WEB, node) == anon
+    assert numa_bytes(at, WEB, node) == on_node
+    assert memory_bytes(at, WEB) == charged
+
+
+@pytest.mark.parametrize("name", ["v1-hybrid", "v2"])
+def test_a_quiet_machine_evicts_nobody_however_long_it_stays_so(tmp_path: Path, name: str) -> None:
+    at, memory = captured(name, tmp_path), EvictionMemory()
+    config = EvictionConfig(plugins=NAMES, koordinator_memory=KoordinatorMemoryConfig(threshold=0.99))  # type: ignore[arg-type]
+    judged = set()
+    for i in range(20):
+        now_ns = 1 + i * 5 * 10**9
+        snapshot = msgspec.structs.replace(at.snapshot, taken_at_ns=now_ns)
+        evictions, memory = judge(msgspec.structs.replace(at, snapshot=snapshot, now_ns=now_ns), memory, config)
+        assert evictions.victims == ()
+        assert {threshold.met for threshold in evictions.thresholds} == {Met.NOT_MET}
+        judged |= {each.plugin for each in evictions.thresholds if each.observed is not None}
+    assert {"numa-memory-pressure-eviction-plugin", "system-memory-pressure-eviction-plugin"} <= judged

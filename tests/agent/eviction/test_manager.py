@@ -1,0 +1,402 @@
+"""The eviction manager: tolerance, order, burst, dry runs, conditions, and who never leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.config.eviction import NAMES, EvictionConfig
+from agent.config.eviction_memory import Amount, ReclaimedConfig, RootfsPressureConfig, RssConfig
+from agent.eviction import manager
+from agent.eviction.choosing import CRITICAL_PRIORITY, EVICT_SCORE, SOFT_NOTIFY, Claim, chosen, protected
+from agent.eviction.judgement import Candidate, Finding
+from agent.eviction.manager import judge
+from agent.eviction.network import SELECTED
+from agent.eviction.situation import RootfsUse, Situation
+from agent.eviction.state import EvictionMemory
+from api.advice import Headroom
+from api.evictions import Evictions, Threshold
+from api.facts import Filesystem, Pressure
+from api.knobs import Verdict
+from api.pods import Pod
+from api.qos import Enhancements, QoSLevel
+from tests.agent.eviction.builders import (
+    GIB,
+    HARD,
+    NOT_MET,
+    PAGE,
+    SOFT,
+    load,
+    numa_node,
+    pod,
+    pressure,
+    situation,
+    zone,
+)
+
+WHY = Verdict(rule="r", text="t")
+RECLAIMED = "reclaimed-resource-pressure-eviction-plugin"
+RSS = "rss-overuse-eviction-plugin"
+SYSTEM = "system-memory-pressure-eviction-plugin"
+KOORDINATOR = "koordinator-memory-evict"
+
+
+def config(*plugins: str, **more: Any) -> EvictionConfig:
+    return EvictionConfig(plugins=plugins, **more)  # type: ignore[arg-type]
+
+
+def pressed(at_s: float, pods: list[Pod], promised: float = 1.0, **more: Any) -> Situation:
+    """More is requested than is promised."""
+    return situation(at_s, pods, headroom=Headroom(cores=promised, verdict=WHY), **more)
+
+
+def play(
+    rounds: list[Situation], settings: EvictionConfig, memory: EvictionMemory | None = None
+) -> tuple[list[Evictions], EvictionMemory]:
+    memory = EvictionMemory() if memory is None else memory
+    result = []
+    for each in rounds:
+        evictions, memory = judge(each, memory, settings)
+        # What is remembered has to survive a restart.
+        memory = msgspec.json.decode(msgspec.json.encode(memory), type=EvictionMemory)
+        result.append(evictions)
+    return result, memory
+
+
+def victims(evictions: Evictions) -> list[str]:
+    return [victim.pod.removeprefix("default/") for victim in evictions.victims]
+
+
+def test_nobody_judges_unless_named() -> None:
+    (evictions,), _ = play([pressed(100, [pod("a", cores=50)])], EvictionConfig())
+    assert evictions == Evictions()
+
+
+def test_a_star_is_what_katalyst_has_on_by_default() -> None:
+    star = config("*")
+    assert [name for name in NAMES if star.enabled(name)] == [
+        "reclaimed-resource-pressure-eviction-plugin",
+        "reclaimed-numa-resource-pressure-eviction-plugin",
+        "numa-memory-pressure-eviction-plugin",
+        "system-memory-pressure-eviction-plugin",
+        "numa-memory-balancer",
+    ]
+    assert config("*", RSS).enabled(RSS)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(b'{"plugins": ["rss"]}', type=EvictionConfig)
+
+
+def test_a_hard_threshold_makes_one_pod_leave_and_says_why() -> None:
+    """Katalyst's own case: two pods of 5000 milli-cores, 1000 promised."""
+    (evictions,), _ = play([pressed(100, [pod("a", cores=5), pod("b", cores=5)])], config(RECLAIMED))
+    (victim,) = evictions.victims
+    assert (victim.pod, victim.forced, victim.grace_s, victim.dry_run) == ("default/a", True, 60, False)
+    assert victim.verdict.text.startswith(
+        f"plugin {RECLAIMED} met threshold in scope resource.katalyst.kubewharf.io/reclaimed_millicpu, "
+        "target 5000, observed 10000: "
+    )
+
+
+def test_rounds_are_five_seconds_apart_and_thresholds_stand_between() -> None:
+    pods = [pod("a", cores=50), pod("b", cores=60)]
+    first, between, second = play([pressed(at, pods) for at in (100, 104.9, 105)], config(RECLAIMED))[0]
+    assert victims(first) == ["b"]
+    assert (victims(between), between.thresholds) == ([], first.thresholds)
+    assert victims(second) == ["a"]
+
+
+def test_who_was_sent_counts_as_gone_until_it_had_time_to_go() -> None:
+    pods = [pod("a", cores=4), pod("b", cores=4)]
+    rounds = [pressed(at, pods) for at in (100, 105, 185, 190)]
+    result, _ = play(rounds, config(RECLAIMED, reclaimed=ReclaimedConfig(cpu_soft_threshold=900)))
+    # 8 of 5, then 4 of 5; after 1.5 times its minute it is still there
+    assert [victims(each) for each in result] == [["a"], [], [], ["a"]]
+
+
+def test_who_the_killer_has_counts_as_gone() -> None:
+    at = pressed(100, [pod("a", cores=5), pod("b", cores=5)], leaving=frozenset({"default/b"}))
+    (evictions,), _ = play([at], config(RECLAIMED))
+    assert victims(evictions) == []
+    assert evictions.thresholds[0].met is SOFT
+
+
+def test_a_threshold_has_to_last_for_its_tolerance() -> None:
+    pods = [pod("a", cores=6)]
+    settings = config(RECLAIMED, reclaimed=ReclaimedConfig(tolerance_s=10))
+    result, _ = play([pressed(at, pods) for at in (100, 105, 110)], settings)
+    assert [victims(each) for each in result] == [[], [], ["a"]]
+    assert result[1].thresholds[0].since_ns == 100 * 10**9
+    # one round of relief, and one in which nothing is known, start anew
+    for gap in (pressed(105, pods, promised=9.0), situation(105, pods)):
+        result, _ = play([pressed(100, pods), gap, pressed(110, pods), pressed(115, pods)], settings)
+        assert [victims(each) for each in result] == [[], [], [], []]
+
+
+def test_soft_ones_make_one_pod_of_the_node_leave() -> None:
+    over = {"memory_stat": {"rss": 9}}
+    pods = [
+        pod("web", QoSLevel.SHARED, memory=1),
+        pod("b", memory=1, priority=5),
+        pod("a", memory=1, priority=5),
+        pod("low", memory=1, priority=4),
+    ]
+    samples = {each.name: over for each in pods}
+    rounds = [situation(at, pods, samples=samples) for at in (100, 105, 110, 115)]
+    result, _ = play(rounds, config(RSS))
+    assert [victims(each) for each in result] == [["low"], ["b"], ["a"], ["web"]], (
+        "as ranked by the plugin, of one priority"
+    )
+    assert not result[0].victims[0].forced
+
+
+def test_pods_that_ask_for_it_are_told_instead() -> None:
+    told = pod("a", memory=1, annotations={SOFT_NOTIFY: "true"})
+    at = [situation(at_s, [told], samples={"a": {"memory_stat": {"rss": 9}}}) for at_s in (100, 105)]
+    result, memory = play(at, config(RSS))
+    assert [each.victims[0].notify for each in result] == [True, True]
+    assert memory.sent == ()
+    # a hard threshold does not ask
+    (evictions,), _ = play([pressed(100, [pod("a", cores=9, annotations={SOFT_NOTIFY: "true"})])], config(RECLAIMED))
+    assert not evictions.victims[0].notify
+
+
+def test_the_higher_score_leaves_first() -> None:
+    pods = [
+        pod(name, memory=1, annotations={EVICT_SCORE: score}) for name, score in (("a", "1"), ("b", "7"), ("c", "x"))
+    ]
+    at = situation(100, pods, samples={name: {"memory_stat": {"rss": 9}} for name in "abc"})
+    assert victims(play([at], config(RSS))[0][0]) == ["b"]
+
+
+def test_victims_of_a_round_are_ordered_and_at_most_three() -> None:
+    pods = [
+        pod("online", QoSLevel.SHARED, priority=-9),
+        pod("high", priority=7),
+        pod("b", priority=1),
+        pod("a", priority=1),
+        pod("low", priority=0),
+    ]
+    at = situation(
+        100, pods, samples={each.name: {"memory_bytes": GIB} for each in pods},
+        node={"meminfo": {"MemTotal": 10 * GIB, "MemAvailable": 0}},
+    )  # fmt: skip
+    settings = msgspec.structs.replace(config(KOORDINATOR).koordinator_memory, lower=0.2, reclaimed_only=False)
+    (evictions,), _ = play([at], config(KOORDINATOR, koordinator_memory=settings))
+    assert victims(evictions) == ["low", "a", "b"]
+    assert evictions.waiting == ("default/high", "default/online")
+
+
+def test_victims_are_in_katalysts_order() -> None:
+    """Its own case from the end, which is evicted first: level, priority, scope, name."""
+    shapes = [
+        ("shared", 60, ""), ("dedicated", 60, "memory"), ("shared", 80, "force"), ("dedicated", 60, ""),
+        ("reclaimed", 100, "force"), ("reclaimed", 20, "force"), ("shared", 70, "memory"), ("shared", 100, "force"),
+        ("dedicated", 80, "memory"), ("shared", 60, "cpu"), ("reclaimed", 100, ""), ("shared", 80, "cpu"),
+    ]  # fmt: skip
+    threshold = Threshold(plugin="p", met=HARD, value=1.0, observed=2.0, verdict=WHY)
+    wishes = [
+        Claim(
+            Candidate(pod=pod(f"{level}-{priority}-{kind or 'other'}", QoSLevel(f"{level}_cores"), priority=priority)),
+            Finding(threshold=threshold, direct=True, forced=kind == "force", kind="" if kind == "force" else kind),
+            forced=True,
+            rank=0,
+        )
+        for level, priority, kind in shapes
+    ]
+    assert [victim.pod.removeprefix("default/") for victim in chosen(wishes, config(burst=12))[0]] == [
+        "reclaimed-20-force",
+        "reclaimed-100-other",
+        "reclaimed-100-force",
+        "dedicated-60-other",
+        "shared-60-other",
+        "shared-60-cpu",
+        "dedicated-60-memory",
+        "shared-70-memory",
+        "shared-80-cpu",
+        "dedicated-80-memory",
+        "shared-80-force",
+        "shared-100-force",
+    ]
+
+
+def free_memory(at_s: float, pods: list[Pod], free: int = 0) -> Situation:
+    node = {"meminfo": {"MemFree": free, "MemTotal": 100 * GIB}, "sysctl": {"vm.watermark_scale_factor": 100}}
+    return situation(at_s, pods, samples={each.name: {"memory_bytes": GIB // 4} for each in pods}, node=node)
+
+
+def test_a_plugin_cools_down_after_a_victim() -> None:
+    pods = [pod(name) for name in "abcd"]
+    result, _ = play([free_memory(at, pods) for at in (100, 105, 134, 140)], config(SYSTEM))
+    assert [victims(each) for each in result] == [["a"], [], [], ["b"]]
+
+
+def test_samples_from_before_a_victim_left_send_nobody_else() -> None:
+    """Two pods make 0.75 of a NUMA node; once the first is gone at once, its samples are still in the ring."""
+    name = "numa-cpu-pressure-plugin"
+    pods = [pod(each, QoSLevel.SHARED, numa=(0,)) for each in ("a", "b")]
+    memory, sent = EvictionMemory(), []
+    for i in range(40):
+        here = [each for each in pods if each.key not in sent]
+        used = {each.name: {"cpu_usage_ns": i * 5 * 6 * 10**9} for each in here}
+        evictions, memory = judge(situation(100.0 + 5 * i, here, samples=used), memory, config(name))
+        sent += [victim.pod for victim in evictions.victims]
+    assert sent == ["default/a"]
+
+
+def test_conditions_outlive_their_threshold_by_five_minutes() -> None:
+    pods = [pod("a")]
+    rounds = [free_memory(100, pods), *(free_memory(at, pods, 90 * GIB) for at in (105, 400, 401, 405))]
+    rounds.insert(2, free_memory(110, pods))
+    result, _ = play(rounds, config(SYSTEM))
+    shown = [[(each.condition.name, each.since_ns // 10**9) for each in evictions.conditions] for evictions in result]
+    assert shown == [[("MemoryPressure", 100)]] * 6
+    late, _ = play([*rounds, free_memory(411, pods, 90 * GIB)], config(SYSTEM))
+    assert late[-1].conditions == ()
+    assert result[0].conditions[0].condition.effects == ("NoSchedule",)
+
+
+def test_a_dry_run_shows_whom_it_would_take_and_no_condition() -> None:
+    pods = [pod("a"), pod("b")]
+    rounds = [free_memory(at, pods) for at in (100, 140)]
+    result, _ = play(rounds, config(SYSTEM, dry_run=(SYSTEM,)))
+    assert [victims(each) for each in result] == [["a"], ["b"]]
+    assert all(victim.dry_run for each in result for victim in each.victims)
+    assert result[0].thresholds[0].dry_run
+    assert result[0].conditions == ()
+
+
+def test_a_dry_run_does_not_keep_a_real_victim() -> None:
+    pods = [pod("a", cores=9)]
+    over = {"a": {"memory_bytes": GIB}}
+    node = {"meminfo": {"MemTotal": 10 * GIB, "MemAvailable": 0}}
+    rounds = [pressed(100, pods, promised=9.0, samples=over, node=node), pressed(105, pods, samples=over, node=node)]
+    result, _ = play(rounds, config(RECLAIMED, KOORDINATOR, dry_run=(KOORDINATOR,)))
+    assert [(victim.plugin, victim.dry_run) for victim in result[0].victims] == [(KOORDINATOR, True)]
+    assert (RECLAIMED, False) in [(victim.plugin, victim.dry_run) for victim in result[1].victims]
+
+
+def test_an_old_snapshot_evicts_nobody_and_forgets_nothing() -> None:
+    pods = [pod("a", cores=50)]
+    old = msgspec.structs.replace(pressed(100, pods), now_ns=131 * 10**9)
+    (first, second), _ = play([old, pressed(140, pods)], config(RECLAIMED))
+    assert (victims(first), first.thresholds[0].verdict.rule) == ([], "input_missing")
+    assert victims(second) == ["a"]
+
+
+def test_a_plugin_that_fails_is_shown_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> object:
+        raise ZeroDivisionError("of no use")
+
+    monkeypatch.setattr(manager, "_STATEFUL", {**manager._STATEFUL, SYSTEM: ("system_memory", broken)})
+    (evictions,), _ = play([pressed(100, [pod("a", cores=9)])], config(RECLAIMED, SYSTEM))
+    assert victims(evictions) == ["a"]
+    (failed,) = [each for each in evictions.thresholds if each.plugin == SYSTEM]
+    assert (failed.verdict.rule, failed.met) == ("plugin_failed", NOT_MET)
+    assert failed.verdict.text == "This plugin failed: ZeroDivisionError: of no use"
+
+
+@pytest.mark.parametrize(
+    ("fields", "safe"),
+    [
+        ({"qos": QoSLevel.SYSTEM}, True),
+        ({"priority": CRITICAL_PRIORITY}, True),
+        ({"priority": CRITICAL_PRIORITY - 1}, False),
+        ({"annotations": {"keep": ""}}, True),
+        ({"labels": {"stay": "no"}}, True),
+        ({"labels": {"keep": ""}}, False),
+        ({"annotations": {"kubernetes.io/config.source": "file"}}, True),
+        ({"annotations": {"kubernetes.io/config.source": "api"}}, False),
+    ],
+)
+def test_who_never_leaves(fields: dict[str, Any], safe: bool) -> None:
+    settings = config(RECLAIMED, skipped_annotations=("keep",), skipped_labels=("stay",))
+    qos = fields.pop("qos", QoSLevel.RECLAIMED)
+    assert protected(pod("a", qos, **fields), settings) is safe
+
+
+def test_the_next_one_leaves_for_a_protected_pod() -> None:
+    pods = [pod("a", cores=9, annotations={"keep": ""}), pod("b", cores=1)]
+    (evictions,), _ = play([pressed(100, pods)], config(RECLAIMED, skipped_annotations=("keep",)))
+    assert victims(evictions) == ["b"]
+
+
+# Over whatever may come
+
+PODS = st.builds(
+    lambda number, qos, cores, priority, numa, notes: pod(
+        f"p{number}", qos, cores=cores, memory=round(cores * GIB), priority=priority, numa=numa, annotations=notes,
+        enhancements=Enhancements(suppression_tolerance_rate=1.0),
+    ),
+    st.integers(0, 30),
+    st.sampled_from(list(QoSLevel)),
+    st.floats(0, 64),
+    st.sampled_from([-5, 0, 7, CRITICAL_PRIORITY]),
+    st.sampled_from([(), (0,), (1,)]),
+    st.sampled_from([{}, {"keep": ""}, {SELECTED: "eth0"}, {SOFT_NOTIFY: "true"}]),
+)  # fmt: skip
+EVERYTHING = config(
+    *NAMES, skipped_annotations=("keep",), rss=RssConfig(ratio=0.5),
+    rootfs_pressure=RootfsPressureConfig(minimum_free=Amount(ratio=0.5), minimum_capacity_bytes=0),
+)  # fmt: skip
+
+
+def trouble(at_s: float, pods: list[Pod], share: float) -> Situation:
+    """Everything is bad at once; `share` says how much each pod uses."""
+    used = round(share * 40 * GIB)
+    fields = {
+        "memory_bytes": used, "memory_stat": {"anon": used}, "numa_stat": {"anon": {0: used, 1: used}, "file": {0: 0, 1: 0}},
+        "cpu_usage_ns": round(at_s * share * 8e9), "cpu_system_ns": round(at_s * share * 5e9),
+        "load": load(share * 99), "memory_pressure": pressure(share * 99),
+    }  # fmt: skip
+    node = {
+        "meminfo": {"MemFree": 0, "MemTotal": 128 * GIB, "MemAvailable": 0, "SwapTotal": 9, "SwapFree": 0},
+        "memory_pressure": Pressure(some_us=0, some_avg10=99, full_us=0, full_avg10=99),
+        "sysctl": {"vm.watermark_scale_factor": 100}, "vmstat": {"pgsteal_kswapd": round(at_s * 9e4)},
+        "zones": (zone(0, 0, GIB, GIB), zone(1, PAGE, GIB, GIB)), "numa": {0: numa_node(64 * GIB), 1: numa_node(64 * GIB)},
+        "filesystems": {"/": Filesystem(size_bytes=GIB, available_bytes=0, inodes=9, free_inodes=0)},
+    }  # fmt: skip
+    return situation(
+        at_s, pods, samples={each.name: fields for each in pods}, node=node, numa=2,
+        headroom=Headroom(cores=0.5, memory_bytes=1.0, cores_by_numa={0: 0.1}, verdict=WHY),
+        pools={"reclaim": (0, 1), "share": (2, 3)}, nics={"eth0": 0.0}, crowded={0: "slow"},
+        rootfs={each.key: RootfsUse(used_bytes=used, inodes=1) for each in pods},
+    )  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(st.lists(PODS, max_size=12, unique_by=lambda each: each.name), st.lists(st.floats(0, 1), min_size=2, max_size=6))
+def test_whatever_is_wrong_nobody_protected_leaves_and_at_most_three_do(pods: list[Pod], shares: list[float]) -> None:
+    rounds = [trouble(100.0 + 30 * i, pods, share) for i, share in enumerate(shares)]
+    for evictions in play(rounds, EVERYTHING)[0]:
+        leaving = {victim.pod for victim in evictions.victims}
+        assert len(evictions.victims) == len(leaving) <= 3
+        assert not leaving & {each.key for each in pods if protected(each, EVERYTHING)}
+        for victim in evictions.victims:
+            assert victim.verdict.text
+            assert victim.grace_s is None or victim.grace_s >= 0
+
+
+@given(st.lists(PODS, max_size=12, unique_by=lambda each: each.name), st.booleans())
+def test_without_data_nobody_leaves(pods: list[Pod], old: bool) -> None:
+    """First rounds of trouble, so that every counter is as high as it may be, and then nothing is known of it any more."""
+    _, memory = play([trouble(100.0 + 30 * i, pods, 0.0) for i in range(6)], EVERYTHING)
+    memory = msgspec.structs.replace(memory, sent=(), evicted_at_ns={})
+    last = trouble(600.0, pods, 1.0)
+    blind = msgspec.structs.replace(last, now_ns=700 * 10**9) if old else situation(600.0, pods, numa=2)
+    evictions, after = judge(blind, memory, EVERYTHING)
+    assert evictions.victims == ()
+    assert after.plugins.numa_memory.rounds == memory.plugins.numa_memory.rounds
+
+
+def test_everything_is_wrong_and_somebody_does_leave() -> None:
+    """So that the two tests above are not about nothing."""
+    pods = [pod(f"p{i}", cores=8, memory=GIB, numa=(0,)) for i in range(6)]
+    (first, second), _ = play([trouble(100.0, pods, 0.5), trouble(130.0, pods, 0.5)], EVERYTHING)
+    assert len(first.victims) == 3
+    assert {each.plugin for each in first.thresholds} == set(NAMES)
+    assert HARD in {each.met for each in first.thresholds}
+    assert not {each.uid for each in first.victims} & {each.uid for each in second.victims}

@@ -1,0 +1,125 @@
+"""Eviction plugins that look at file systems and network cards."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.config.eviction_memory import Amount, NetworkConfig, RootfsOveruseConfig, RootfsPressureConfig
+from agent.eviction import network, rootfs
+from agent.eviction.judgement import Finding
+from agent.eviction.network import SELECTED, NetworkMemory
+from agent.eviction.situation import RootfsUse, Situation
+from api.evictions import Met
+from api.facts import Filesystem
+from api.qos import QoSLevel
+from tests.agent.eviction.builders import GIB, HARD, NOT_MET, SOFT, S, pod, situation
+
+
+def names(finding: Finding) -> list[str]:
+    return [candidate.pod.name for candidate in finding.candidates]
+
+
+def disk(free: int, size: int = 100 * GIB, *, free_inodes: int = 1000, inodes: int = 1000, **used: int) -> Situation:
+    pods = [pod("batch"), pod("cron"), pod("web", QoSLevel.SHARED), pod("untold")]
+    room = Filesystem(size_bytes=size, available_bytes=free, inodes=inodes, free_inodes=free_inodes)
+    uses = {f"default/{name}": RootfsUse(used_bytes=count, inodes=count // GIB) for name, count in used.items()}
+    return situation(pods=pods, node={"filesystems": {"/": room}}, rootfs=uses)
+
+
+TENTH = RootfsPressureConfig(minimum_free=Amount(ratio=0.1))
+
+
+@pytest.mark.parametrize(
+    ("config", "free", "met"),
+    [
+        (TENTH, 10 * GIB, NOT_MET),
+        (TENTH, 10 * GIB - 1, HARD),
+        (RootfsPressureConfig(minimum_free=Amount(number=5, ratio=0.1)), 5, NOT_MET),  # the number counts
+        (RootfsPressureConfig(minimum_free=Amount(number=5)), 4, HARD),
+        (RootfsPressureConfig(), 0, NOT_MET),
+    ],
+)
+def test_free_bytes(config: RootfsPressureConfig, free: int, met: Met) -> None:
+    assert rootfs.judge_pressure(disk(free), config)[0].threshold.met is met
+
+
+def test_free_inodes() -> None:
+    config = RootfsPressureConfig(minimum_free_inodes=Amount(number=50))
+    assert rootfs.judge_pressure(disk(0, free_inodes=50), config)[1].threshold.met is NOT_MET
+    found = rootfs.judge_pressure(disk(0, free_inodes=49, batch=3 * GIB, web=5 * GIB), config)[1]
+    assert (found.threshold.met, names(found)) == (HARD, ["web", "batch"])
+
+
+@pytest.mark.parametrize(("size", "met"), [(10 * GIB, HARD), (10 * GIB - 1, NOT_MET)])
+def test_small_file_systems_are_left_alone(size: int, met: Met) -> None:
+    assert rootfs.judge_pressure(disk(0, size), TENTH)[0].threshold.met is met
+
+
+def test_who_leaves_for_the_file_system() -> None:
+    config = RootfsPressureConfig(
+        minimum_free=Amount(ratio=0.1), pod_minimum=Amount(number=2 * GIB), reclaimed_priority=Amount(ratio=0.03)
+    )
+    used = {"batch": 3 * GIB + 1, "cron": 2 * GIB - 1, "web": 9 * GIB}
+    found = rootfs.judge_pressure(disk(0, **used), config)[0]
+    assert names(found) == ["batch", "web"], (
+        "a reclaimed pod above its own bound first; who uses little or is not known, never"
+    )
+    assert found.threshold.condition is not None
+    assert found.threshold.condition.name == "SystemRootfs"
+    assert names(rootfs.judge_pressure(disk(0, **{**used, "batch": 3 * GIB}), config)[0]) == ["web", "batch"]
+
+
+def test_an_unknown_file_system_is_no_full_one() -> None:
+    config = RootfsPressureConfig(mount="/var", minimum_free=Amount(ratio=0.1))
+    assert rootfs.judge_pressure(disk(0), config)[0].threshold.verdict.rule == "input_missing"
+
+
+@pytest.mark.parametrize(
+    ("amount", "used", "over"),
+    [
+        (Amount(number=30 * GIB), 30 * GIB, False),
+        (Amount(number=30 * GIB), 30 * GIB + 1, True),
+        (Amount(number=1), 20 * GIB, False),  # 20 GiB at least
+        (Amount(number=1), 20 * GIB + 1, True),
+        (Amount(ratio=0.01), 10 * GIB, False),  # a tenth at least
+        (Amount(ratio=0.01), 10 * GIB + 1, True),
+        (Amount(), 99 * GIB, False),
+    ],
+)
+def test_overuse(amount: Amount, used: int, over: bool) -> None:
+    found = rootfs.judge_overuse(disk(0, web=used), RootfsOveruseConfig(shared=amount))[0]
+    assert names(found) == (["web"] if over else [])
+
+
+def test_the_largest_writers_of_the_levels_that_are_judged() -> None:
+    used = {"batch": 50 * GIB, "cron": 60 * GIB, "web": 70 * GIB}
+    both = (QoSLevel.SHARED, QoSLevel.RECLAIMED)
+    amounts = {"shared": Amount(ratio=0.2), "reclaimed": Amount(ratio=0.2)}
+    assert names(rootfs.judge_overuse(disk(0, **used), RootfsOveruseConfig(**amounts))[0]) == ["web"]
+    config = RootfsOveruseConfig(**amounts, levels=both, count=2)
+    assert names(rootfs.judge_overuse(disk(0, **used), config)[0]) == ["web", "cron"]
+    elsewhere = RootfsOveruseConfig(**amounts, levels=both, count=2, shared_namespaces=("other",))
+    assert names(rootfs.judge_overuse(disk(0, **used), elsewhere)[0]) == ["cron", "batch"]
+
+
+def cards(bandwidth: float, at_s: float, memory: NetworkMemory) -> tuple[list[Finding], NetworkMemory]:
+    pods = [pod("on", annotations={SELECTED: "eth1"}), pod("off", annotations={SELECTED: "eth0"}), pod("none")]
+    at = situation(at_s, pods, nics={"eth0": 100.0, "eth1": bandwidth})
+    findings, after = network.judge(at, memory, NetworkConfig())
+    return list(findings), after
+
+
+def test_a_card_without_bandwidth_for_five_minutes() -> None:
+    _, memory = cards(0, 100, NetworkMemory())
+    found, memory = cards(0, 399, memory)
+    assert {each.threshold.met for each in found} == {NOT_MET}
+    found, _ = cards(0, 400, memory)
+    assert [(each.threshold.met, names(each)) for each in found] == [(NOT_MET, []), (SOFT, ["on"])]
+    _, memory = cards(1, 350, memory)
+    assert cards(0, 400, memory)[0][1].threshold.observed == 0, "one look with bandwidth starts anew"
+
+
+def test_unknown_cards_keep_what_was_known() -> None:
+    _, memory = cards(0, 100, NetworkMemory())
+    findings, after = network.judge(situation(400.0, [pod("a")]), memory, NetworkConfig())
+    assert (findings[0].threshold.verdict.rule, after.down_ns) == ("input_missing", {"eth1": 100 * S})

@@ -1,0 +1,298 @@
+"""Disks, cards and caches: wishes by level, what is set for a whole disk and put back, and the texts of resctrl."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.config.qrm_knobs import IoConfig, KnobsConfig, NetworkConfig, ResctrlConfig, ResctrlLevel
+from agent.qrm.io import NodeSetting, disk_settings, io_wishes, problems
+from agent.qrm.network import cards, choose_card, class_wishes
+from agent.qrm.node_files import FILE_NAME, NodeFiles
+from agent.qrm.resctrl import Caches, bandwidth, groups, mask, parse_schemata, schemata
+from agent.qrm.resctrl_groups import ResctrlGroups
+from api.decisions import Status
+from api.facts import Disk, Interface
+from api.knobs import Verdict
+from api.ports import Unavailable
+from api.qos import QoSLevel
+from tests.agent.advisor.builders import pod, snapshot
+
+VERDICT = Verdict(rule="r", text="t")
+WEB, BATCH = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
+
+
+def disk(number: str, kind: str, wbt_us: int | None = 75_000) -> Disk:
+    return Disk(
+        number=number, kind=kind, wbt_lat_us=wbt_us,
+        reads=0, read_bytes=0, read_ns=0, writes=0, write_bytes=0, write_ns=0, busy_ns=0, in_flight=0,
+    )  # fmt: skip
+
+
+# --- disks and cards
+
+
+def test_levels_have_weights_limits_and_classes() -> None:
+    seen = snapshot(0, [WEB, BATCH])
+    config = IoConfig(weights={QoSLevel.SHARED: 500, QoSLevel.RECLAIMED: 10}, max={QoSLevel.RECLAIMED: "8:0 wbps=9"})
+    assert [(wish.cgroup, wish.knob.value, wish.value) for wish in io_wishes(seen, config)] == [
+        ("/web", "io.weight", "500"),
+        ("/batch", "io.weight", "10"),
+        ("/batch", "io.max", "8:0 wbps=9"),
+    ]
+    classes = class_wishes(seen, NetworkConfig(class_ids={QoSLevel.RECLAIMED: 65_537}))
+    assert [(wish.cgroup, wish.value) for wish in classes] == [("/batch", "65537")]
+    assert problems(config) == ()
+    assert problems(IoConfig(max={QoSLevel.SHARED: "sda wbps=1"})) == (
+        "io.max of shared_cores: 'sda' is not the number of a device such as 8:16",
+    )
+
+
+def test_disks_are_set_by_their_kind() -> None:
+    config = IoConfig(
+        wbt_us={"HDD": 75_000, "SSD": 2000, "NVME": -1},
+        cost_qos={"sdb": "enable=1 rpct=95.00"},
+        cost_model={"sdz": "x"},
+    )
+    disks = {
+        "sda": disk("8:0", "HDD"), "sdb": disk("8:16", "SSD"), "nvme0n1": disk("259:0", "NVME"),
+        "sdc": disk("8:32", "SSD", None), "sda1": disk("8:1", ""), "vda": disk("254:0", "VIRTIO"),
+    }  # fmt: skip
+    found = [(one.path, one.line, one.device) for one in disk_settings(disks, config, "fs/cgroup")]
+    assert found == [
+        ("block/sda/queue/wbt_lat_usec", "75000", ""),
+        ("block/sdb/queue/wbt_lat_usec", "2000", ""),
+        ("fs/cgroup/io.cost.qos", "8:16 enable=1 rpct=95.00", "8:16"),
+    ]
+    assert len(disk_settings(disks, config, None)) == 2
+
+
+def interface(speed: int | None) -> Interface:
+    return Interface(received={}, sent={}, speed_mbit=speed)
+
+
+def test_a_card_promises_less_than_its_speed() -> None:
+    found = {"lo": interface(1000), "eth0": interface(1000), "eth1": interface(25_000), "tun0": interface(None)}
+    eth0, eth1 = cards(found, {"eth1": 22_400}, NetworkConfig(reserved_mbit=50))
+    assert (eth0.egress_capacity, eth0.ingress_capacity) == (890, 850)
+    assert (eth1.egress_free, eth1.ingress_free) == (23_450 - 22_400, 22_450 - 22_400)
+    assert choose_card((eth0, eth1), 850)[0] == eth0
+    none, verdict = choose_card((eth0, eth1), 851)
+    assert none is None
+    assert verdict.text == "No card has 851 Mbit/s left both ways: eth0 850, eth1 50."
+
+
+# --- caches
+
+
+@pytest.mark.parametrize(
+    ("whole", "start", "end", "expected"),
+    [
+        (0x7FF, 0, 30, 0xF),
+        (0xFFFFF, 0, 30, 0x3F),
+        (0x3FF, 0, 30, 0x7),
+        (0x7FF, 0, 100, 0x7FF),
+        (0xFFF, 25, 75, 0x1F8),
+        (0xF, 0, 1, 0x1),
+    ],
+)
+def test_masks_are_koordinator_s(whole: int, start: float, end: float, expected: int) -> None:
+    assert mask(whole, ResctrlLevel(cat_start_percent=start, cat_end_percent=end)) == expected
+
+
+@pytest.mark.parametrize(("whole", "start", "end"), [(0xF0, 0, 100), (0, 0, 100), (0xF, 50, 50), (0xF, 80, 100)])
+def test_a_mask_of_nothing_is_refused(whole: int, start: float, end: float) -> None:
+    with pytest.raises(ValueError, match=r"mask|no way"):
+        mask(whole, ResctrlLevel(cat_start_percent=start, cat_end_percent=end))
+
+
+def test_bandwidth_is_in_the_unit_of_the_machine() -> None:
+    assert [bandwidth(percent, absolute=False) for percent in (100, 91, 90, 12.5, 1)] == [100, 100, 90, 20, 10]
+    assert [bandwidth(percent, absolute=True) for percent in (100, 50, 12.5, 0.1)] == [2048, 80, 20, 1]
+
+
+INTEL = "    L3:0=7ff;1=7ff\n    MB:0=100;1=100\n"
+
+
+def test_every_level_has_a_line_for_each_resource() -> None:
+    caches = parse_schemata(INTEL)
+    assert caches == Caches(l3={0: 0x7FF, 1: 0x7FF}, mb={0: 100, 1: 100})
+    made = {group.name: group.schemata for group in groups(caches, ResctrlConfig().levels)}
+    assert made == {
+        "dioptase-dedicated_cores": "L3:0=7ff;1=7ff\nMB:0=100;1=100\n",
+        "dioptase-shared_cores": "L3:0=7ff;1=7ff\nMB:0=100;1=100\n",
+        "dioptase-reclaimed_cores": "L3:0=f;1=f\nMB:0=100;1=100\n",
+    }
+    amd = parse_schemata("L3:0=ffff\nMB:0=2048\nSMBA:0=2048\n")
+    assert schemata(amd, ResctrlLevel(cat_end_percent=50, mba_percent=25)) == "L3:0=ff\nMB:0=40\n"
+    assert schemata(Caches(mb={0: 100}), ResctrlLevel(mba_percent=35)) == "MB:0=40\n"
+
+
+class Groups(ResctrlGroups):
+    """As the kernel does it: a group has its files when it is made, and takes them along when it is removed."""
+
+    def remove(self, directory: Path) -> None:
+        for file in directory.iterdir():
+            file.unlink()
+        super().remove(directory)
+
+
+def made(root: Path, *names: str) -> Groups:
+    for name in names:
+        (root / name).mkdir()
+        (root / name / "schemata").write_text(INTEL)
+        (root / name / "tasks").write_text("")
+    (root / "schemata").write_text(INTEL)
+    return Groups(root)
+
+
+def test_groups_are_given_their_shares_and_processes_and_removed(tmp_path: Path) -> None:
+    ours = made(tmp_path, "dioptase-reclaimed_cores", "dioptase-old", "theirs")
+    wanted = groups(ours.caches(), {QoSLevel.RECLAIMED: ResctrlLevel(cat_end_percent=30)})
+    assert ours.apply(wanted, {"dioptase-reclaimed_cores": [77]}) == ()
+    group = tmp_path / "dioptase-reclaimed_cores"
+    assert (group / "schemata").read_text().startswith("L3:0=f;1=f\n")
+    assert (group / "tasks").read_text() == "77\n"
+    inode = (group / "schemata").stat().st_mtime_ns
+    assert ours.apply(wanted, {"dioptase-reclaimed_cores": [77]}) == ()
+    assert (group / "schemata").stat().st_mtime_ns == inode, "what is right is not written again"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dioptase-reclaimed_cores", "schemata", "theirs"]
+    assert ours.restore() == ()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["schemata", "theirs"]
+
+
+def test_without_resctrl_there_is_a_reason(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable) as caught:
+        ResctrlGroups(tmp_path / "none").caches()
+    assert "mount -t resctrl" in caught.value.remedy
+    assert ResctrlGroups(tmp_path / "none").restore() == ()
+    assert ResctrlGroups(tmp_path).apply(groups(parse_schemata(INTEL), {QoSLevel.SHARED: ResctrlLevel()}), {}) != ()
+
+
+# --- whole disks
+
+WBT = "block/sda/queue/wbt_lat_usec"
+QOS = "fs/cgroup/io.cost.qos"
+
+
+@pytest.fixture
+def sysfs(tmp_path: Path) -> Path:
+    root = tmp_path / "sys"
+    for path, text in ((WBT, "75000\n"), (QOS, "8:0 enable=0 ctrl=auto\n8:16 enable=1 ctrl=user rpct=50.00\n")):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    (tmp_path / "state").mkdir()
+    return root
+
+
+def setting(path: str, line: str, device: str = "") -> NodeSetting:
+    return NodeSetting(path=path, line=line, device=device, verdict=VERDICT)
+
+
+def node_files(sysfs: Path, boot: str = "boot") -> NodeFiles:
+    return NodeFiles(sysfs, sysfs.parent / "state", boot)
+
+
+def test_a_disk_s_setting_is_journalled_written_and_put_back(sysfs: Path) -> None:
+    journal = sysfs.parent / "state" / FILE_NAME
+    files = node_files(sysfs)
+    (outcome,) = files.apply([setting(WBT, "2000")], dry=True)
+    assert (outcome.status, outcome.before, journal.exists()) == (Status.DRY_RUN, "75000", False)
+    (outcome,) = files.apply([setting(WBT, "2000")])
+    assert (outcome.status, outcome.before, outcome.after) == (Status.APPLIED, "75000", "2000")
+    assert files.apply([setting(WBT, "2000")])[0].status is Status.UNCHANGED
+    # Another process, after the first was killed.
+    again = node_files(sysfs)
+    assert [(o.status, o.after) for o in again.restore()] == [(Status.APPLIED, "75000")]
+    assert (sysfs / WBT).read_text() == "75000\n"
+    assert not journal.exists()
+
+
+def test_one_device_s_line_of_many(sysfs: Path) -> None:
+    files = node_files(sysfs)
+    (outcome,) = files.apply([setting(QOS, "8:16 enable=1 rpct=95.00", "8:16")])
+    assert outcome.before == "8:16 enable=1 ctrl=user rpct=50.00"
+    assert files.entries()[0].text == outcome.before
+    files.restore()
+    assert (sysfs / QOS).read_text() == "8:16 enable=1 ctrl=user rpct=50.00\n", (
+        "a file of ours keeps the last line alone"
+    )
+
+
+def test_what_somebody_else_has_set_meanwhile_is_theirs(sysfs: Path) -> None:
+    files = node_files(sysfs)
+    files.apply([setting(WBT, "2000")])
+    (sysfs / WBT).write_text("5000\n")
+    assert [(o.status, o.after) for o in files.restore()] == [(Status.UNCHANGED, "5000")]
+    files.apply([setting(WBT, "2000")])
+    (sysfs / WBT).write_text("6000\n")
+    files.apply([setting(WBT, "2000")])
+    assert [(o.status, o.after) for o in files.restore()] == [(Status.APPLIED, "6000")]
+
+
+def test_another_boot_a_lost_disk_and_a_damaged_journal(sysfs: Path) -> None:
+    node_files(sysfs).apply([setting(WBT, "2000")])
+    assert node_files(sysfs, "another").entries() == ()
+    files = node_files(sysfs)
+    (sysfs / WBT).unlink()
+    assert [o.status for o in files.restore()] == [Status.VANISHED]
+    (refused,) = files.apply([setting(WBT, "2000")])
+    assert (refused.status, "No such file" in refused.error) == (Status.REFUSED, True)
+    (sysfs.parent / "state" / FILE_NAME).write_text("{")
+    with pytest.raises(Unavailable, match="cannot be read"):
+        node_files(sysfs)
+
+
+def test_killed_at_any_step_the_original_comes_back(sysfs: Path) -> None:
+    """SIGKILL before each system call that leaves something behind, on both of two changes."""
+    codes = []
+    for last in range(1, 40):
+        (sysfs / WBT).write_text("75000\n")
+        pid = os.fork()
+        if pid == 0:
+            _die_before(last)
+            files = node_files(sysfs)
+            files.apply([setting(WBT, "2000")])
+            files.apply([setting(WBT, "3000")])
+            os._exit(0)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        node_files(sysfs).restore()
+        assert (sysfs / WBT).read_text() == "75000\n", f"step {last}"
+        if codes[-1] == 0:
+            break
+    assert codes[-1] == 0
+    assert codes[:-1] == [-signal.SIGKILL] * (len(codes) - 1)
+    assert len(codes) > 10
+
+
+def _die_before(last: int) -> None:
+    count = 0
+    for name in ("write", "fsync"):
+        call = getattr(os, name)
+
+        def counted(*args, call=call):  # type: ignore[no-untyped-def]
+            nonlocal count
+            count += 1
+            if count == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args)
+
+        setattr(os, name, counted)
+
+
+def test_settings_are_read_with_their_bounds() -> None:
+    config = msgspec.convert(
+        {
+            "io": {"weights": {"shared_cores": 500}, "wbtUs": {"SSD": 2000}},
+            "memoryQos": {"shared_cores": {"minPercent": 10}},
+        },
+        KnobsConfig,
+    )
+    assert config.io.weights[QoSLevel.SHARED] == 500
+    for bad in ({"io": {"weights": {"shared_cores": 0}}}, {"io": {"wbtUs": {"TAPE": 1}}}, {"burst": {"policy": "on"}}):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert(bad, KnobsConfig)

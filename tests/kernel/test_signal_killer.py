@@ -1,0 +1,369 @@
+"""The killer by signals on real cgroups: processes that obey, ignore, fork, vanish, and that are none of its business."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.config.eviction import EvictionConfig
+from agent.eviction.killer import carry_out
+from agent.eviction.manager import judge
+from agent.eviction.signals import SignalKiller
+from agent.eviction.situation import Situation
+from agent.eviction.state import EvictionMemory
+from agent.hierarchy import Hierarchy
+from agent.sense.cgroups import CgroupReader
+from agent.sense.indicators import Indicators
+from agent.sense.node import NodeReader
+from agent.sense.schedstat import SchedstatWaits
+from agent.sense.sensor import Sensor
+from api.advice import Headroom
+from api.evictions import Evictions, KillEvent, KillReason, Victim
+from api.knobs import Verdict
+from api.pods import Container, Pod
+from api.qos import QoSLevel
+from tests.agent.eviction.builders import situation
+from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+
+pytestmark = pytest.mark.kernel
+
+S = 1_000_000_000
+SLEEP = "print(flush=True)\nimport time\ntime.sleep(600)"
+DEAF = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEP
+FORKS = """import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(flush=True)
+while True:
+    if os.fork() == 0:
+        time.sleep(0.05)
+        os.fork()
+        time.sleep(0.05)
+        os._exit(0)
+    time.sleep(0.01)
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+"""
+
+
+class Clock:
+    """CLOCK_MONOTONIC that a test turns."""
+
+    def __init__(self) -> None:
+        self.now_ns = 100 * S
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+@pytest.fixture
+def hierarchy() -> Hierarchy:
+    return require_writable_cgroups()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def killer(hierarchy: Hierarchy, clock: Clock) -> Iterator[SignalKiller]:
+    made = SignalKiller(hierarchy, clock=clock)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def group(hierarchy: Hierarchy) -> Iterator[TestCgroup]:
+    with cgroup(hierarchy, "evict") as made:
+        yield made
+
+
+def pod(*cgroups: str) -> Pod:
+    containers = tuple(Container(name=f"c{i}", cgroup=path) for i, path in enumerate(cgroups))
+    return Pod(uid="default/p", namespace="default", name="p", qos=QoSLevel.RECLAIMED, containers=containers)
+
+
+def run(group: TestCgroup, program: str) -> subprocess.Popen[bytes]:
+    """A Python program inside the cgroup that has come as far as its first line."""
+    procs = [str(directory / "cgroup.procs") for directory in group.dirs]
+    joined = f"import os\nfor path in {procs!r}:\n    open(path, 'w').write(str(os.getpid()))\n{program}"
+    process = subprocess.Popen([sys.executable, "-c", joined], stdout=subprocess.PIPE)
+    group.processes.append(process)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"\n"
+    return process
+
+
+@contextmanager
+def inside(group: TestCgroup, hierarchy: Hierarchy) -> Iterator[None]:
+    """This process in that cgroup, as the killer sees it, and back where it was."""
+    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    primary = hierarchy.primary
+    home = next(path for _, names, path in lines if primary.name in names.split(",") or not names)
+    (primary / group.path.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
+    try:
+        yield
+    finally:
+        (primary / home.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def reasons(events: Sequence[KillEvent]) -> list[KillReason]:
+    return [event.reason for event in events]
+
+
+def until(killer: SignalKiller, done: Callable[[list[KillEvent]], bool]) -> list[KillEvent]:
+    """Outcomes until that is so; a machine that needs a minute for it is broken."""
+    events: list[KillEvent] = []
+    for _ in range(600):
+        events += killer.outcomes()
+        if done(events):
+            return events
+        time.sleep(0.1)
+    pytest.fail(f"still {events}")
+
+
+def gone(events: list[KillEvent]) -> bool:
+    return KillReason.SUCCEEDED in reasons(events)
+
+
+def test_a_pod_that_obeys_is_asked_and_is_gone(killer: SignalKiller, group: TestCgroup) -> None:
+    processes = [run(group, SLEEP), run(group, SLEEP)]
+    killer.evict(pod(group.path), 30.0, "because")
+    assert killer.leaving == {"default/p"}
+    events = until(killer, gone)
+    assert reasons(events) == [KillReason.CREATED, KillReason.SUCCEEDED]
+    assert [process.wait() for process in processes] == [-15, -15]
+    assert events[0].message == "Successfully create eviction; reason: because"
+    assert events[1].message == "Evicted pod has been deleted physically; reason: because"
+    assert not killer.leaving
+
+
+def test_who_ignores_it_is_killed_after_the_grace_and_not_before(
+    killer: SignalKiller, group: TestCgroup, clock: Clock
+) -> None:
+    process = run(group, DEAF)
+    killer.evict(pod(group.path), 5.0, "r")
+    clock.now_ns += 5 * S - 1
+    assert reasons(killer.outcomes()) == [KillReason.CREATED]
+    assert process.poll() is None
+    clock.now_ns += 1
+    assert reasons(until(killer, gone)) == [KillReason.SUCCEEDED]
+    assert process.wait() == -9
+
+
+def test_a_shorter_grace_replaces_a_longer_one_and_a_longer_one_nothing(
+    killer: SignalKiller, group: TestCgroup, clock: Clock
+) -> None:
+    process = run(group, DEAF)
+    killer.evict(pod(group.path), 60.0, "slow")
+    clock.now_ns += 10 * S
+    killer.evict(pod(group.path), 1.0, "fast")
+    killer.evict(pod(group.path), 600.0, "slower")
+    clock.now_ns += S - 1
+    assert reasons(killer.outcomes()) == [KillReason.CREATED]
+    clock.now_ns += 1
+    events = until(killer, gone)
+    assert process.wait() == -9
+    assert events[-1].message.endswith("reason: fast")
+
+
+def test_no_grace_kills_at_once(killer: SignalKiller, group: TestCgroup) -> None:
+    process = run(group, DEAF)
+    killer.evict(pod(group.path), 0.0, "r")
+    assert process.wait() == -9
+    assert reasons(until(killer, gone)) == [KillReason.CREATED, KillReason.SUCCEEDED]
+
+
+def test_forks_do_not_outrun_it(killer: SignalKiller, group: TestCgroup, clock: Clock) -> None:
+    run(group, FORKS)
+    killer.evict(pod(group.path), 1.0, "r")
+    clock.now_ns += S
+    until(killer, gone)
+    assert (group.dirs[0] / "cgroup.procs").read_text() == ""
+
+
+def test_cgroups_below_are_the_pods_too(killer: SignalKiller, group: TestCgroup, hierarchy: Hierarchy) -> None:
+    inner = TestCgroup(hierarchy, f"{group.path}/inner")
+    try:
+        process = run(inner, SLEEP)
+        killer.evict(pod(group.path), 30.0, "r")
+        until(killer, gone)
+        assert process.wait() == -15
+    finally:
+        inner.close()
+
+
+def test_nobody_outside_is_hit(killer: SignalKiller, group: TestCgroup, hierarchy: Hierarchy) -> None:
+    with cgroup(hierarchy, "evict-not") as other:
+        stays, leaves = run(other, SLEEP), run(group, SLEEP)
+        killer.evict(pod(group.path), 0.0, "r")
+        until(killer, gone)
+        assert leaves.wait() == -9
+        assert stays.poll() is None
+
+
+def test_who_moved_away_meanwhile_is_spared(
+    killer: SignalKiller, group: TestCgroup, hierarchy: Hierarchy, clock: Clock
+) -> None:
+    with cgroup(hierarchy, "evict-away") as other:
+        process = run(group, DEAF)
+        killer.evict(pod(group.path), 5.0, "r")
+        for directory in other.dirs:
+            (directory / "cgroup.procs").write_text(str(process.pid))
+        clock.now_ns += 10 * S
+        assert reasons(until(killer, gone)) == [KillReason.CREATED, KillReason.SUCCEEDED]
+        assert process.poll() is None
+        process.kill()
+        process.wait()
+
+
+def test_a_cgroup_of_the_same_path_is_another(
+    killer: SignalKiller, group: TestCgroup, hierarchy: Hierarchy, clock: Clock
+) -> None:
+    first = TestCgroup(hierarchy, f"{group.path}/pod")
+    old = run(first, DEAF)
+    killer.evict(pod(first.path), 5.0, "r")
+    old.kill()
+    old.wait()
+    first.close()
+    second = TestCgroup(hierarchy, f"{group.path}/pod")
+    try:
+        fresh = run(second, DEAF)
+        clock.now_ns += 10 * S
+        assert gone(list(killer.outcomes()))
+        assert fresh.poll() is None
+    finally:
+        second.close()
+
+
+def test_the_agents_own_pod_is_refused(killer: SignalKiller, group: TestCgroup, hierarchy: Hierarchy) -> None:
+    with inside(group, hierarchy):
+        killer.evict(pod(group.path), 0.0, "r")
+    events = list(killer.outcomes())
+    assert reasons(events) == [KillReason.FAILED]
+    assert events[0].message == "the agent itself runs in this pod; reason: r"
+    assert events[0].warning
+    assert not killer.leaving
+
+
+def test_the_agent_that_joins_a_pod_on_its_way_out_is_spared(
+    killer: SignalKiller, group: TestCgroup, hierarchy: Hierarchy, clock: Clock
+) -> None:
+    process = run(group, DEAF)
+    killer.evict(pod(group.path), 1.0, "r")
+    with inside(group, hierarchy):
+        clock.now_ns += S
+        killer.outcomes()
+        assert process.wait() == -9
+    assert gone(list(killer.outcomes()))
+
+
+@pytest.mark.parametrize("path", ["/dioptase-test-nobody", "/", "/../dioptase-test-nobody"])
+def test_a_pod_without_cgroups_fails_visibly(killer: SignalKiller, path: str) -> None:
+    killer.evict(pod(path), 1.0, "r")
+    events = list(killer.outcomes())
+    assert [(event.reason, event.message) for event in events] == [
+        (KillReason.FAILED, "no cgroup of the pod is there; reason: r")
+    ]
+    assert not killer.leaving
+
+
+def test_a_pod_that_outlives_its_kill_is_told_of_once(tmp_path: Path, clock: Clock) -> None:
+    """Plain files stand for a cgroup that goes on listing a process that is killed already."""
+    dead = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    dead.kill()
+    os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+    (tmp_path / "stuck").mkdir()
+    (tmp_path / "stuck/cgroup.procs").write_text(f"{dead.pid}\n")
+    killer = SignalKiller(Hierarchy(v1={"cpu": tmp_path}, v2=None), clock=clock)
+    killer.evict(pod("/stuck"), 60.0, "r")
+    clock.now_ns += 90 * S - 1
+    assert reasons(killer.outcomes()) == [KillReason.CREATED]
+    clock.now_ns += 1
+    late = list(killer.outcomes())
+    assert reasons(late) == [KillReason.EXCEEDED]
+    assert late[0].message == "processes are left 90 s after the pod was asked to leave within 60 s; reason: r"
+    clock.now_ns += 90 * S
+    assert not killer.outcomes()
+    assert killer.leaving == {"default/p"}
+    dead.wait()
+    killer.close()
+
+
+def test_from_a_threshold_to_a_pod_that_is_gone(killer: SignalKiller, group: TestCgroup, clock: Clock) -> None:
+    process = run(group, SLEEP)
+    container = Container(name="c", cgroup=group.path, reclaimed_cpu_cores=9.0)
+    leaves = msgspec.structs.replace(pod(group.path), containers=(container,))
+    stays = msgspec.structs.replace(leaves, uid="u", name="other")
+    config = EvictionConfig(plugins=("reclaimed-resource-pressure-eviction-plugin",), skipped_labels=("keep",))
+
+    def judged(at_s: float, memory: EvictionMemory) -> tuple[Evictions, EvictionMemory]:
+        pods = [msgspec.structs.replace(stays, labels={"keep": ""}), leaves]
+        promised = Headroom(cores=2.0, verdict=Verdict(rule="r", text="t"))
+        at = situation(at_s, pods, samples={group.path.strip("/"): {}}, headroom=promised, leaving=killer.leaving)
+        evictions, memory = judge(at, memory, config)
+        carry_out(evictions, pods, killer)
+        return evictions, memory
+
+    evictions, memory = judged(100.0, EvictionMemory())
+    assert [victim.pod for victim in evictions.victims] == ["default/p"]
+    assert killer.leaving == {"default/p"}
+    evictions, _ = judged(105.0, memory)
+    assert evictions.victims == ()
+    events = until(killer, gone)
+    assert process.wait() == -15
+    assert "target 10000, observed 18000" in events[0].message
+
+
+@pytest.mark.parametrize("fields", [{"dry_run": True}, {"notify": True}])
+def test_who_is_only_shown_or_told_is_not_handed_over(killer: SignalKiller, fields: dict[str, bool]) -> None:
+    victim = Victim(
+        pod="default/p", uid="default/p", plugin="x", scope="", verdict=Verdict(rule="r", text="t"), forced=False,
+        grace_s=0, **fields,
+    )  # fmt: skip
+    carry_out(Evictions(victims=(victim,)), [pod("/nobody")], killer)
+    assert not killer.outcomes()
+
+
+class OnePod:
+    """A PodSource of one pod."""
+
+    def __init__(self, only: Pod) -> None:
+        self._only = only
+
+    def read(self) -> tuple[Pod, ...]:
+        return (self._only,)
+
+
+def test_from_the_kernels_files_to_a_pod_that_is_gone(
+    killer: SignalKiller, group: TestCgroup, hierarchy: Hierarchy
+) -> None:
+    """Eight MiB that it wrote to inside the cgroup, and little else; it requested one."""
+    process = run(group, "data = b'x' * (8 << 20)\n" + SLEEP)
+    container = Container(name="c", cgroup=group.path, memory_request_bytes=1 << 20)
+    over = msgspec.structs.replace(pod(group.path), containers=(container,))
+    with closing(CgroupReader(hierarchy)) as cgroups, closing(NodeReader(Path("/proc"), Path("/sys"))) as node:
+        sensor = Sensor(
+            cgroups=cgroups, node=node, sys=Path("/sys"), pods=OnePod(over), indicators=Indicators(),
+            waits=SchedstatWaits(Path("/proc"), hierarchy),
+        )  # fmt: skip
+        now_ns = time.monotonic_ns()
+        snapshot = sensor.snapshot(1, now_ns, time.time_ns())
+        config = EvictionConfig(plugins=("rss-overuse-eviction-plugin",))
+        evictions, _ = judge(Situation(snapshot=snapshot, now_ns=now_ns), EvictionMemory(), config)
+    assert [victim.pod for victim in evictions.victims] == ["default/p"]
+    assert 8 <= (evictions.thresholds[0].observed or 0) < 16
+    carry_out(evictions, snapshot.pods, killer)
+    until(killer, gone)
+    assert process.wait() == -15
