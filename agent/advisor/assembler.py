@@ -87,7 +87,8 @@ def assemble(wants: Sequence[Want], node: Node, mode: Mode) -> Assembled:
             name, size = want.region.name, regulation.sizes[want.region.pool]
             granted[name] = granted.get(name, 0) + size
             lent[name] = lent.get(name, 0) + reclaim.overlap.get(want.region.pool, 0)
-            sizes.append(PoolSize(pool=want.region.pool, numa=group.numa, cpus=size))
+            if want.region.bound or group.numa == UNBOUND:
+                sizes.append(PoolSize(pool=want.region.pool, numa=group.numa, cpus=size))
             if regulation.throttled:
                 throttled.add(name)
         sizes.append(
@@ -96,10 +97,26 @@ def assemble(wants: Sequence[Want], node: Node, mode: Mode) -> Assembled:
                 numa=group.numa,
                 cpus=max(reclaim.cpus - sum(reclaim.overlap.values()), 0),
                 quota_cores=reclaim.quota,
-                overlap=dict(sorted(reclaim.overlap.items())),
+                overlap=_own(group, reclaim.overlap),
             )
         )
+    if not any(size.numa == UNBOUND for size in sizes):
+        sizes = [*_laid_over(wants, granted, lent), *sizes]
     return Assembled(tuple(sizes), frozenset(throttled), granted, lent)
+
+
+def _own(group: Group, overlap: Mapping[str, int]) -> dict[str, int]:
+    """Without what pools lend that are no pools of this NUMA node, but laid over it: that is told of them as a whole."""
+    foreign = {want.region.pool for want in group.wants if not want.region.bound} if group.numa != UNBOUND else set()
+    return {pool: cpus for pool, cpus in sorted(overlap.items()) if pool not in foreign}
+
+
+def _laid_over(wants: Sequence[Want], granted: Mapping[str, int], lent: Mapping[str, int]) -> list[PoolSize]:
+    """Pools that are bound to no NUMA node, where every node has bound ones."""
+    unbound = [want.region for want in wants if not want.region.bound]
+    sizes = [PoolSize(pool=region.pool, cpus=granted[region.name]) for region in unbound]
+    overlap = {region.pool: lent[region.name] for region in unbound if lent[region.name]}
+    return [*sizes, PoolSize(pool=RECLAIM_POOL, cpus=0, overlap=overlap)] if unbound else []
 
 
 def groups(wants: Sequence[Want], node: Node) -> tuple[Group, ...]:
