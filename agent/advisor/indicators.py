@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from statistics import fmean
 
 from agent.advisor.provision.situation import Situation, Target
 from agent.advisor.regions import Members
@@ -96,7 +95,7 @@ def target(name: str, default: float, profiles: Sequence[Mapping[str, Target]], 
         threshold = config.thresholds.get(name)
         return default if threshold is None else threshold * config.expand_factors.get(name, 1.0)
     own = [_own(profile.get(name), default) for profile in profiles] or [default]
-    return min(own) if getter == "spd-min" else fmean(own)
+    return min(own) if getter == "spd-min" else sum(own) / len(own)
 
 
 def _own(profile: Target | None, default: float) -> float:
@@ -130,4 +129,4 @@ def _ratio(before: CpuCounters | None, after: CpuCounters | None) -> float | Non
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
+    return sum(values) / len(values) if values else None
