@@ -6,6 +6,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from api.ports import Unavailable
+
 
 def replace_file(path: Path, data: bytes) -> None:
     """Have this content on disk when it returns: temporary file, fsync, rename, fsync of the directory. Raises OSError."""
@@ -21,8 +23,19 @@ def replace_file(path: Path, data: bytes) -> None:
         raise
 
 
-def set_aside(path: Path) -> Path:
-    """Rename to NAME.damaged-N, of which a person may want to see each; returns the new name. Raises OSError."""
+def set_aside(path: Path, reason: str) -> Path:
+    """Rename to NAME.damaged-N, of which a person may want to see each; returns the new name. Raises Unavailable, with the
+    reason why it is damaged."""
+    try:
+        return _set_aside(path)
+    except OSError as error:
+        raise Unavailable(
+            f"{path} is damaged ({reason}) and cannot be set aside: {error.strerror}",
+            f"look at it and move it away from {path.parent}",
+        ) from None
+
+
+def _set_aside(path: Path) -> Path:
     taken = {found.name for found in damaged(path)}
     number = next(n for n in range(1, len(taken) + 2) if f"{path.name}.damaged-{n}" not in taken)
     aside = path.with_name(f"{path.name}.damaged-{number}")

@@ -134,8 +134,8 @@ def _provided(
         reclaim_use_cores={} if used is None else {numa: used * n / cpus for numa, n in reclaim.items()},
         runnable={
             path: float(sample.threads_by_state.runnable)
-            for path, sample in snapshot.cgroups.items()
-            if sample.threads_by_state is not None
+            for path in memory.containers
+            if (sample := snapshot.cgroups.get(path)) is not None and sample.threads_by_state is not None
         },
     )
     cpu, provided = provision(situation, memory.provision, config, config.provision)

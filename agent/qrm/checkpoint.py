@@ -108,13 +108,7 @@ class Checkpoint:
         return True
 
     def _set_aside(self, reason: str) -> None:
-        try:
-            aside = set_aside(self.path)
-        except OSError as error:
-            raise Unavailable(
-                f"{self.path} is damaged ({reason}) and cannot be set aside: {error.strerror}",
-                f"look at it and move it away from {self.path.parent}",
-            ) from None
+        aside = set_aside(self.path, reason)
         self.messages = (
             f"{self.path} was damaged: {reason}. It is kept as {aside}; who has which CPUs was read from the cgroups instead",
         )

@@ -6,11 +6,12 @@ Online pods are touched only where cpusets keep the pools apart; where priority 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 
 import msgspec
 
 from agent.qrm.placing.state import Placement
-from api.cpus import Topology, format_cpu_list
+from api.cpus import format_cpu_list
 from api.decisions import Advice, Decision
 from api.knobs import Knob, Verdict
 from api.pods import Container, Pod
@@ -45,6 +46,7 @@ def decide(
     known = frozenset[Knob]().union(*knobs.values())
     quotas = _quotas(advice, snapshot)
     reasons = {cgroup: one.verdict for one in advice.cpu.regions for cgroup in one.region.containers}
+    cpus, nodes = frozenset(snapshot.topology.ids), frozenset(snapshot.topology.numa_nodes)
     decisions: list[Decision] = []
     for pod in snapshot.pods:
         for container in pod.containers:
@@ -56,7 +58,7 @@ def decide(
                 values = _reclaimed(advice, quotas[container.cgroup], knobs.get(container.cgroup, ()), container)
             if placement is not None:
                 why = reasons.get(container.cgroup, advice.verdict)
-                values |= _placed(placement, container.cgroup, snapshot.topology, why)
+                values |= _placed(placement, container.cgroup, cpus, nodes, why)
             decisions.extend(
                 Decision(
                     cgroup=container.cgroup,
@@ -72,17 +74,24 @@ def decide(
     return tuple(decisions)
 
 
-def _placed(placement: Placement, cgroup: str, topology: Topology, why: Verdict) -> dict[Knob, tuple[str, Verdict]]:
+def _placed(
+    placement: Placement, cgroup: str, all_cpus: frozenset[int], all_nodes: frozenset[int], why: Verdict
+) -> dict[Knob, tuple[str, Verdict]]:
     """CPUs and NUMA nodes of a container that may not use all of them; why its pool is so large, and that it has these."""
     cpus, mems = placement.cpus.get(cgroup, ()), placement.mems.get(cgroup, ())
+    narrow, bound = cpus and all_cpus != set(cpus), mems and all_nodes != set(mems)
+    if not narrow and not bound:
+        return {}
     found = placement.verdicts.get(cgroup, why)
     both = msgspec.structs.replace(why, text=f"{why.text} {found.text}", inputs={**why.inputs, **found.inputs})
-    values = {}
-    if cpus and set(cpus) != set(topology.ids):
-        values[Knob.CPUSET] = format_cpu_list(cpus), both
-    if mems and set(mems) != set(topology.numa_nodes):
-        values[Knob.MEMS] = format_cpu_list(mems), both
-    return values
+    values = {Knob.CPUSET: (_listed(cpus), both)} if narrow else {}
+    return values | ({Knob.MEMS: (_listed(mems), both)} if bound else {})
+
+
+@lru_cache(maxsize=512)
+def _listed(numbers: tuple[int, ...]) -> str:
+    # All containers of a pool have the same.
+    return format_cpu_list(numbers)
 
 
 def _limited(advice: Advice, cgroup: str) -> Verdict:
@@ -104,6 +113,17 @@ def _reclaimed(
     return {knob: (value, YIELD), Knob.QUOTA: (quota, _limited(advice, container.cgroup))}
 
 
+def reclaimed_containers(snapshot: Snapshot) -> list[Container]:
+    """Those of reclaimed pods that are there."""
+    return [
+        container
+        for pod in snapshot.pods
+        if pod.qos is QoSLevel.RECLAIMED
+        for container in pod.containers
+        if container.cgroup in snapshot.cgroups
+    ]
+
+
 def _quotas(advice: Advice, snapshot: Snapshot) -> Mapping[str, str]:
     """What each reclaimed container may use: the lent CPU in proportion to requests, never above its own limit; those that
     made online pods wait have less of a claim.
@@ -111,15 +131,9 @@ def _quotas(advice: Advice, snapshot: Snapshot) -> Mapping[str, str]:
     A small share gets a longer period instead of the kernel's smallest quota in the usual one, so that all of them
     together are what is lent; its burst is then longer too.
     """
-    containers = [
-        container
-        for pod in snapshot.pods
-        if pod.qos is QoSLevel.RECLAIMED
-        for container in pod.containers
-        if container.cgroup in snapshot.cgroups
-    ]
+    containers = reclaimed_containers(snapshot)
     unlimited = advice.lent_cores >= len(snapshot.topology.cpus)
-    claims = {c.cgroup: _claim(c) * advice.claims.get(c.cgroup, 1.0) for c in containers}
+    claims = {c.cgroup: claim(c) * advice.claims.get(c.cgroup, 1.0) for c in containers}
     total = sum(claims.values())
     result = {}
     for container in containers:
@@ -135,7 +149,8 @@ def _quota(cores: float) -> str:
     return f"{round(cores * period_us)} {period_us}"
 
 
-def _claim(container: Container) -> float:
+def claim(container: Container) -> float:
+    """By which reclaimed containers share what is lent."""
     return container.reclaimed_cpu_cores or container.cpu_request_cores or 1.0
 
 

@@ -14,6 +14,7 @@ from math import ceil
 import msgspec
 
 from agent.config.qrm_knobs import SuppressConfig
+from agent.qrm.cpu import claim, reclaimed_containers
 from agent.qrm.notation import DEFAULT_PERIOD_US, UNLIMITED
 from api.advice import Wish
 from api.cpus import Cpu, Topology, format_cpu_list
@@ -53,13 +54,7 @@ def suppress(
     wanted, verdict = _cores(snapshot, rates, config)
     if wanted is None:
         wanted = 0.0 if memory.cores is None else memory.cores
-    containers = [
-        container
-        for pod in snapshot.pods
-        if pod.qos is QoSLevel.RECLAIMED
-        for container in pod.containers
-        if container.cgroup in snapshot.cgroups
-    ]
+    containers = reclaimed_containers(snapshot)
     if config.policy == "cpuset":
         count = _cpu_count(wanted, capacity, config, memory)
         cpus = pick(snapshot.topology, count, memory.cpus or (), excluded)
@@ -68,9 +63,9 @@ def suppress(
         wishes = tuple(_wish(container, Knob.CPUSET, value, verdict) for container in containers if cpus)
         return wishes, SuppressMemory(cpus=cpus, cores=float(count))
     cores = _quota_cores(wanted, capacity, config, memory)
-    total = sum(_claim(container) for container in containers)
+    total = sum(claim(container) for container in containers)
     wishes = tuple(
-        _wish(container, Knob.QUOTA, _quota(cores * _claim(container) / total, capacity), verdict)
+        _wish(container, Knob.QUOTA, _quota(cores * claim(container) / total, capacity), verdict)
         for container in containers
     )
     return wishes, SuppressMemory(cores=cores)
@@ -160,10 +155,6 @@ def _quota(cores: float, capacity: int) -> str:
     if cores >= capacity:
         return UNLIMITED
     return f"{max(round(cores * DEFAULT_PERIOD_US), MIN_QUOTA_US)} {DEFAULT_PERIOD_US}"
-
-
-def _claim(container: Container) -> float:
-    return container.reclaimed_cpu_cores or container.cpu_request_cores or 1.0
 
 
 def _wish(container: Container, knob: Knob, value: str, verdict: Verdict) -> Wish:

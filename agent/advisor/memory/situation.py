@@ -36,7 +36,7 @@ class NumaLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the lead of a round knows."""
+    """Everything that is known in a round."""
 
     snapshot: Snapshot
     now_ns: int
