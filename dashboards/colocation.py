@@ -110,13 +110,18 @@ def _lent() -> list[Panel]:
             Query(rate_by(USED, RECLAIMED), POD_NAME),
             stacked=True,
         ),
-        lines(
-            "CPUs of the pools",
-            units.Short,
-            "Pools overlap where priority, not partition, separates them.",
-            Query(f"dioptase_pool_cpus{{{NODE}}}", "{{pool}} on {{instance}}"),
-        ),
+        pools(),
     ]
+
+
+def pools() -> Panel:
+    """How many CPUs each pool has."""
+    return lines(
+        "CPUs of the pools",
+        units.Short,
+        "Pools overlap where priority, not partition, separates them.",
+        Query(f"dioptase_pool_cpus{{{NODE}}}", "{{pool}} on {{instance}}"),
+    )
 
 
 def _harm() -> list[Panel]:

@@ -104,18 +104,23 @@ def _by() -> list[Panel]:
     ]
 
 
+def rounds_by_trigger() -> Panel:
+    """What started rounds, and what was advised in them."""
+    return lines(
+        "Rounds by trigger and action",
+        "rounds/s",
+        "`tick` is the clock; `wait` and `psi` mean that online pods suffered in between.",
+        Query(
+            rate_by("dioptase_rounds_total", NODE, "job, instance, trigger, action"),
+            "{{trigger}}: {{action}} on {{instance}}",
+        ),
+        stacked=True,
+    )
+
+
 def _rounds() -> list[Panel]:
     return [
-        lines(
-            "Rounds by trigger and action",
-            "rounds/s",
-            "`tick` is the clock; `wait` and `psi` mean that online pods suffered in between.",
-            Query(
-                rate_by("dioptase_rounds_total", NODE, "job, instance, trigger, action"),
-                "{{trigger}}: {{action}} on {{instance}}",
-            ),
-            stacked=True,
-        ),
+        rounds_by_trigger(),
         lines(
             "What the policy wanted",
             "cores",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models import units
 
+from dashboards.colocation import pools
+from dashboards.decisions import rounds_by_trigger
 from dashboards.health import limitations, overdue, snapshot_age, sources
 from dashboards.panels import (
     BY_POD,
@@ -177,12 +179,7 @@ def _lent() -> list[Panel]:
             Query(f"dioptase_reclaim_headroom_cores{{{NODE}}}", "headroom on {{instance}}"),
             Query(f"dioptase_share_requirement_cores{{{NODE}}}", "needed by online pods on {{instance}}"),
         ),
-        lines(
-            "CPUs of the pools",
-            units.Short,
-            "Pools overlap where priority, not partition, separates them.",
-            Query(f"dioptase_pool_cpus{{{NODE}}}", "{{pool}} on {{instance}}"),
-        ),
+        pools(),
     ]
 
 
@@ -196,16 +193,7 @@ def _decided() -> list[Panel]:
             Query(f"sum by (job, instance, rule, outcome) ({changes})", "{{rule}}: {{outcome}} on {{instance}}"),
             bars=True,
         ),
-        lines(
-            "Rounds by trigger and action",
-            "rounds/s",
-            "`tick` is the clock; `wait` and `psi` mean that online pods suffered in between.",
-            Query(
-                rate_by("dioptase_rounds_total", NODE, "job, instance, trigger, action"),
-                "{{trigger}}: {{action}} on {{instance}}",
-            ),
-            stacked=True,
-        ),
+        rounds_by_trigger(),
     ]
 
 
