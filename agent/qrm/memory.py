@@ -11,20 +11,10 @@ from collections.abc import Mapping
 from agent.config.qrm_knobs import MemoryQosLevel
 from agent.qrm.notation import MAX, PAGE_BYTES
 from api.advice import Wish
-from api.cpus import format_cpu_list
 from api.knobs import Knob, Verdict
 from api.pods import Container
 from api.qos import QoSLevel
 from api.samples import Snapshot
-
-
-def mems(placed: Mapping[str, tuple[int, ...]], verdict: Verdict) -> tuple[Wish, ...]:
-    """The NUMA nodes of each container, where it was given any: no list is no wish, never an empty one."""
-    return tuple(
-        Wish(cgroup=cgroup, knob=Knob.MEMS, value=format_cpu_list(nodes), verdict=verdict)
-        for cgroup, nodes in placed.items()
-        if nodes
-    )
 
 
 def memory_qos(snapshot: Snapshot, levels: Mapping[QoSLevel, MemoryQosLevel]) -> tuple[Wish, ...]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.config.qrm_knobs import BurstConfig, KnobsConfig, KoordinatorBurstConfig, MemoryQosLevel, SuppressConfig
 from agent.qrm.burst import BurstMemory, koordinator_burst, static_burst
-from agent.qrm.memory import memory_qos, mems
+from agent.qrm.memory import memory_qos
 from agent.qrm.strategies import SuppressMemory, pick, suppress
 from agent.qrm.wishes import resolve
 from api.advice import Wish
@@ -270,10 +270,6 @@ def test_memory_qos_is_counted_from_requests_and_limits() -> None:
         ("/batch", "memory.high"): "max",
     }
     assert memory_qos(seen, {}) == ()
-
-
-def test_no_list_of_nodes_is_no_wish() -> None:
-    assert values(mems({"/a": (0, 1, 3), "/b": ()}, VERDICT)) == {("/a", "cpuset.mems"): "0-1,3"}
 
 
 # --- wishes
