@@ -11,10 +11,7 @@ from agent.config.headroom import HeadroomConfig
 from agent.config.provision import ProvisionConfig
 from agent.config.qos import QosConfig
 from agent.config.qrm import CpuPlacementConfig
-from agent.config.units import Cores, Ratio, Seconds
-
-_SMALL_NODE_SHARE = 4
-"""Katalyst's reserves are meant for large nodes; where nothing is configured a small node reserves a quarter."""
+from agent.config.units import SMALL_NODE_SHARE, Cores, Ratio, Seconds, reclaim_reserve
 
 
 class LatencyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -74,12 +71,11 @@ class AdvisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """CPU kept for bursts of online pods on a node of so many CPUs."""
         if self.reserved_for_allocate_cores is not None:
             return min(self.reserved_for_allocate_cores, cpus)
-        return min(4.0, cpus / _SMALL_NODE_SHARE)
+        return min(4.0, cpus / SMALL_NODE_SHARE)
 
     def reclaim_reserve_cores(self, cpus: int, numa_nodes: int) -> int:
         """CPUs that reclaimed pods always keep: at least one a NUMA node, at most all."""
-        wanted = min(4, cpus // _SMALL_NODE_SHARE) if self.min_reclaimed_cores is None else self.min_reclaimed_cores
-        return max(min(wanted, cpus), numa_nodes)
+        return reclaim_reserve(self.min_reclaimed_cores, cpus, numa_nodes)
 
 
 class ExportersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):

@@ -7,12 +7,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from agent.config.units import Cores
+from agent.config.units import Cores, reclaim_reserve
 from api.cpus import parse_cpu_list
 
-_SMALL_NODE_SHARE = 4
-"""As for the advisor's reserves: a small node keeps a quarter where nothing is configured."""
-_MIN_RECLAIMED = 4
 Count = Annotated[int, Meta(ge=0, le=8192)]
 
 
@@ -63,5 +60,4 @@ class CpuPlacementConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     def reclaim_reserve(self, cpus: int, numa_nodes: int) -> int:
         """CPUs that reclaimed pods always keep: at least one a NUMA node, at most all."""
-        small = min(_MIN_RECLAIMED, cpus // _SMALL_NODE_SHARE)
-        return min(max(small if self.min_reclaimed_cpus is None else self.min_reclaimed_cpus, numa_nodes), cpus)
+        return reclaim_reserve(self.min_reclaimed_cpus, cpus, numa_nodes)

@@ -9,3 +9,13 @@ from msgspec import Meta
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 Cores = Annotated[float, Meta(ge=0, le=8192)]
 Ratio = Annotated[float, Meta(gt=0, le=1)]
+
+SMALL_NODE_SHARE = 4
+"""Katalyst's reserves are meant for large nodes; where nothing is configured a small node reserves a quarter."""
+_MIN_RECLAIMED = 4
+
+
+def reclaim_reserve(configured: int | None, cpus: int, numa_nodes: int) -> int:
+    """[minReclaimedResourceForAllocate] CPUs that reclaimed pods always keep: at least one a NUMA node, at most all."""
+    wanted = min(_MIN_RECLAIMED, cpus // SMALL_NODE_SHARE) if configured is None else configured
+    return min(max(wanted, numa_nodes), cpus)

@@ -1,4 +1,4 @@
-"""QRM's memory side beside what the advisor wishes: NUMA nodes of placements, and Koordinator's memory QoS. Pure.
+"""QRM's memory side beside what the advisor wishes: Koordinator's memory QoS. Pure.
 
 memory.min = request x min %, memory.low = request x low %
 memory.high = request + (limit - request) x throttling %, in whole pages; without a limit, what the node has
