@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.config import Config
+from agent.eviction.evictor import Evictor
+from agent.eviction.signals import SignalKiller
 from agent.hierarchy import V1_CONTROLLERS, Hierarchy, detect
 from agent.loop import Loop
 from agent.qrm.actuator import Actuator
@@ -166,6 +168,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             actuator=Actuator(files, originals, act),
             sinks=sinks,
             triggers=_triggers(hierarchy, stack),
+            evictor=_open_evictor(config, act, hierarchy, stack),
             checkpoint=Checkpoint(options.state_dir, boot_id(PROC)) if act is Act.ON else None,
             banner=(*state_missing, *act_missing, *waits_missing),
         )
@@ -299,6 +302,17 @@ async def _open_malachite(host: str, port: int, hierarchy: Hierarchy, stack: Asy
     stack.push_async_callback(server.stop)
     log.info("Malachite's documents on http://%s:%d", f"[{host}]" if ":" in host else host, bound)
     return server
+
+
+def _open_evictor(config: Config, act: Act, hierarchy: Hierarchy, stack: AsyncExitStack) -> Evictor | None:
+    """The eviction manager, if a plugin is named; it asks nobody to leave unless the agent acts."""
+    if not config.eviction.plugins or act is Act.OFF:
+        return None
+    killer = None
+    if act is Act.ON:
+        killer = SignalKiller(hierarchy)
+        stack.callback(killer.close)
+    return Evictor(config.eviction, killer)
 
 
 def _triggers(hierarchy: Hierarchy, stack: AsyncExitStack) -> TriggerSet | None:

@@ -17,6 +17,7 @@ from agent.advisor.latency import breach_ns, can_shrink
 from agent.advisor.state import Memory
 from agent.advisor.waits import alarmed
 from agent.config import Config
+from agent.eviction.evictor import Evictor
 from agent.policy import Remembered, judge
 from agent.qrm.actuator import Actuator
 from agent.qrm.checkpoint import Checkpoint
@@ -25,6 +26,7 @@ from agent.qrm.placing.state import CpuState, rebuild
 from agent.sense.sensor import Sensor
 from agent.sense.triggers import TriggerSet
 from api.decisions import Act, Advice, Outcome, Round
+from api.evictions import Evictions, KillEvent
 from api.facts import Wait
 from api.pods import Pod
 from api.ports import Sink, Unavailable
@@ -47,6 +49,7 @@ class Loop:
         sinks: Sequence[Sink],
         triggers: TriggerSet | None = None,
         checkpoint: Checkpoint | None = None,
+        evictor: Evictor | None = None,
         banner: tuple[str, ...] = (),
     ) -> None:
         """Raises Unavailable where the checkpoint cannot be read."""
@@ -60,6 +63,7 @@ class Loop:
             self._banner += checkpoint.messages
         self._known = Remembered(advisor=Memory(lent_cores=actuator.inherited_cores()), cpus=cpus or CpuState())
         self._shadow = Remembered()
+        self._evictor = evictor
         self._previous: Snapshot | None = None
         self._latest: Round | None = None
         self._online_ids: dict[str, list[int]] = {}
@@ -135,7 +139,8 @@ class Loop:
         except Exception as error:
             log.exception("round %d: the %s failed; nothing more is changed in this round", self._seq, stage)
             snapshot = _with_failure(snapshot, stage, error)
-        shadow, snapshot = self._shadowed(self._saved(snapshot), started)
+        evictions, kills, snapshot = self._evicted(self._saved(snapshot), advice, started)
+        shadow, snapshot = self._shadowed(snapshot, started)
         finished = Round(
             snapshot=snapshot,
             previous=self._previous,
@@ -144,6 +149,8 @@ class Loop:
             advice=advice,
             shadow=shadow,
             outcomes=outcomes,
+            evictions=evictions,
+            kills=kills,
             duration_ns=time.monotonic_ns() - started,
             banner=self._banner,
         )
@@ -172,6 +179,19 @@ class Loop:
             status = SourceStatus(name="cpu-state", ok=False, error=error.reason, remedy=error.remedy)
             return msgspec.structs.replace(snapshot, sources=(*snapshot.sources, status))
         return snapshot
+
+    def _evicted(
+        self, snapshot: Snapshot, advice: Advice | None, now_ns: int
+    ) -> tuple[Evictions | None, tuple[KillEvent, ...], Snapshot]:
+        """Who has to leave. Where the manager fails, nobody has to, and a source tells."""
+        if self._evictor is None:
+            return None, (), snapshot
+        loads = {path: known.load1 for path, known in self._known.advisor.containers.items() if known.load1 is not None}
+        try:
+            return *self._evictor.turn(snapshot, advice, loads, now_ns), snapshot
+        except Exception as error:
+            log.exception("the eviction manager failed; nobody is asked to leave in this round")
+            return None, (), _with_failure(snapshot, "eviction", error)
 
     def _shadowed(self, snapshot: Snapshot, now_ns: int) -> tuple[Advice | None, Snapshot]:
         """What the second policy makes of the same snapshot. Where it fails, it has no say in anything, and a source tells."""

@@ -8,6 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from api.advice import CpuAdvice, Headroom
+from api.evictions import Evictions, KillEvent
 from api.knobs import Knob, Verdict
 from api.samples import Snapshot
 
@@ -109,6 +110,10 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     shadow: Advice | None = None
     """What another policy would have advised; nothing is done about it."""
     outcomes: tuple[Outcome, ...] = ()
+    evictions: Evictions | None = None
+    """Who has to leave, and why; None where no eviction plugin is configured."""
+    kills: tuple[KillEvent, ...] = ()
+    """What became of those who had to."""
     duration_ns: int = 0
     banner: tuple[str, ...] = ()
     """What is missing on this node and how to get it, one sentence each."""

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from agent.config.eviction import EvictionConfig
 from agent.config.headroom import HeadroomConfig
 from agent.config.provision import ProvisionConfig
 from agent.config.qos import QosConfig
@@ -99,6 +100,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     qos: QosConfig = QosConfig()
     advisor: AdvisorConfig = AdvisorConfig()
     placing: CpuPlacementConfig = CpuPlacementConfig()
+    eviction: EvictionConfig = EvictionConfig()
     shadow: AdvisorConfig | None = None
     """A second policy that judges every round and touches nothing: what it would lend and promise is shown beside the first."""
     exporters: ExportersConfig = ExportersConfig()
