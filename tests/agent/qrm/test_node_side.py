@@ -56,7 +56,7 @@ def test_disks_are_set_by_their_kind() -> None:
     config = IoConfig(
         wbt_us={"HDD": 75_000, "SSD": 2000, "NVME": -1},
         cost_qos={"sdb": "enable=1 rpct=95.00"},
-        cost_model={"sdz": "x"},
+        cost_model={"sdz": "ctrl=auto"},
     )
     disks = {
         "sda": disk("8:0", "HDD"), "sdb": disk("8:16", "SSD"), "nvme0n1": disk("259:0", "NVME"),
