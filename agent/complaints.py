@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from enum import EnumType
+from enum import Enum, EnumType
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_WHERE = re.compile(r"(.*) - at (`key` in )?`\$(.*)`", re.DOTALL)
+_VALUE = re.compile(r"Invalid enum value '(.*)'", re.DOTALL)
 _SHOWN = 40
 """Letters of a key that nobody has bounded."""
 
@@ -21,9 +23,8 @@ def complaint(error: msgspec.ValidationError, document: object, kind: Any) -> st
 
     `document` is what did not become a `kind`.
     """
-    reason, _, where = str(error).rpartition(" - at `")
-    of_key = where.startswith("key` in `")
-    steps = where.removeprefix("key` in `").rstrip("`")
+    found = _WHERE.fullmatch(str(error))
+    reason, of_key, steps = (found[1], found[2], found[3]) if found else (str(error), None, "")
     path, kind, document = _follow(_STEP.findall(steps), document, kind)
     if of_key:
         kind, reason = _parts(kind)[0], f"a key: {reason}"
@@ -34,9 +35,12 @@ def complaint(error: msgspec.ValidationError, document: object, kind: Any) -> st
         close = get_close_matches(unknown[1], listed, 1)
         reason = f"Object contains unknown field `{unknown[1][:_SHOWN]}`"
         reason += f", did you mean `{close[0]}`?" if close else f", choose from {', '.join(listed)}"
-    elif listed and reason.endswith("'"):
+    elif listed and ((value := _VALUE.search(reason)) or not isinstance(document, str)):
+        reason = reason if value is None else reason.replace(value[1], value[1][:_SHOWN])
         reason += f", choose from {', '.join(listed)}"
-    return f"{path.lstrip('.') or 'top level'}: {reason or error}"
+    if isinstance(document, (bool, int, float)) and reason.startswith("Expected `str"):
+        reason += "; put it in quotes"  # YAML reads off, 19:00 and 8:16 as something else than text
+    return f"{path.lstrip('.') or 'top level'}: {reason}"
 
 
 def _follow(steps: Sequence[tuple[str, str]], document: object, kind: Any) -> tuple[str, Any, object]:
@@ -53,9 +57,8 @@ def _follow(steps: Sequence[tuple[str, str]], document: object, kind: Any) -> tu
             key, document = next(_misfits(document, kind), ("?", None))
             path += f".{key:.{_SHOWN}}"
         else:
-            kind = _parts(kind)[min(int(item), len(_parts(kind)) - 1)]
-            if kind is Ellipsis:
-                kind = _parts(kind)[0]
+            parts = _parts(kind)
+            kind = parts[0] if parts[-1] is Ellipsis else parts[min(int(item), len(parts) - 1)]
             document = document[int(item)] if isinstance(document, Sequence) and int(item) < len(document) else None
             path += f"[{item}]"
     return path, kind, document
@@ -98,7 +101,7 @@ def _names(kind: Any) -> tuple[str, ...]:
 def _choices(kind: Any) -> tuple[str, ...]:
     """What a value may be where its type lists it."""
     if isinstance(kind, EnumType):
-        return tuple(str(member.value) for member in kind)
+        return tuple(str(member.value) for member in list[Enum](kind))
     if get_origin(kind) is Literal:
         return get_args(kind)
     return tuple(

@@ -37,6 +37,7 @@ what a person runs the agent with: options, the pods file, TLS, OpenTelemetry.
 - Brackets hold the name that Katalyst has for it (where the section says so, Koordinator or oomd).
 - Units are in the names: `S` and `Ms` and `Us` for seconds, milli- and microseconds, `Cores` for CPUs' worth of time, `Bytes`,
   `Mib`, `Mbit`; a `Ratio` is a part of one, `Percent` of a hundred.
+- Values that YAML takes for something else than text need quotes: `policy: "off"`, `start: "19:00"`.
 - A default of *unset* depends on the node or leaves it to others; the text says how.
 """
 _LONGEST_DEFAULT = 40
@@ -155,7 +156,9 @@ def _section(place: _Place, places: Mapping[type, _Place]) -> str:
         rows += f"| {name} | {default} | {values} | {text} |\n"
     head, about = _heading(place), inspect.cleandoc(place.kind.cls.__doc__ or "")
     example = EXAMPLES.get(place.path, "")
-    result = f"\n{head}\n\n{about}\n" + (f"\n```yaml\n{example}```\n" if example else "")
+    result = f"\n{head}\n\n{about}\n" + "".join(
+        f"\n```yaml\n{text}```\n" for text in filter(None, example.split("---\n"))
+    )
     if rows:
         result += f"\n| setting | default | values | meaning |\n| --- | --- | --- | --- |\n{rows}{long}"
     return result

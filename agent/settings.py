@@ -75,4 +75,8 @@ def _contradiction(config: Config) -> str:
                 f"{section}.latency.staleS: {stale:g} is less than intervalS, {interval:g}: "
                 "waits would always be too old; raise it"
             )
+    if config.knobs.io.max:
+        from agent.qrm.io import problems  # noqa: PLC0415 - few nodes limit disks
+
+        return next((f"knobs.io.{problem}" for problem in problems(config.knobs.io)), "")
     return ""

@@ -224,6 +224,14 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     offloading: OffloadingConfig = OffloadingConfig()
     balancer: BalancerConfig = BalancerConfig()
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for what no single field's bounds can say."""
+        root = self.reclaim_root.rstrip("/") or self.reclaim_root
+        if root and (root[0] != "/" or not all(part.strip(".") for part in root[1:].split("/"))):
+            raise ValueError(
+                f"reclaimRoot: {root[:80]!r} is not the path of a cgroup below the root, such as /kubepods/besteffort"
+            )
+
     def reserve_bytes(self, total: int) -> int:
         """Memory kept for online pods on a node of so many bytes."""
         return min(_sized(self.reserved_for_allocate_bytes, _RESERVE, total // _RESERVE_PART), total)

@@ -24,4 +24,4 @@ def reclaim_reserve(configured: int | None, cpus: int, numa_nodes: int) -> int:
 def ascending(lower: str, low: float | None, upper: str, high: float | None) -> None:
     """Raise ValueError where the first of two settings is above the second; what is not set is above nothing."""
     if low is not None and high is not None and low > high:
-        raise ValueError(f"{lower} {low:g} is above {upper} {high:g}; lower it, or raise {upper}")
+        raise ValueError(f"{lower} {low:.12g} is above {upper} {high:.12g}; lower it, or raise {upper}")

@@ -48,7 +48,7 @@ def test_levels_have_weights_limits_and_classes() -> None:
     assert [(wish.cgroup, wish.value) for wish in classes] == [("/batch", "65537")]
     assert problems(config) == ()
     assert problems(IoConfig(max={QoSLevel.SHARED: "sda wbps=1"})) == (
-        "io.max of shared_cores: 'sda' is not the number of a device such as 8:16",
+        "max.shared_cores: 'sda' is not the number of a device such as 8:16",
     )
 
 
