@@ -41,7 +41,7 @@ from agent.sense.schedstat import SchedstatWaits
 from agent.sense.sensor import Sensor
 from agent.sense.topology import read_topology
 from agent.sense.triggers import TriggerSet
-from agent.settings import load
+from agent.settings import ConfigError, load
 from api import VERSION
 from api.decisions import Act, Status
 from api.ports import PodSource, Probe, Sink, Unavailable, WaitSource
@@ -96,7 +96,21 @@ def main(options: Options) -> int:
     # Until the loop takes signals over, an end while the probe compiles must clean up as well.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     config = load(options.config, registry.NAMES)
+    if options.config is not None:
+        _held(config, options.config)
     return asyncio.run(_run(options, config, _pods(options.pods, config)))
+
+
+def _held(config: Config, path: Path) -> None:
+    """Raise ConfigError where this node lacks what the settings keep back."""
+    from agent.fitting import misfit  # noqa: PLC0415 - the defaults fit everywhere
+
+    reader = NodeReader(PROC, SYS)
+    node = reader.read()
+    reader.close()
+    numa = {number: one.meminfo["MemTotal"] for number, one in node.numa.items() if "MemTotal" in one.meminfo}
+    if found := misfit(config, read_topology(SYS), node.memory_total_bytes, numa):
+        raise ConfigError(f"{path}: {found}")
 
 
 def _pods(path: Path | None, config: Config) -> PodSource:
