@@ -153,7 +153,7 @@ class ResctrlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Groups of resctrl, by level. Koordinator's: reclaimed pods have 30 % of each L3 cache, others all of it."""
 
     enabled: bool = False
-    """Whether groups are made at all; where the machine has no resctrl, the source `resctrl` says so."""
+    """Whether groups are made at all; where the machine has no resctrl, the source `resctrl-groups` says so."""
     levels: Mapping[QoSLevel, ResctrlLevel] = msgspec.field(default_factory=_levels)
     """Each level has a group of its own; pods of levels that are not listed stay in the machine's."""
 
@@ -168,3 +168,8 @@ class KnobsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     io: IoConfig = IoConfig()
     network: NetworkConfig = NetworkConfig()
     resctrl: ResctrlConfig = ResctrlConfig()
+
+    @property
+    def of_the_node(self) -> bool:
+        """Whether anything is set for whole disks or caches."""
+        return bool(self.io.wbt_us or self.io.cost_qos or self.io.cost_model or self.resctrl.enabled)
