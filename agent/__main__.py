@@ -199,9 +199,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         try:
             await _until_told(loop, options)
         finally:
-            left = 0
-            if act is Act.ON and originals is not None:
-                left = put_back(originals, files, node_knobs, loop.latest, journal)
+            left = put_back(originals, files, node_knobs, loop.latest, journal) if act is Act.ON else 0
             if act is not options.act:
                 log.warning("--act on was asked for, and nothing was written. %s", " ".join(act_missing))
     return 1 if left else 0

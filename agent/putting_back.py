@@ -19,11 +19,12 @@ log = logging.getLogger("dioptase")
 
 
 def put_back(
-    originals: Originals, files: KnobFiles, node_knobs: NodeKnobs | None, latest: Round | None, journal: Sink
+    originals: Originals | None, files: KnobFiles, node_knobs: NodeKnobs | None, latest: Round | None, journal: Sink
 ) -> int:
     """Restore everything; how many values could not be. Never raises: what is left, `dioptase reset` tries again."""
-    outcomes = originals.restore(files)
-    left = 0
+    if originals is None:
+        return 0
+    outcomes, left = originals.restore(files), 0
     if node_knobs is not None:
         more, left = _of_the_node(node_knobs)
         outcomes += more
