@@ -23,9 +23,10 @@ def _misfits(
 ) -> Iterator[str]:
     cpus = len(topology.cpus)
     yield from _placing(config.placing, topology)
-    yield from _advisor("advisor", config.advisor, topology)
+    left = _left(config.placing, topology)
+    yield from _advisor("advisor", config.advisor, topology, left)
     if config.shadow is not None:
-        yield from _advisor("shadow", config.shadow, topology)
+        yield from _advisor("shadow", config.shadow, topology, left)
     yield from _beyond("report.minCores", config.report.min_cores, cpus, "CPUs")
     yield from _beyond("report.reservedCores", config.report.reserved_cores, cpus, "CPUs")
     yield from _beyond("knobs.suppress.reservedCores", config.knobs.suppress.reserved_cores, cpus, "CPUs")
@@ -42,14 +43,13 @@ def _misfits(
 
 
 def _placing(config: CpuPlacementConfig, topology: Topology) -> Iterator[str]:
-    online, taken = set(topology.ids), set[int]()
+    online = set(topology.ids)
     for name, text in (("reservedCpuList", config.reserved_cpu_list), ("interruptCpuList", config.interrupt_cpu_list)):
         listed = set(parse_cpu_list(text))
         if missing := listed - online:
             has = format_cpu_list(online)
             yield f"placing.{name}: CPU {format_cpu_list(missing)} is not online here, CPUs {has} are; take it out"
-        taken |= listed
-    left = len(online - taken) - (0 if config.reserved_cpu_list else config.reserved_cpus)
+    left = _left(config, topology)
     if left < 1:
         name = (
             "reservedCpuList"
@@ -59,15 +59,19 @@ def _placing(config: CpuPlacementConfig, topology: Topology) -> Iterator[str]:
             else "interruptCpuList"
         )
         yield f"placing.{name}: of {len(online)} CPUs none would be left to pods; take fewer"
-    wanted = config.min_reclaimed_cpus
-    if wanted is not None and wanted > left:
-        yield f"placing.minReclaimedCpus: {wanted} is more than the {left} CPUs that pods may have on this node; lower it"
+    yield from _beyond("placing.minReclaimedCpus", config.min_reclaimed_cpus, left, "CPUs", "pods on this node")
 
 
-def _advisor(section: str, config: AdvisorConfig, topology: Topology) -> Iterator[str]:
+def _left(config: CpuPlacementConfig, topology: Topology) -> int:
+    """CPUs that pods may have: neither reserved nor for interrupts."""
+    taken = {*parse_cpu_list(config.reserved_cpu_list), *parse_cpu_list(config.interrupt_cpu_list)}
+    return len(set(topology.ids) - taken) - (0 if config.reserved_cpu_list else config.reserved_cpus)
+
+
+def _advisor(section: str, config: AdvisorConfig, topology: Topology, left: int) -> Iterator[str]:
     cpus = len(topology.cpus)
     yield from _beyond(f"{section}.reservedForAllocateCores", config.reserved_for_allocate_cores, cpus, "CPUs")
-    yield from _beyond(f"{section}.minReclaimedCores", config.min_reclaimed_cores, cpus, "CPUs")
+    yield from _beyond(f"{section}.minReclaimedCores", config.min_reclaimed_cores, left, "CPUs", "pods on this node")
     if config.provision.numa_min_reclaimed_ratio:
         sizes = {numa: sum(cpu.numa == numa for cpu in topology.cpus) for numa in topology.numa_nodes}
         numa, smallest = min(sizes.items(), key=lambda item: item[1])

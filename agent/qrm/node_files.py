@@ -9,7 +9,7 @@ theirs and is left alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -61,8 +61,26 @@ class NodeFiles:
         return tuple(self._entries.values())
 
     def apply(self, settings: Sequence[NodeSetting], *, dry: bool = False) -> tuple[Outcome, ...]:
-        """Write what differs; every original is on disk before its file is written. What came of each setting."""
-        return tuple(self._apply(setting, dry) for setting in settings)
+        """Write what differs; every original is on disk before the first of them is written. What came of each setting."""
+        outcomes = {(setting.path, setting.device): self._look(setting) for setting in settings}
+        due = [setting for setting in settings if outcomes[setting.path, setting.device].status is Status.DRY_RUN]
+        if dry or not due:
+            return tuple(outcomes.values())
+        try:
+            # All at once: each time the journal is written, the disk is waited for.
+            self._note(due, outcomes)
+            for setting in due:
+                key = setting.path, setting.device
+                outcomes[key] = self._write_one(setting, outcomes[key])
+            self._save()
+        except Unavailable as error:
+            text = f"{error.reason}: {error.remedy}"
+            for setting in due:
+                key = setting.path, setting.device
+                found = outcomes[key]
+                status = Status.REFUSED if found.status is Status.DRY_RUN else found.status
+                outcomes[key] = msgspec.structs.replace(found, status=status, error=text)
+        return tuple(outcomes.values())
 
     def restore(self, keep: Sequence[NodeSetting] = ()) -> tuple[Outcome, ...]:
         """Put back what none of these settings is about; what cannot be stays in the journal."""
@@ -79,32 +97,38 @@ class NodeFiles:
             self._save()
         return tuple(outcomes)
 
-    def _apply(self, setting: NodeSetting, dry: bool) -> Outcome:
-        path, device, wanted = setting.path, setting.device, _words(setting.line)
-        decision = decision_of(path, device, setting.line, setting.verdict)
+    def _look(self, setting: NodeSetting) -> Outcome:
+        """Whether it is as wanted; DRY_RUN stands for what has to be written."""
+        decision = decision_of(setting.path, setting.device, setting.line, setting.verdict)
         try:
-            before = self._read(path, device)
-            if _agree(wanted, before):
-                return Outcome(decision=decision, status=Status.UNCHANGED, before=before, after=before)
-            if dry:
-                return Outcome(decision=decision, status=Status.DRY_RUN, before=before)
-            known = self._entries.get((path, device))
+            before = self._read(setting.path, setting.device)
+        except OSError as error:
+            return _refused(decision, setting.path, error)
+        if _agree(_words(setting.line), before):
+            return Outcome(decision=decision, status=Status.UNCHANGED, before=before, after=before)
+        return Outcome(decision=decision, status=Status.DRY_RUN, before=before)
+
+    def _note(self, due: Sequence[NodeSetting], found: Mapping[tuple[str, str], Outcome]) -> None:
+        for setting in due:
+            key = setting.path, setting.device
+            known, before = self._entries.get(key), found[key].before or ""
             # Somebody else's value is the original from then on.
             if known is None or before not in (known.left, known.text):
-                known = NodeOriginal(path=path, device=device, text=before)
+                known = NodeOriginal(path=setting.path, device=setting.device, text=before)
             # Whoever is killed from here on cannot say any more what it left there.
-            self._entries[path, device] = msgspec.structs.replace(known, left="")
-            self._save()
+            self._entries[key] = msgspec.structs.replace(known, left="")
+        self._save()
+
+    def _write_one(self, setting: NodeSetting, found: Outcome) -> Outcome:
+        path, device = setting.path, setting.device
+        try:
             self._write(path, setting.line)
             after = self._read(path, device)
-            self._entries[path, device] = msgspec.structs.replace(known, left=after)
-            self._save()
         except OSError as error:
-            return _refused(decision, path, error)
-        except Unavailable as error:
-            return Outcome(decision=decision, status=Status.REFUSED, error=f"{error.reason}: {error.remedy}")
-        status = Status.APPLIED if _agree(wanted, after) else Status.MISMATCH
-        return Outcome(decision=decision, status=status, before=before, after=after)
+            return _refused(found.decision, path, error)
+        self._entries[path, device] = msgspec.structs.replace(self._entries[path, device], left=after)
+        status = Status.APPLIED if _agree(_words(setting.line), after) else Status.MISMATCH
+        return msgspec.structs.replace(found, status=status, after=after)
 
     def _restore(self, entry: NodeOriginal) -> Outcome:
         path, device = entry.path, entry.device

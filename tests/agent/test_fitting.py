@@ -51,12 +51,12 @@ def held(text: str) -> str:
         ("placing: {reservedCpus: 2, minReclaimedCpus: 6}", ""),
         (
             "placing: {reservedCpus: 2, minReclaimedCpus: 7}",
-            "placing.minReclaimedCpus: 7 is more than the 6 CPUs that pods may",
+            "placing.minReclaimedCpus: 7 is more than the 6 CPUs of pods on this",
         ),
         ("advisor: {minReclaimedCores: 8, reservedForAllocateCores: 8}", ""),
         (
             "advisor: {minReclaimedCores: 9}",
-            "advisor.minReclaimedCores: 9 is more than the 8 CPUs of this node; lower it",
+            "advisor.minReclaimedCores: 9 is more than the 8 CPUs of pods on this node; lower it",
         ),
         (
             "advisor: {reservedForAllocateCores: 8.5}",
@@ -64,7 +64,7 @@ def held(text: str) -> str:
         ),
         (
             "shadow: {minReclaimedCores: 9}",
-            "shadow.minReclaimedCores: 9 is more than the 8 CPUs of this node; lower it",
+            "shadow.minReclaimedCores: 9 is more than the 8 CPUs of pods on this node; lower it",
         ),
         ("advisor: {provision: {numaMinReclaimedRatio: 0.1, numaMinReclaimedCores: 3}}", ""),
         (

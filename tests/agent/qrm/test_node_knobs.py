@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from agent.config.qrm_knobs import KnobsConfig
 from agent.hierarchy import Hierarchy
+from agent.qrm import node_files
 from agent.qrm.node_files import NodeFiles
 from agent.qrm.node_knobs import DISKS, PERIOD_NS, RESCTRL, NodeKnobs, open_node_knobs
 from agent.qrm.resctrl_groups import ResctrlGroups
@@ -97,6 +100,18 @@ def test_disks_are_set_kept_and_put_back(node: Node) -> None:
         ("io.cost.qos", Status.APPLIED),
     }
     assert (node.read(SDA), node.read(QOS)) == ("1", "8:0 enable=0 ctrl=auto"), "1 was somebody else's"
+
+
+def test_many_disks_wait_for_the_journal_twice_in_all(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time the journal is written the round waits for the disk: milliseconds."""
+    for number in range(24):
+        node.write(f"block/sd{number}/queue/wbt_lat_usec", "75000\n")
+    knobs = node.knobs({"io": {"wbtUs": {"SSD": 2000}}})
+    written = []
+    monkeypatch.setattr(node_files, "replace_file", lambda path, data: written.append(data))
+    outcomes, _ = knobs.turn(seen({f"sd{number}": disk(f"8:{number}", "SSD") for number in range(24)}), 0)
+    assert [o.status for o in outcomes] == [Status.APPLIED] * 24
+    assert [data.count(b'"left":"2000"') for data in written] == [0, 24]
 
 
 def test_a_dry_run_writes_nothing(node: Node) -> None:
@@ -208,3 +223,12 @@ def test_only_what_is_configured_is_of_the_node() -> None:
     for config, of_the_node in (({}, False), ({"resctrl": {"enabled": True}}, True), ({"io": {"wbtUs": {"SSD": 1}}}, True),
                                 ({"io": {"weights": {"shared_cores": 5}}}, False), (WANTED, True)):  # fmt: skip
         assert msgspec.convert(config, KnobsConfig).of_the_node is of_the_node
+
+
+def test_nothing_of_it_is_loaded_where_nothing_is_configured() -> None:
+    ask = "import sys, agent.__main__; print([name for name in sys.modules if name.startswith('agent.')])"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, timeout=60)
+    loaded = done.stdout
+    assert "'agent.qrm.originals'" in loaded
+    for name in ("node_knobs", "node_files", "resctrl_groups"):
+        assert f"'agent.qrm.{name}'" not in loaded
