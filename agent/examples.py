@@ -8,7 +8,7 @@ EXAMPLES: Mapping[str, str] = {
     "": """\
 intervalS: 2                    # rounds are half as many, and cost half as much
 watchIntervalS: 0.05            # and breaches are seen sooner all the same
-probes: [blame, throttle]       # of the probes beside run-queue waits these alone
+probes: [blame, throttles]      # of the probes beside run-queue waits these alone
 shadow: {policy: canonical}     # what would Katalyst's policy lend?
 """,
     "qos": """\

@@ -13,6 +13,7 @@ from agent.config import Config
 from agent.examples import EXAMPLES
 from agent.reference import documented, flow, reference
 from agent.settings import parse
+from probes import registry
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "settings.md"
 TEXT = reference()
@@ -110,6 +111,7 @@ def test_values_are_written_so_that_yaml_reads_the_same(value: object) -> None:
 def test_examples_are_taken_and_change_something(part: str) -> None:
     for text in EXAMPLES[part].split("---\n"):
         config = parse(text.encode(), part)
+        assert set(config.probes or ()) <= set(registry.NAMES)
         assert config != Config()
         assert not part or getattr(config, part) != getattr(Config(), part)
         assert f"```yaml\n{text}```\n" in TEXT
