@@ -75,6 +75,12 @@ def _contradiction(config: Config) -> str:
                 f"{section}.latency.staleS: {stale:g} is less than intervalS, {interval:g}: "
                 "waits would always be too old; raise it"
             )
+    decided = {"latency": ("cpuset", "cfsQuota"), "canonical": ("cpuset",), "none": ()}[config.advisor.policy]
+    if config.knobs.suppress.policy in decided:
+        return (
+            f"knobs.suppress.policy: {config.knobs.suppress.policy} would never take effect, because advisor.policy "
+            f"{config.advisor.policy} decides that of reclaimed pods; set advisor.policy to none"
+        )
     if config.knobs.io.max:
         from agent.qrm.io import problems  # noqa: PLC0415 - few nodes limit disks
 

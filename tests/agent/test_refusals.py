@@ -54,6 +54,10 @@ WRONG = {
     # contradictory
     "{intervalS: 9, watchIntervalS: 9, advisor: {latency: {staleS: 9}}, shadow: {}}": "shadow.latency.staleS: 5 is less than "
     "intervalS, 9: waits would always be too old; raise it",
+    "knobs: {suppress: {policy: cfsQuota}}": "knobs.suppress.policy: cfsQuota would never take effect, "
+    "because advisor.policy latency decides that of reclaimed pods; set advisor.policy to none",
+    "{advisor: {policy: canonical}, knobs: {suppress: {policy: cpuset}}}": "knobs.suppress.policy: cpuset would "
+    "never take effect, because advisor.policy canonical decides that of reclaimed pods; set advisor.policy to none",
     "placing: {reservedCpuList: 0-}": "placing: reservedCpuList: CPU list '0-': '0-' is neither a number nor a range like 0-3",
     "placing: {reservedCpuList: 0-3, interruptCpuList: 3-4}": "placing: reservedCpuList and interruptCpuList both have CPU 3; "
     "leave it to one of them",
