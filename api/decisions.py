@@ -10,6 +10,7 @@ import msgspec
 from api.advice import CpuAdvice, Headroom
 from api.evictions import Evictions, KillEvent
 from api.knobs import Knob, Verdict
+from api.memory_advice import MemoryAdvice
 from api.samples import Snapshot
 
 
@@ -42,6 +43,8 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """What may be promised to reclaimed pods, today's use of theirs included (Katalyst's reclaimed_millicpu / 1000)."""
     headroom: Headroom | None = None
     """The same by NUMA node, with its reasons; None where only the sum is known."""
+    memory: MemoryAdvice | None = None
+    """The same of memory, and what is to be done about it; None where that is not judged."""
     lent_cores: float
     """What reclaimed pods may use right now; equals the node's CPUs when nothing holds them back but priority."""
     idle: bool

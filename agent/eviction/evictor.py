@@ -4,39 +4,84 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
+from agent.config import AdvisorConfig
 from agent.config.eviction import EvictionConfig
+from agent.eviction.judgement import PLUGIN_FAILED
 from agent.eviction.killer import Killer, carry_out
 from agent.eviction.manager import judge
 from agent.eviction.situation import Situation
 from agent.eviction.state import EvictionMemory
 from api.decisions import Advice
 from api.evictions import Evictions, KillEvent
-from api.samples import Snapshot
+from api.memory_advice import MemoryEviction
+from api.samples import Snapshot, SourceStatus
+
+NAME = "eviction"
+"""Of its source in the snapshot."""
+_OWN_CPUS = ("reserve", "interrupt", "dedicated", "isolation")
+"""Pools, and kinds of them, into which share pools cannot grow."""
 
 
 class Evictor:
-    """Judges every round; who has to leave is asked to only where there is a killer."""
+    """Judges every round. Without a killer all its plugins run dry: who would leave is shown, and stays."""
 
-    def __init__(self, config: EvictionConfig, killer: Killer | None) -> None:
-        self._config, self._killer = config, killer
+    def __init__(self, config: EvictionConfig, advisor: AdvisorConfig, killer: Killer | None) -> None:
+        self._config = config if killer is not None else msgspec.structs.replace(config, dry_run=("*",))
+        self._advisor, self._killer = advisor, killer
         self._memory = EvictionMemory()
 
-    def turn(
-        self, snapshot: Snapshot, advice: Advice | None, loads: Mapping[str, float], now_ns: int
-    ) -> tuple[Evictions, tuple[KillEvent, ...]]:
-        """Who has to leave now, and what became of those who had to before."""
-        kills = () if self._killer is None else tuple(self._killer.outcomes())
+    def outcomes(self) -> tuple[KillEvent, ...]:
+        """What became of those who had to leave. To be called every round: it also ends those whose grace is over."""
+        return () if self._killer is None else tuple(self._killer.outcomes())
+
+    def turn(self, snapshot: Snapshot, advice: Advice | None, loads: Mapping[str, float], now_ns: int) -> Evictions:
+        """Who has to leave now; they are asked to. `now_ns` is CLOCK_MONOTONIC, `loads` those of containers by cgroup."""
+        pools = {} if advice is None else {pool.name: pool.cpus for pool in advice.pools}
         situation = Situation(
             snapshot=snapshot,
             now_ns=now_ns,
             headroom=None if advice is None else advice.headroom,
             advice=None if advice is None else advice.cpu,
-            pools={} if advice is None else {pool.name: pool.cpus for pool in advice.pools},
+            pools=pools,
+            shared_limit_cpus=_shared_limit(snapshot, pools, self._advisor),
             loads=loads,
             leaving=frozenset() if self._killer is None else self._killer.leaving,
-            stale_s=self._config.stale_s,
+            crowded={} if advice is None or advice.memory is None else _crowded(advice.memory.evictions),
         )
         found, self._memory = judge(situation, self._memory, self._config)
-        if self._killer is not None:
-            carry_out(found, snapshot.pods, self._killer)
-        return found, kills
+        if self._killer is None:
+            return found
+        carry_out(found, snapshot.pods, self._killer)
+        return msgspec.structs.replace(found, leaving=tuple(sorted(self._killer.leaving)))
+
+    @staticmethod
+    def status(found: Evictions, duration_ns: int) -> SourceStatus:
+        """How that went: a plugin that failed is told where sources are."""
+        failed = [each for each in found.thresholds if each.verdict.rule == PLUGIN_FAILED]
+        if not failed:
+            return SourceStatus(name=NAME, ok=True, duration_ns=duration_ns)
+        return SourceStatus(
+            name=NAME,
+            ok=False,
+            duration_ns=duration_ns,
+            error="; ".join(f"{each.plugin}: {each.verdict.text}" for each in failed),
+            remedy="it evicts nobody: leave it out of eviction.plugins, and report this with the agent's log",
+        )
+
+
+def _shared_limit(snapshot: Snapshot, pools: Mapping[str, tuple[int, ...]], advisor: AdvisorConfig) -> float | None:
+    """CPUs that all share pools together may grow to, where they are sized by need alone [enableReclaim without
+    reservedResourceForAllocate]: what others do not have for themselves, less what reclaimed pods always keep."""
+    topology = snapshot.topology
+    cpus = len(topology.cpus)
+    if not pools or not advisor.enable_reclaim or advisor.reserve_cores(cpus) > 0:
+        return None
+    others = {cpu for name, own in pools.items() if name.partition("-")[0] in _OWN_CPUS for cpu in own}
+    return float(cpus - len(others) - advisor.reclaim_reserve_cores(cpus, len(topology.numa_nodes)))
+
+
+def _crowded(evictions: tuple[MemoryEviction, ...]) -> dict[int, str]:
+    """NUMA nodes where moving memory does not help, and why, as the memory advisor says."""
+    return {each.numa: each.verdict.text for each in reversed(evictions)}
