@@ -26,6 +26,7 @@ from agent.qrm.checkpoint import Checkpoint
 from agent.qrm.cpu import managed
 from agent.qrm.knobs import KnobFiles
 from agent.qrm.originals import Locked, Originals, boot_id, open_originals
+from agent.report.evictions import EvictionJournal
 from agent.report.journal import DecisionJournal
 from agent.report.log import RoundLog
 from agent.sense.cgroups import CgroupReader
@@ -139,8 +140,8 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         stack.callback(waits.close)
         probes = Background(registry.openers(chosen, {BLAME: partial(beside, waits)}))
         stack.callback(probes.close)
-        journal = DecisionJournal(None if originals is None else options.state_dir / "decisions.jsonl")
-        stack.callback(journal.close)
+        evictor = _open_evictor(config, act, hierarchy, stack)
+        journals = _open_journals(None if originals is None else options.state_dir, stack, evicting=evictor is not None)
         recorder = _open_recorder(options, stack)
         indicators = Indicators()
         # Who asks for Malachite's documents reads back what it has just set, under a time that is to be true.
@@ -149,7 +150,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         stack.callback(cgroups.close)
         node = NodeReader(PROC, SYS)
         stack.callback(node.close)
-        sinks, reporting = await _open_exporters(options, config, (journal, recorder), stack)
+        sinks, reporting = await _open_exporters(options, config, (*journals, recorder), stack)
         sensor = Sensor(
             cgroups=cgroups,
             node=node,
@@ -167,7 +168,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             actuator=Actuator(files, originals, act),
             sinks=sinks,
             triggers=_triggers(hierarchy, stack),
-            evictor=_open_evictor(config, act, hierarchy, stack),
+            evictor=evictor,
             checkpoint=Checkpoint(options.state_dir, boot_id(PROC)) if act is Act.ON else None,
             banner=(*state_missing, *act_missing, *waits_missing),
         )
@@ -178,7 +179,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         try:
             await _until_told(loop, options)
         finally:
-            left = _put_back(originals, files, loop, journal) if act is Act.ON else 0
+            left = _put_back(originals, files, loop, journals[0]) if act is Act.ON else 0
             if act is not options.act:
                 log.warning("--act on was asked for, and nothing was written. %s", " ".join(act_missing))
     return 1 if left else 0
@@ -223,6 +224,18 @@ def _open_waits(hierarchy: Hierarchy, *, blame: bool, watching: bool) -> tuple[W
         return SchedstatWaits(PROC, hierarchy), (f"{none if watching else coarse}: {error.reason}: {error.remedy}.",)
 
 
+def _open_journals(
+    directory: Path | None, stack: AsyncExitStack, *, evicting: bool
+) -> tuple[DecisionJournal, EvictionJournal | None]:
+    """What is decided, and who had to leave where somebody may; in memory alone where there is no directory."""
+    decisions, evictions = DecisionJournal(None if directory is None else directory / "decisions.jsonl"), None
+    stack.callback(decisions.close)
+    if evicting:
+        evictions = EvictionJournal(None if directory is None else directory / "evictions.jsonl")
+        stack.callback(evictions.close)
+    return decisions, evictions
+
+
 def _open_recorder(options: Options, stack: AsyncExitStack) -> Recorder | None:
     if options.record is None:
         return None
@@ -234,10 +247,13 @@ def _open_recorder(options: Options, stack: AsyncExitStack) -> Recorder | None:
 
 
 async def _open_exporters(
-    options: Options, config: Config, kept: tuple[DecisionJournal, Recorder | None], stack: AsyncExitStack
+    options: Options,
+    config: Config,
+    kept: tuple[DecisionJournal, EvictionJournal | None, Recorder | None],
+    stack: AsyncExitStack,
 ) -> tuple[list[Sink], list[Probe]]:
     """Whoever is shown the rounds, and those of them that are sources too, because they say how they fare."""
-    journal, recorder = kept
+    journal, evictions, recorder = kept
 
     def about() -> About:
         return About(
@@ -261,6 +277,7 @@ async def _open_exporters(
     secured = None if options.web_config is None else WebConfig(options.web_config, check)
     server = Server(
         journal=journal,
+        evictions=evictions,
         version=VERSION,
         stale_s=stale_s,
         about=about,
@@ -270,7 +287,7 @@ async def _open_exporters(
     stack.push_async_callback(server.stop)
     host = f"[{options.host}]" if ":" in options.host else options.host
     log.info("page, API and metrics on http%s://%s:%d", "s" if server.encrypted else "", host, port)
-    sinks: list[Sink | None] = [journal, server, RoundLog(), spans, recorder]
+    sinks: list[Sink | None] = [journal, evictions, server, RoundLog(), spans, recorder]
     return [sink for sink in sinks if sink is not None], reporting
 
 
