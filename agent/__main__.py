@@ -259,7 +259,7 @@ async def _open_exporters(
         return About(
             interval_s=config.interval_s,
             target_wait_s=config.advisor.latency.target_wait_ms / 1000,
-            journal_writable=journal.writable,
+            journal_writable=journal.writable if evictions is None else journal.writable and evictions.writable,
             otel_failures=None if spans is None else spans.failures,
             otel_dropped_spans=None if spans is None else spans.dropped_spans,
             traced=spans is not None and spans.traced,
