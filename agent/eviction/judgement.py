@@ -86,8 +86,8 @@ def judged(  # noqa: PLR0913 - the fields of a threshold
 
 
 def gib(size: float) -> str:
-    """Bytes for a person."""
-    return f"{size / (1 << 30):.2f} GiB"
+    """Bytes for a person, in GiB, or MiB where that is less than one."""
+    return f"{size / (1 << 30):.2f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"
 
 
 def pushed(ring: Sequence[float], value: float, size: int) -> tuple[float, ...]:
