@@ -6,11 +6,12 @@ import { byId, each, el, line, say, write } from "/static/dom.js";
 const KEEP = 100;
 const STATES = { "not-met": "not met", soft: "▲ soft", hard: "■ hard" };
 
-/** A number of a threshold. Their units differ; those of memory are bytes. */
+const BYTES = /^(NumaMemory|NumaMemoryBalance|rootfs) |^SystemMemory free$|^SystemRootfs bytes$|reclaimed_memory $/; // scope and subject
+
+/** A number of a threshold. Their units differ: ratios, seconds, and bytes. */
 function amount({ scope, subject }, value) {
   if (value === null) return NONE;
-  const memory = /memory$/i.test(scope) && !["kswapd", "psi"].includes(subject);
-  if (memory || subject === "bytes" || scope === "rootfs") return bytes(value);
+  if (BYTES.test(`${scope} ${subject}`)) return bytes(value);
   return value.toLocaleString("en", { maximumFractionDigits: Math.abs(value) < 100 ? 3 : 0 });
 }
 
