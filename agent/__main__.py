@@ -331,7 +331,7 @@ def _open_evictor(config: Config, act: Act, hierarchy: Hierarchy, stack: AsyncEx
     if act is Act.ON:
         killer = SignalKiller(hierarchy)
         stack.callback(killer.close)
-    return Evictor(config.eviction, config.advisor, killer)
+    return Evictor(config, killer)
 
 
 def _triggers(hierarchy: Hierarchy, stack: AsyncExitStack) -> TriggerSet | None:

@@ -43,8 +43,6 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """What may be promised to reclaimed pods, today's use of theirs included (Katalyst's reclaimed_millicpu / 1000)."""
     headroom: Headroom | None = None
     """The same by NUMA node, with its reasons; None where only the sum is known."""
-    memory: MemoryAdvice | None = None
-    """The same of memory, and what is to be done about it; None where that is not judged."""
     lent_cores: float
     """What reclaimed pods may use right now; equals the node's CPUs when nothing holds them back but priority."""
     idle: bool
@@ -62,7 +60,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     cgroup: str
     cgroup_id: int
     pod: str
-    """`namespace/name`."""
+    """`namespace/name`; empty of a cgroup that is no pod's and that the settings name."""
     knob: Knob
     value: str
     verdict: Verdict
@@ -110,6 +108,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     """`tick`, `wait` (online pods waited too long between ticks), `psi` (a pressure trigger fired), or `end` (the agent
     puts everything back)."""
     advice: Advice | None = None
+    memory: MemoryAdvice | None = None
+    """The same of memory; None where nothing was judged."""
     shadow: Advice | None = None
     """What another policy would have advised; nothing is done about it."""
     outcomes: tuple[Outcome, ...] = ()
