@@ -22,7 +22,7 @@ from agent.policy import Remembered, judge
 from agent.qrm.actuator import Actuator
 from agent.qrm.checkpoint import Checkpoint
 from agent.qrm.cpu import managed
-from agent.qrm.placing.state import CpuState, rebuild, with_bindings
+from agent.qrm.placing.state import CpuState, rebuild
 from agent.sense.sensor import Sensor
 from agent.sense.triggers import TriggerSet
 from api.decisions import Act, Advice, Outcome, Round
@@ -190,13 +190,11 @@ class Loop:
         """Who has to leave. Where the manager fails, nobody has to, and a source tells."""
         if self._evictor is None:
             return None, (), snapshot
-        loads = {path: known.load1 for path, known in self._known.advisor.containers.items() if known.load1 is not None}
         kills: tuple[KillEvent, ...] = ()
         started = time.monotonic_ns()
         try:
             kills = self._evictor.outcomes()
-            pods = with_bindings(snapshot.pods, self._known.cpus)
-            found = self._evictor.turn(msgspec.structs.replace(snapshot, pods=pods), advice, memory, loads, now_ns)
+            found = self._evictor.turn(snapshot, advice, memory, self._known, now_ns)
         except Exception as error:
             log.exception("the eviction manager failed; nobody is asked to leave in this round")
             return None, kills, _with_failure(snapshot, "eviction", error)

@@ -13,6 +13,8 @@ from agent.eviction.killer import Killer, carry_out
 from agent.eviction.manager import judge
 from agent.eviction.situation import Situation
 from agent.eviction.state import EvictionMemory
+from agent.policy import Remembered
+from agent.qrm.placing.state import with_bindings
 from api.advice import Headroom
 from api.decisions import Advice
 from api.evictions import Evictions, KillEvent
@@ -43,10 +45,14 @@ class Evictor:
         snapshot: Snapshot,
         advice: Advice | None,
         memory: MemoryAdvice | None,
-        loads: Mapping[str, float],
+        known: Remembered,
         now_ns: int,
     ) -> Evictions:
-        """Who has to leave now; they are asked to. `now_ns` is CLOCK_MONOTONIC, `loads` those of containers by cgroup."""
+        """Who has to leave now; they are asked to. `known` is what advice and placement of this round remember; `now_ns` is
+        CLOCK_MONOTONIC."""
+        # Pods with the NUMA nodes that QRM bound them to.
+        snapshot = msgspec.structs.replace(snapshot, pods=with_bindings(snapshot.pods, known.cpus))
+        loads = {path: each.load1 for path, each in known.advisor.containers.items() if each.load1 is not None}
         pools = {} if advice is None else {pool.name: pool.cpus for pool in advice.pools}
         situation = Situation(
             snapshot=snapshot,
