@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.config import Config
-from agent.eviction.evictor import Evictor
-from agent.eviction.signals import SignalKiller
 from agent.hierarchy import V1_CONTROLLERS, Hierarchy, detect
 from agent.loop import Loop
 from agent.putting_back import put_back
@@ -29,6 +27,7 @@ from agent.qrm.checkpoint import Checkpoint
 from agent.qrm.cpu import managed
 from agent.qrm.knobs import KnobFiles
 from agent.qrm.originals import Locked, Originals, boot_id, open_originals
+from agent.report.evictions import EvictionJournal, open_journals
 from agent.report.journal import DecisionJournal
 from agent.report.log import RoundLog
 from agent.sense.cgroups import CgroupReader
@@ -55,6 +54,7 @@ from probes.blame import Blames, beside
 from probes.runqlat import open_waits
 
 if TYPE_CHECKING:
+    from agent.eviction.evictor import Evictor
     from agent.qrm.node_knobs import NodeKnobs
     from exporters.otlp import OtelSink
     from exporters.recorder import Recorder
@@ -159,8 +159,8 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         probes = Background(registry.openers(chosen, {BLAME: partial(beside, waits)}))
         stack.callback(probes.close)
         node_knobs, knobs_missing = _open_node_knobs(options, config, act, hierarchy)
-        journal = DecisionJournal(None if originals is None else options.state_dir / "decisions.jsonl")
-        stack.callback(journal.close)
+        evictor = _open_evictor(config, act, hierarchy, stack)
+        journals = open_journals(None if originals is None else options.state_dir, stack, evicting=evictor is not None)
         recorder = _open_recorder(options, stack)
         indicators = Indicators()
         # Who asks for Malachite's documents reads back what it has just set, under a time that is to be true.
@@ -169,7 +169,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         stack.callback(cgroups.close)
         node = NodeReader(PROC, SYS)
         stack.callback(node.close)
-        sinks, reporting = await _open_exporters(options, config, (journal, recorder), stack)
+        sinks, reporting = await _open_exporters(options, config, (*journals, recorder), stack)
         sensor = Sensor(
             cgroups=cgroups,
             node=node,
@@ -187,7 +187,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             actuator=Actuator(files, originals, act),
             sinks=sinks,
             triggers=_triggers(hierarchy, stack),
-            evictor=_open_evictor(config, act, hierarchy, stack),
+            evictor=evictor,
             node_knobs=node_knobs,
             checkpoint=Checkpoint(options.state_dir, boot_id(PROC)) if act is Act.ON else None,
             banner=(*state_missing, *act_missing, *waits_missing, *knobs_missing),
@@ -199,7 +199,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         try:
             await _until_told(loop, options)
         finally:
-            left = put_back(originals, files, node_knobs, loop.latest, journal) if act is Act.ON else 0
+            left = put_back(originals, files, node_knobs, loop.latest, journals[0]) if act is Act.ON else 0
             if act is not options.act:
                 log.warning("--act on was asked for, and nothing was written. %s", " ".join(act_missing))
     return 1 if left else 0
@@ -255,16 +255,19 @@ def _open_recorder(options: Options, stack: AsyncExitStack) -> Recorder | None:
 
 
 async def _open_exporters(
-    options: Options, config: Config, kept: tuple[DecisionJournal, Recorder | None], stack: AsyncExitStack
+    options: Options,
+    config: Config,
+    kept: tuple[DecisionJournal, EvictionJournal | None, Recorder | None],
+    stack: AsyncExitStack,
 ) -> tuple[list[Sink], list[Probe]]:
     """Whoever is shown the rounds, and those of them that are sources too, because they say how they fare."""
-    journal, recorder = kept
+    journal, evictions, recorder = kept
 
     def about() -> About:
         return About(
             interval_s=config.interval_s,
             target_wait_s=config.advisor.latency.target_wait_ms / 1000,
-            journal_writable=journal.writable,
+            journal_writable=journal.writable if evictions is None else journal.writable and evictions.writable,
             otel_failures=None if spans is None else spans.failures,
             otel_dropped_spans=None if spans is None else spans.dropped_spans,
             traced=spans is not None and spans.traced,
@@ -282,6 +285,7 @@ async def _open_exporters(
     secured = None if options.web_config is None else WebConfig(options.web_config, check)
     server = Server(
         journal=journal,
+        evictions=evictions,
         version=VERSION,
         stale_s=stale_s,
         about=about,
@@ -291,7 +295,7 @@ async def _open_exporters(
     stack.push_async_callback(server.stop)
     host = f"[{options.host}]" if ":" in options.host else options.host
     log.info("page, API and metrics on http%s://%s:%d", "s" if server.encrypted else "", host, port)
-    sinks: list[Sink | None] = [journal, server, RoundLog(), spans, recorder]
+    sinks: list[Sink | None] = [journal, evictions, server, RoundLog(), spans, recorder]
     return [sink for sink in sinks if sink is not None], reporting
 
 
@@ -328,11 +332,14 @@ def _open_evictor(config: Config, act: Act, hierarchy: Hierarchy, stack: AsyncEx
     """The eviction manager, if a plugin is named; it asks nobody to leave unless the agent acts."""
     if not config.eviction.plugins or act is Act.OFF:
         return None
+    from agent.eviction.evictor import Evictor  # noqa: PLC0415 - most agents evict nobody
+    from agent.eviction.signals import SignalKiller  # noqa: PLC0415
+
     killer = None
     if act is Act.ON:
         killer = SignalKiller(hierarchy)
         stack.callback(killer.close)
-    return Evictor(config.eviction, killer)
+    return Evictor(config, killer)
 
 
 def _open_node_knobs(

@@ -18,7 +18,6 @@ from agent.advisor.latency import breach_ns, can_shrink
 from agent.advisor.state import Memory
 from agent.advisor.waits import alarmed
 from agent.config import Config
-from agent.eviction.evictor import Evictor
 from agent.policy import Remembered, judge
 from agent.qrm.actuator import Actuator
 from agent.qrm.checkpoint import Checkpoint
@@ -36,6 +35,7 @@ from api.rates import members, total
 from api.samples import Snapshot, SourceStatus
 
 if TYPE_CHECKING:
+    from agent.eviction.evictor import Evictor
     from agent.qrm.node_knobs import NodeKnobs
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class Loop:
             log.exception("round %d: the %s failed; nothing more is changed in this round", self._seq, stage)
             snapshot = _with_failure(snapshot, stage, error)
         outcomes, snapshot = self._set_node(outcomes, snapshot, started)
-        evictions, kills, snapshot = self._evicted(self._saved(snapshot), advice, started)
+        evictions, kills, snapshot = self._evicted(self._saved(snapshot), advice, memory, started)
         shadow, snapshot = self._shadowed(snapshot, started)
         finished = Round(
             snapshot=snapshot,
@@ -202,17 +202,21 @@ class Loop:
         return (*outcomes, *done), msgspec.structs.replace(snapshot, sources=sources)
 
     def _evicted(
-        self, snapshot: Snapshot, advice: Advice | None, now_ns: int
+        self, snapshot: Snapshot, advice: Advice | None, memory: MemoryAdvice | None, now_ns: int
     ) -> tuple[Evictions | None, tuple[KillEvent, ...], Snapshot]:
         """Who has to leave. Where the manager fails, nobody has to, and a source tells."""
         if self._evictor is None:
             return None, (), snapshot
-        loads = {path: known.load1 for path, known in self._known.advisor.containers.items() if known.load1 is not None}
+        kills: tuple[KillEvent, ...] = ()
+        started = time.monotonic_ns()
         try:
-            return *self._evictor.turn(snapshot, advice, loads, now_ns), snapshot
+            kills = self._evictor.outcomes()
+            found = self._evictor.turn(snapshot, advice, memory, self._known, now_ns)
         except Exception as error:
             log.exception("the eviction manager failed; nobody is asked to leave in this round")
-            return None, (), _with_failure(snapshot, "eviction", error)
+            return None, kills, _with_failure(snapshot, "eviction", error)
+        status = self._evictor.status(found, time.monotonic_ns() - started)
+        return found, kills, msgspec.structs.replace(snapshot, sources=(*snapshot.sources, status))
 
     def _shadowed(self, snapshot: Snapshot, now_ns: int) -> tuple[Advice | None, Snapshot]:
         """What the second policy makes of the same snapshot. Where it fails, it has no say in anything, and a source tells."""

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 import msgspec
 
 from api.decisions import JournalEntry, Status
+from api.evictions import EvictionEntry
 from api.knobs import Knob
 from api.samples import Snapshot, SourceStatus
+from exporters.evictions import ThresholdView
 from exporters.view import ShadowView, View
 
 EARLIER = 3
+MOST_EVENTS = 8
 IN_FORCE = (Status.APPLIED, Status.UNCHANGED)
 INPUT_SOURCES = {
     "wait_ms": "waits",
@@ -50,6 +53,16 @@ class PoolStory(msgspec.Struct, frozen=True, kw_only=True):
     headroom_cores: float | None
 
 
+class EvictionStory(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one pod's evictions."""
+
+    pod: str
+    leaving: bool
+    """Whether it was asked to leave and is still here."""
+    entries: tuple[EvictionEntry, ...]
+    """The latest ones, newest first."""
+
+
 class Now(msgspec.Struct, frozen=True, kw_only=True):
     """The latest round, which every explanation ends in."""
 
@@ -72,16 +85,26 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     now: Now
     knobs: tuple[KnobStory, ...] = ()
     pools: tuple[PoolStory, ...] = ()
+    evictions: tuple[EvictionStory, ...] = ()
+    thresholds: tuple[ThresholdView, ...] = ()
+    """Of the eviction plugin that was asked for; else those that are met."""
     untouched: tuple[str, ...] = ()
     """Pods that were asked for, and of which no knob was ever decided on."""
 
     @property
     def found(self) -> bool:
-        return bool(self.knobs or self.pools or self.untouched)
+        return bool(self.knobs or self.pools or self.evictions or self.thresholds or self.untouched)
 
 
-def answer(target: str | None, view: View, entries: Sequence[JournalEntry], snapshot: Snapshot, now_ns: int) -> Answer:
-    """What is known about a pod, a cgroup, a knob or a pool; of everything where no target is given.
+def answer(
+    target: str | None,
+    view: View,
+    entries: Sequence[JournalEntry],
+    snapshot: Snapshot,
+    now_ns: int,
+    evicted: Sequence[EvictionEntry] = (),
+) -> Answer:
+    """What is known about a pod, a cgroup, a knob, a pool or an eviction plugin; of everything where no target is given.
 
     Entries are oldest first. `now_ns` is CLOCK_REALTIME.
     """
@@ -109,7 +132,27 @@ def answer(target: str | None, view: View, entries: Sequence[JournalEntry], snap
         action=view.action, rule=view.rule, text=view.reason, threshold=view.threshold, shadow=view.shadow,
         sources=snapshot.sources,
     )  # fmt: skip
-    return Answer(now=now, knobs=knobs, pools=pools, untouched=tuple(sorted(pods - touched)))
+    thresholds = view.evictions.thresholds if view.evictions is not None else ()
+    return Answer(
+        now=now,
+        knobs=knobs,
+        pools=pools,
+        evictions=_evictions(target, view, evicted),
+        thresholds=tuple(t for t in thresholds if target == t.plugin or (target is None and t.met != "not-met")),
+        untouched=tuple(sorted(pods - touched)),
+    )
+
+
+def _evictions(target: str | None, view: View, evicted: Sequence[EvictionEntry]) -> tuple[EvictionStory, ...]:
+    leaving = view.evictions.leaving if view.evictions is not None else ()
+    by_pod: dict[str, list[EvictionEntry]] = {pod: [] for pod in leaving}
+    for entry in evicted:
+        by_pod.setdefault(entry.pod, []).append(entry)
+    return tuple(
+        EvictionStory(pod=pod, leaving=pod in leaving, entries=tuple(reversed(by_pod[pod][-MOST_EVENTS:])))
+        for pod in sorted(by_pod)
+        if target is None or _is_pod(pod, target) or any(e.victim and e.victim.plugin == target for e in by_pod[pod])
+    )
 
 
 def _event(target: str | None) -> int | None:
@@ -179,4 +222,5 @@ def askable(view: View, entries: Sequence[JournalEntry]) -> dict[str, list[str]]
         "cgroups": sorted({c.cgroup for c in view.containers} | {e.outcome.decision.cgroup for e in entries}),
         "knobs": sorted({e.outcome.decision.knob.value for e in entries}) or [knob.value for knob in Knob],
         "pools": sorted(view.pools),
+        "plugins": sorted({t.plugin for t in view.evictions.thresholds}) if view.evictions is not None else [],
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 
+from agent.report.evictions import EvictionLog
 from api.decisions import Outcome, Round, Status
 from api.samples import SourceStatus
 
@@ -23,6 +24,7 @@ class RoundLog:
         self._said: OrderedDict[tuple[str, str], tuple[Status, str, str]] = OrderedDict()
         self._failing: dict[str, str] = {}
         self._pods: tuple[str, ...] | None = None
+        self._evictions = EvictionLog()
 
     def publish(self, finished: Round) -> None:
         """Log what is new in this round. Never raises."""
@@ -33,6 +35,7 @@ class RoundLog:
         self._tell_sources(finished.snapshot.sources)
         for outcome in finished.outcomes:
             self._tell(outcome)
+        self._evictions.publish(finished)
 
     def _tell_pods(self, finished: Round) -> None:
         pods = tuple(f"{pod.key} ({pod.qos.value})" for pod in finished.snapshot.pods)
