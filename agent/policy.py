@@ -58,7 +58,7 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
     # Whom QRM bound to NUMA nodes, the advisor provides for there.
     snapshot = msgspec.structs.replace(snapshot, pods=with_bindings(snapshot.pods, known.cpus))
     previous = known.advisor.previous
-    advice, advisor = advise(snapshot, config.advisor, known.advisor, now_ns)
+    advice, advisor = advise(snapshot, config.advisor, known.advisor, now_ns, config.inference)
     placement, cpus = None, known.cpus
     if advice is not None and snapshot.topology.cpus:
         placement, cpus = place(advice.cpu.sizes, snapshot.pods, snapshot.topology, known.cpus, config.placing, now_ns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import ceil
 
 from msgspec.structs import replace
@@ -15,11 +15,13 @@ from agent.advisor.headroom.exclusion import bound_nodes, lendable
 from agent.advisor.headroom.gather import reclaimed_use
 from agent.advisor.headroom.region import region_cores
 from agent.advisor.measured import blames_of, online_waits, reclaimed_use_cores
+from agent.advisor.provision.gather import situation_of
 from agent.advisor.provision.provide import provision
-from agent.advisor.provision.situation import Situation
+from agent.advisor.requests import remember_requests
 from agent.advisor.state import Memory
 from agent.advisor.waits import NS_PER_MS, breaching
 from agent.config import AdvisorConfig
+from agent.config.inference import InferenceConfig
 from api.advice import UNBOUND, CpuAdvice, Headroom, PoolSize
 from api.decisions import Advice
 from api.knobs import Verdict
@@ -30,10 +32,17 @@ from api.samples import Snapshot
 NS_PER_S = 1_000_000_000
 RECLAIMED_USE_WINDOW_S = 1.0
 _NOT_SHARED = ("reclaim", "reserve", "interrupt")
+NO_INFERENCE = InferenceConfig()
 NOBODY = Verdict(rule="nothing_online", text="No online pod runs here: everything is lent.")
 
 
-def advise(snapshot: Snapshot, config: AdvisorConfig, memory: Memory, now_ns: int) -> tuple[Advice | None, Memory]:
+def advise(
+    snapshot: Snapshot,
+    config: AdvisorConfig,
+    memory: Memory,
+    now_ns: int,
+    inference: InferenceConfig = NO_INFERENCE,
+) -> tuple[Advice | None, Memory]:
     """What online pods need and what may be lent of the rest, and the memory for the next round.
 
     None where the policy is `none`. `now_ns` is CLOCK_MONOTONIC; a clock that went backwards lends nothing more.
@@ -44,15 +53,16 @@ def advise(snapshot: Snapshot, config: AdvisorConfig, memory: Memory, now_ns: in
     if config.policy == "none":
         advice = None
     elif config.policy == "canonical":
-        cpu, memory = _provided(snapshot, change, config, memory, now_ns)
+        cpu, memory = _provided(snapshot, change, config, inference, memory, now_ns)
         advice, memory = _canonical(snapshot, change, need, config, memory, cpu)
     else:
         shared = replace(config, provision=replace(config.provision, overlap=True))
-        cpu, memory = _provided(snapshot, change, shared, memory, now_ns)
+        cpu, memory = _provided(snapshot, change, shared, inference, memory, now_ns)
         advice, memory = _latency(snapshot, change, need, config, memory, now_ns)
         sizes = _everywhere(cpu.sizes, len(snapshot.topology.cpus), advice.lent_cores)
         advice = replace(advice, cpu=replace(cpu, sizes=sizes))
-    return advice, replace(memory, previous=snapshot)
+    requests = remember_requests(snapshot.indicators, memory.requests, now_ns)
+    return advice, replace(memory, previous=snapshot, requests=requests)
 
 
 def _latency(
@@ -114,30 +124,15 @@ def _latency(
 
 
 def _provided(
-    snapshot: Snapshot, change: Rates | None, config: AdvisorConfig, memory: Memory, now_ns: int
+    snapshot: Snapshot,
+    change: Rates | None,
+    config: AdvisorConfig,
+    inference: InferenceConfig,
+    memory: Memory,
+    now_ns: int,
 ) -> tuple[CpuAdvice, Memory]:
     """How large every pool is to be by its policy."""
-    numa_of = {cpu.id: cpu.numa for cpu in snapshot.topology.cpus}
-    reclaim = _by_numa(memory.pools.get("reclaim", ()), numa_of)
-    used = reclaimed_use_cores(snapshot, change)
-    cpus = sum(reclaim.values())
-    situation = Situation(
-        now_ns=now_ns,
-        snapshot=snapshot,
-        previous=memory.previous,
-        change=change,
-        needs=memory.containers,
-        reserve=_by_numa(memory.pools.get("reserve", ()), numa_of),
-        forbidden=_by_numa(memory.pools.get("interrupt", ()), numa_of),
-        assigned=memory.cpus,
-        pools=memory.pools,
-        reclaim_use_cores={} if used is None else {numa: used * n / cpus for numa, n in reclaim.items()},
-        runnable={
-            path: float(sample.threads_by_state.runnable)
-            for path in memory.containers
-            if (sample := snapshot.cgroups.get(path)) is not None and sample.threads_by_state is not None
-        },
-    )
+    situation = situation_of(snapshot, change, memory, inference, now_ns)
     cpu, provided = provision(situation, memory.provision, config, config.provision)
     sizes = _with_share(cpu.sizes, snapshot, config)
     return replace(cpu, sizes=sizes), replace(memory, provision=provided)
@@ -159,14 +154,6 @@ def _with_share(sizes: Sequence[PoolSize], snapshot: Snapshot, config: AdvisorCo
             share = min(max(config.min_share_cores, ceil(config.reserve_cores(cpus))), most)
             made += (PoolSize(pool="share", cpus=share), replace(size, cpus=size.cpus - share))
     return tuple(made)
-
-
-def _by_numa(cpus: Sequence[int], numa_of: Mapping[int, int]) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for cpu in cpus:
-        if cpu in numa_of:
-            found[numa_of[cpu]] = found.get(numa_of[cpu], 0) + 1
-    return found
 
 
 def _everywhere(sizes: Sequence[PoolSize], cpus: int, lent_cores: float) -> tuple[PoolSize, ...]:

@@ -41,6 +41,7 @@ GAINS: Mapping[str, Gains] = {
     "mem_access_read_lat": _WAIT,
     "mem_access_write_lat": _WAIT,
     "mem_l3_miss_lat": _WAIT,
+    "request_p99_ms": _WAIT,
 }
 
 
@@ -48,7 +49,8 @@ class TargetsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """[regionIndicators] Where indicators should be: those that are named are looked at."""
 
     share: Mapping[str, Positive] = field(default_factory=lambda: {"cpu_sched_wait": 460.0, "cpu_usage_ratio": 0.8})
-    """Of share regions. cpu_sched_wait is in microseconds, the mean of all waits for a CPU of the pool."""
+    """Of share regions. cpu_sched_wait is in microseconds, the mean of all waits for a CPU of the pool. request_p99_ms, which
+    pods publish of themselves, is followed of every pod whose service profile has a target for it, and of all if named here."""
     dedicated: Mapping[str, Positive] = field(default_factory=lambda: {"cpi": 1.4, "cpu_usage_ratio": 0.55})
     """Of dedicated regions. cpi is cycles per instruction of the main containers."""
     getter: Getter = "spd-min"

@@ -82,6 +82,7 @@ def provision(
         isolated=tuple(sorted(apart)),
     )
     return advice, ProvisionMemory(
+        quotas={size.numa: size.quota_cores for size in sizes if size.pool == RECLAIM_POOL and size.quota_cores},
         regions={
             one.region.name: _remember(one, assembled.granted[one.region.name], situation.now_ns) for one in decided
         },
@@ -121,6 +122,9 @@ def _decide(member: Members, limits: Bounds, turn: Turn, apart: Mapping[str, Ver
     need = need_cores(member, turn)
     case = case_of(member, limits, need, before, turn)
     proposal, skipped = _propose(case, turn)
+    if case.retargeted is not None:
+        proposal = msgspec.structs.replace(proposal, inputs={**proposal.inputs, **case.retargeted.inputs})
+        skipped = (*skipped, case.retargeted.text.rstrip("."))
     if not proposal.controls:
         region = msgspec.structs.replace(region, reclaimable=False)
     if region.kind is RegionKind.SHARE and not region.reclaimable and _silent(member):
