@@ -151,6 +151,10 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         node = NodeReader(PROC, SYS)
         stack.callback(node.close)
         sinks, reporting = await _open_exporters(options, config, (journal, recorder), stack)
+        if config.power.enable:
+            from agent.sense.power_caps import PowerCaps  # noqa: PLC0415 - few nodes ask for it
+
+            reporting.append(PowerCaps(SYS))
         sensor = Sensor(
             cgroups=cgroups,
             node=node,

@@ -29,6 +29,7 @@ from api.decisions import Act, Advice, Outcome, Round
 from api.evictions import Evictions, KillEvent
 from api.facts import Wait
 from api.memory_advice import MemoryAdvice
+from api.node_advice import NodeAdvice
 from api.pods import Pod
 from api.ports import Sink, Unavailable
 from api.rates import members, total
@@ -119,6 +120,7 @@ class Loop:
         snapshot = self._sensor.snapshot(self._seq, started, time.time_ns())
         advice: Advice | None = None
         memory: MemoryAdvice | None = None
+        node: NodeAdvice | None = None
         outcomes: tuple[Outcome, ...] = ()
         stage = "advisor"
         try:
@@ -128,7 +130,7 @@ class Loop:
                 if self._damaged:
                     self._damaged, self._known = False, self._rebuilt(snapshot, started)
                 judged, self._known = judge(snapshot, self._config, self._known, started)
-                advice, memory = judged.advice, judged.memory
+                advice, memory, node = judged.advice, judged.memory, judged.node
                 stage = "actuator"
                 ours = managed(snapshot.pods)
                 # What nobody decides on any more, and an earlier policy changed, is given back.
@@ -139,7 +141,7 @@ class Loop:
         except Exception as error:
             log.exception("round %d: the %s failed; nothing more is changed in this round", self._seq, stage)
             snapshot = _with_failure(snapshot, stage, error)
-        evictions, kills, snapshot = self._evicted(self._saved(snapshot), advice, started)
+        evictions, kills, snapshot = self._evicted(self._saved(snapshot), advice, node, started)
         shadow, snapshot = self._shadowed(snapshot, started)
         finished = Round(
             snapshot=snapshot,
@@ -148,6 +150,7 @@ class Loop:
             trigger=trigger,
             advice=advice,
             memory=memory,
+            node=node,
             shadow=shadow,
             outcomes=outcomes,
             evictions=evictions,
@@ -182,14 +185,14 @@ class Loop:
         return snapshot
 
     def _evicted(
-        self, snapshot: Snapshot, advice: Advice | None, now_ns: int
+        self, snapshot: Snapshot, advice: Advice | None, node: NodeAdvice | None, now_ns: int
     ) -> tuple[Evictions | None, tuple[KillEvent, ...], Snapshot]:
         """Who has to leave. Where the manager fails, nobody has to, and a source tells."""
         if self._evictor is None:
             return None, (), snapshot
         loads = {path: known.load1 for path, known in self._known.advisor.containers.items() if known.load1 is not None}
         try:
-            return *self._evictor.turn(snapshot, advice, loads, now_ns), snapshot
+            return *self._evictor.turn(snapshot, advice, loads, now_ns, None if node is None else node.power), snapshot
         except Exception as error:
             log.exception("the eviction manager failed; nobody is asked to leave in this round")
             return None, (), _with_failure(snapshot, "eviction", error)

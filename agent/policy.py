@@ -6,6 +6,7 @@ The agent's loop, a policy in the shadow and a replay of recorded rounds all go 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,7 +24,11 @@ from agent.qrm.wishes import resolve
 from api.decisions import Advice, Decision
 from api.knobs import Knob
 from api.memory_advice import MemoryAdvice
+from api.node_advice import NodeAdvice
 from api.samples import Snapshot
+
+if TYPE_CHECKING:
+    from agent.advisor.whole_node import NodeMemory
 
 
 class Remembered(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +38,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryState = MemoryState()
     cpus: CpuState = CpuState()
     asked: AskedMemory = AskedMemory()
+    node: NodeMemory | None = None
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +50,8 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     named: frozenset[str] = frozenset()
     """Cgroups that are no pod's, and that the settings allow to be changed."""
     asked: Asked = Asked()
+    node: NodeAdvice | None = None
+    """Of the node as a whole; None where nothing of it is switched on."""
 
     def decisions(self, snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]) -> tuple[Decision, ...]:
         """Every knob that something is to be said about, by the knobs that the kernel has for each cgroup: what the advice
@@ -76,7 +84,23 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
         )
         advice = msgspec.structs.replace(advice, headroom=headroom)
     asked, asked_memory = ask(snapshot, previous, config.knobs, known.asked)
+    node, node_memory = _node(snapshot, advisor, config, known, now_ns)
     judged = Judged(
-        advice=advice, placement=placement, memory=memory, named=named(situation, config.memory), asked=asked
+        advice=advice,
+        placement=placement,
+        memory=memory,
+        named=named(situation, config.memory),
+        asked=asked,
+        node=node,
     )
-    return judged, Remembered(advisor=advisor, memory=remembered, cpus=cpus, asked=asked_memory)
+    return judged, Remembered(advisor=advisor, memory=remembered, cpus=cpus, asked=asked_memory, node=node_memory)
+
+
+def _node(
+    snapshot: Snapshot, advisor: Memory, config: Config, known: Remembered, now_ns: int
+) -> tuple[NodeAdvice | None, NodeMemory | None]:
+    if not (config.power.enable or config.overcommit.enable):
+        return None, None
+    from agent.advisor.whole_node import NodeMemory, advise_node  # noqa: PLC0415 - few nodes ask for it
+
+    return advise_node(snapshot, known.advisor.previous, advisor, config, known.node or NodeMemory(), now_ns)

@@ -76,4 +76,9 @@ def _contradiction(config: Config) -> str:
             f"advisor.latency.staleS: {stale:g} is less than intervalS, {interval:g}: "
             "waits would always be too old; raise it"
         )
+    if config.power.enable:
+        from agent.advisor.whole_node import annotations_problem  # noqa: PLC0415 - few nodes answer power alerts
+
+        if problem := annotations_problem(config.node_annotations, config.power.annotation_prefix):
+            return f"nodeAnnotations: {problem}; correct it, or set power.enable: false"
     return ""

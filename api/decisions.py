@@ -11,6 +11,7 @@ from api.advice import CpuAdvice, Headroom
 from api.evictions import Evictions, KillEvent
 from api.knobs import Knob, Verdict
 from api.memory_advice import MemoryAdvice
+from api.node_advice import NodeAdvice
 from api.samples import Snapshot
 
 
@@ -110,6 +111,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     advice: Advice | None = None
     memory: MemoryAdvice | None = None
     """The same of memory; None where nothing was judged."""
+    node: NodeAdvice | None = None
+    """Of the node as a whole; None where nobody asks for that."""
     shadow: Advice | None = None
     """What another policy would have advised; nothing is done about it."""
     outcomes: tuple[Outcome, ...] = ()

@@ -9,7 +9,7 @@ import msgspec
 from api.decisions import JournalEntry, Status
 from api.knobs import Knob
 from api.samples import Snapshot, SourceStatus
-from exporters.view import ShadowView, View
+from exporters.view import AnswerView, ShadowView, View
 
 EARLIER = 3
 IN_FORCE = (Status.APPLIED, Status.UNCHANGED)
@@ -63,6 +63,7 @@ class Now(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     threshold: float | None
     shadow: ShadowView | None
+    answers: tuple[AnswerView, ...]
     sources: tuple[SourceStatus, ...]
 
 
@@ -107,7 +108,7 @@ def answer(target: str | None, view: View, entries: Sequence[JournalEntry], snap
     now = Now(
         seq=snapshot.seq, wall_time_ns=snapshot.wall_time_ns, age_s=age_s, act=view.act, policy=view.policy,
         action=view.action, rule=view.rule, text=view.reason, threshold=view.threshold, shadow=view.shadow,
-        sources=snapshot.sources,
+        answers=view.answers, sources=snapshot.sources,
     )  # fmt: skip
     return Answer(now=now, knobs=knobs, pools=pools, untouched=tuple(sorted(pods - touched)))
 

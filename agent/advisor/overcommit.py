@@ -16,6 +16,7 @@ import msgspec
 
 from agent.config.overcommit import OvercommitConfig
 from api.knobs import Verdict
+from api.node_advice import Overcommit
 from api.pods import Pod
 
 _PREFIX = "katalyst.kubewharf.io/"
@@ -34,14 +35,6 @@ class PodLoad(msgspec.Struct, frozen=True, kw_only=True):
     memory_request_bytes: float | None = None
     memory_used_bytes: float | None = None
     """Resident."""
-
-
-class Overcommit(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node says of itself: 1 is no overcommitment."""
-
-    cpu_ratio: float
-    memory_ratio: float
-    verdict: Verdict
 
 
 class _Load(msgspec.Struct, frozen=True, kw_only=True):

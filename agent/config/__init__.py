@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -111,6 +112,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     report: ReportConfig = ReportConfig()
     overcommit: OvercommitConfig = OvercommitConfig()
     power: PowerConfig = PowerConfig()
+    node_annotations: Mapping[str, str] = {}
+    """What the Node's annotations say, on a node without a cluster: a power alert, and bounds of overcommitment."""
     placing: CpuPlacementConfig = CpuPlacementConfig()
     knobs: KnobsConfig = KnobsConfig()
     eviction: EvictionConfig = EvictionConfig()

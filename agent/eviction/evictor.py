@@ -11,6 +11,7 @@ from agent.eviction.situation import Situation
 from agent.eviction.state import EvictionMemory
 from api.decisions import Advice
 from api.evictions import Evictions, KillEvent
+from api.node_advice import PowerAction
 from api.samples import Snapshot
 
 
@@ -22,7 +23,12 @@ class Evictor:
         self._memory = EvictionMemory()
 
     def turn(
-        self, snapshot: Snapshot, advice: Advice | None, loads: Mapping[str, float], now_ns: int
+        self,
+        snapshot: Snapshot,
+        advice: Advice | None,
+        loads: Mapping[str, float],
+        now_ns: int,
+        power: PowerAction | None = None,
     ) -> tuple[Evictions, tuple[KillEvent, ...]]:
         """Who has to leave now, and what became of those who had to before."""
         kills = () if self._killer is None else tuple(self._killer.outcomes())
@@ -33,6 +39,7 @@ class Evictor:
             advice=None if advice is None else advice.cpu,
             pools={} if advice is None else {pool.name: pool.cpus for pool in advice.pools},
             loads=loads,
+            power=power,
             leaving=frozenset() if self._killer is None else self._killer.leaving,
             stale_s=self._config.stale_s,
         )
