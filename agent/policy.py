@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from agent.advisor.advise import advise
+from agent.advisor.headroom.found import with_memory
 from agent.advisor.memory.advise import advise_memory
 from agent.advisor.memory.gather import named, situation_of
 from agent.advisor.memory.state import MemoryState
@@ -71,9 +72,7 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
     situation = situation_of(snapshot, advisor, config, now_ns)
     memory, remembered = advise_memory(situation, known.memory, config.memory)
     if advice is not None and advice.headroom is not None:
-        headroom = msgspec.structs.replace(
-            advice.headroom, memory_bytes=memory.headroom_bytes, memory_by_numa=memory.headroom_by_numa
-        )
+        headroom = with_memory(advice.headroom, memory.headroom_bytes, memory.headroom_by_numa, config.advisor)
         advice = msgspec.structs.replace(advice, headroom=headroom)
     asked, asked_memory = ask(snapshot, previous, config.knobs, known.asked)
     judged = Judged(
