@@ -10,6 +10,7 @@ from agent.advisor.headroom.exclusion import Tenant
 from agent.advisor.headroom.koordinator import Budget, Demand, Tier
 from agent.advisor.overcommit import PodLoad
 from agent.advisor.regions import bound_nodes, share_pool
+from agent.advisor.reporter import Capacity
 from agent.config import AdvisorConfig
 from api.advice import UNBOUND
 from api.pods import Pod
@@ -58,6 +59,20 @@ def pod_loads(
             memory_used_bytes=_all(_resident(snapshot.cgroups.get(c.cgroup)) for c in pod.containers),
         )
         for pod in snapshot.pods
+    )
+
+
+def capacity(snapshot: Snapshot) -> Capacity:
+    """What the node has. Memory by NUMA node is left out where it is not known of all of them."""
+    node, nodes = snapshot.node, snapshot.topology.numa_nodes
+    cores = dict.fromkeys(nodes, 0.0)
+    for cpu in snapshot.topology.cpus:
+        cores[cpu.numa] += 1
+    sizes = {numa: part.meminfo["MemTotal"] for numa, part in node.numa.items() if "MemTotal" in part.meminfo}
+    return Capacity(
+        cores_by_numa=cores,
+        memory_bytes=node.memory_total_bytes,
+        memory_by_numa={numa: float(sizes[numa]) for numa in sorted(sizes)} if set(nodes) <= set(sizes) else {},
     )
 
 
