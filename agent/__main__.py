@@ -151,10 +151,6 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         node = NodeReader(PROC, SYS)
         stack.callback(node.close)
         sinks, reporting = await _open_exporters(options, config, (journal, recorder), stack)
-        if config.power.enable:
-            from agent.sense.power_caps import PowerCaps  # noqa: PLC0415 - few nodes ask for it
-
-            reporting.append(PowerCaps(SYS))
         sensor = Sensor(
             cgroups=cgroups,
             node=node,
@@ -162,7 +158,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             pods=pods,
             waits=waits,
             indicators=indicators,
-            probes=(*probes.probes, *reporting),
+            probes=(*probes.probes, *reporting, *_hardware(config)),
         )
         if options.malachite is not None:
             sinks.append(await _open_malachite(*options.malachite, hierarchy, stack))
@@ -317,6 +313,15 @@ def _open_evictor(config: Config, act: Act, hierarchy: Hierarchy, stack: AsyncEx
         killer = SignalKiller(hierarchy)
         stack.callback(killer.close)
     return Evictor(config.eviction, killer)
+
+
+def _hardware(config: Config) -> tuple[Probe, ...]:
+    """Sources that say what the machine lacks for what the settings ask of it."""
+    if not config.power.enable:
+        return ()
+    from agent.sense.power_caps import PowerCaps  # noqa: PLC0415 - few nodes ask for it
+
+    return (PowerCaps(SYS),)
 
 
 def _triggers(hierarchy: Hierarchy, stack: AsyncExitStack) -> TriggerSet | None:

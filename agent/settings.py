@@ -79,6 +79,6 @@ def _contradiction(config: Config) -> str:
     if config.power.enable:
         from agent.advisor.whole_node import annotations_problem  # noqa: PLC0415 - few nodes answer power alerts
 
-        if problem := annotations_problem(config.node_annotations, config.power.annotation_prefix):
-            return f"nodeAnnotations: {problem}; correct it, or set power.enable: false"
+        if problem := annotations_problem(config.node.annotations, config.power.annotation_prefix):
+            return f"node.annotations: {problem}; correct it, or set power.enable: false"
     return ""

@@ -1,6 +1,6 @@
 """Power and overcommitment in one round: what is known of the node as a whole in, the answers that stand out. Pure.
 
-Without a cluster the settings say what the annotations of the Node would (`nodeAnnotations`).
+Without a cluster the settings say what the annotations of the Node would (`node.annotations`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _power_situation(snapshot: Snapshot, previous: Snapshot | None, config: Conf
     return PowerSituation(
         now_ns=now_ns,
         wall_time_ns=snapshot.wall_time_ns,
-        spec=parse_power_spec(config.node_annotations, config.power.annotation_prefix),
+        spec=parse_power_spec(config.node.annotations, config.power.annotation_prefix),
         watts=None if previous is None else watts(previous, snapshot),
         cpu_ratio=busy / cpus if busy is not None and cpus else None,
         pods=len(running),
@@ -81,7 +81,7 @@ def _overcommit(snapshot: Snapshot, previous: Snapshot, advisor: Memory, config:
         loads,
         float(cpus) if snapshot.topology.cpus else None,
         _float(snapshot.node.memory_total_bytes),
-        config.node_annotations,
+        config.node.annotations,
         config.overcommit,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -13,6 +12,7 @@ from agent.config.forecast import ForecastConfig
 from agent.config.headroom import HeadroomConfig, ReportConfig
 from agent.config.inference import InferenceConfig
 from agent.config.memory import MemoryConfig
+from agent.config.node import NodeConfig
 from agent.config.overcommit import OvercommitConfig
 from agent.config.power import PowerConfig
 from agent.config.provision import ProvisionConfig
@@ -112,8 +112,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     report: ReportConfig = ReportConfig()
     overcommit: OvercommitConfig = OvercommitConfig()
     power: PowerConfig = PowerConfig()
-    node_annotations: Mapping[str, str] = {}
-    """What the Node's annotations say, on a node without a cluster: a power alert, and bounds of overcommitment."""
+    node: NodeConfig = NodeConfig()
     placing: CpuPlacementConfig = CpuPlacementConfig()
     knobs: KnobsConfig = KnobsConfig()
     eviction: EvictionConfig = EvictionConfig()

@@ -239,7 +239,8 @@ def with_memory(seen: Snapshot) -> Snapshot:
 
 POWER = """
 power: {enable: true}
-nodeAnnotations: {power-alert: LEVEL, power-budget: "80", power-alert-time: "1970-01-01T00:00:00Z"}
+node:
+  annotations: {power-alert: LEVEL, power-budget: "80", power-alert-time: "1970-01-01T00:00:00Z"}
 """
 
 
@@ -336,7 +337,7 @@ def test_a_node_says_how_far_it_may_be_overcommitted(
 ) -> None:
     said = {f"katalyst.kubewharf.io/{name}_overcommit_ratio": value for name, value in bounds.items()}
     config = msgspec.convert(
-        {"advisor": {"policy": "canonical"}, "overcommit": {"enable": True}, "nodeAnnotations": said}, Config
+        {"advisor": {"policy": "canonical"}, "overcommit": {"enable": True}, "node": {"annotations": said}}, Config
     )
     container = Container(name="web", cgroup="/web", cpu_request_cores=4.0, memory_request_bytes=8 * GIB)
     web = msgspec.structs.replace(pod("web", QoSLevel.SHARED), containers=(container,))
@@ -365,7 +366,7 @@ def test_what_is_off_says_nothing_and_remembers_nothing() -> None:
 
 def test_an_alert_that_cannot_hold_is_refused_at_the_start() -> None:
     with pytest.raises(
-        ConfigError, match=r"test.yaml: nodeAnnotations: annotation power-budget: 'much' is not a number"
+        ConfigError, match=r"test.yaml: node.annotations: annotation power-budget: 'much' is not a number"
     ):
         settings(POWER.replace("LEVEL", "p0").replace('"80"', "much"))
     assert settings(POWER.replace("enable: true", "enable: false").replace('"80"', "much")).power.enable is False
