@@ -177,7 +177,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             pods=pods,
             waits=waits,
             indicators=indicators,
-            probes=(*probes.probes, *reporting),
+            probes=(*probes.probes, *reporting, *_hardware(config)),
         )
         if options.malachite is not None:
             sinks.append(await _open_malachite(*options.malachite, hierarchy, stack))
@@ -340,6 +340,15 @@ def _open_evictor(config: Config, act: Act, hierarchy: Hierarchy, stack: AsyncEx
         killer = SignalKiller(hierarchy)
         stack.callback(killer.close)
     return Evictor(config, killer)
+
+
+def _hardware(config: Config) -> tuple[Probe, ...]:
+    """Sources that say what the machine lacks for what the settings ask of it."""
+    if not config.power.enable:
+        return ()
+    from agent.sense.power_caps import PowerCaps  # noqa: PLC0415 - few nodes ask for it
+
+    return (PowerCaps(SYS),)
 
 
 def _open_node_knobs(

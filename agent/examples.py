@@ -41,9 +41,9 @@ memory:
 forecast: {missRatio: 0.03}     # surer, and about two points of the node less are promised
 """,
     "inference": """\
-inference:                      # a model predicts latency; where it is bad, less CPU use is aimed at
+inference:                      # where pods take longer than their profiles' target, less CPU use is aimed at
   strategy: borwein_v2
-  slots: [{below: 0.3, offset: 0.1}, {below: 0.8, offset: -0.1}]
+  slots: [{below: 0.5, offset: 0.1}, {below: 1.0, offset: 0.0}, {below: 2.0, offset: -0.1}]
   specialTimes: [{start: "19:00", end: "22:00", offset: -0.2}]
 """,
     "report": """\
@@ -54,6 +54,10 @@ overcommit: {enable: true, targetCpu: 0.5}
 """,
     "power": """\
 power: {enable: true, annotationPrefix: example.com}
+""",
+    "node": """\
+node:                           # the node may be scheduled for up to 2.5 times its CPUs
+  annotations: {katalyst.kubewharf.io/cpu_overcommit_ratio: "2.5"}
 """,
     "placing": """\
 placing:

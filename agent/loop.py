@@ -29,6 +29,7 @@ from api.decisions import Act, Advice, Outcome, Round
 from api.evictions import Evictions, KillEvent
 from api.facts import Wait
 from api.memory_advice import MemoryAdvice
+from api.node_advice import NodeAdvice
 from api.pods import Pod
 from api.ports import Sink, Unavailable
 from api.rates import members, total
@@ -124,6 +125,7 @@ class Loop:
         snapshot = self._sensor.snapshot(self._seq, started, time.time_ns())
         advice: Advice | None = None
         memory: MemoryAdvice | None = None
+        node: NodeAdvice | None = None
         outcomes: tuple[Outcome, ...] = ()
         stage = "advisor"
         try:
@@ -133,7 +135,7 @@ class Loop:
                 if self._damaged:
                     self._damaged, self._known = False, self._rebuilt(snapshot, started)
                 judged, self._known = judge(snapshot, self._config, self._known, started)
-                advice, memory = judged.advice, judged.memory
+                advice, memory, node = judged.advice, judged.memory, judged.node
                 stage = "actuator"
                 ours = managed(snapshot.pods)
                 # What nobody decides on any more, and an earlier policy changed, is given back.
@@ -154,6 +156,7 @@ class Loop:
             trigger=trigger,
             advice=advice,
             memory=memory,
+            node=node,
             shadow=shadow,
             outcomes=outcomes,
             evictions=evictions,

@@ -6,14 +6,18 @@ The agent's loop, a policy in the shadow and a replay of recorded rounds all go 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from agent.advisor.advise import advise
 from agent.advisor.assembler import RECLAIM_POOL
+from agent.advisor.headroom.found import with_memory
+from agent.advisor.headroom.gather import capacity
 from agent.advisor.memory.advise import advise_memory
 from agent.advisor.memory.gather import named, situation_of
 from agent.advisor.memory.state import MemoryState
+from agent.advisor.reporter import ReporterMemory, report
 from agent.advisor.state import Memory
 from agent.config import Config
 from agent.qrm.asked import Asked, AskedMemory, ask
@@ -24,7 +28,11 @@ from agent.qrm.wishes import resolve
 from api.decisions import Advice, Decision
 from api.knobs import Knob
 from api.memory_advice import MemoryAdvice
+from api.node_advice import NodeAdvice
 from api.samples import Snapshot
+
+if TYPE_CHECKING:
+    from agent.advisor.whole_node import NodeMemory
 
 
 class Remembered(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,8 +40,10 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
 
     advisor: Memory = Memory()
     memory: MemoryState = MemoryState()
+    reporter: ReporterMemory = ReporterMemory()
     cpus: CpuState = CpuState()
     asked: AskedMemory = AskedMemory()
+    node: NodeMemory | None = None
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +55,8 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     named: frozenset[str] = frozenset()
     """Cgroups that are no pod's, and that the settings allow to be changed."""
     asked: Asked = Asked()
+    node: NodeAdvice | None = None
+    """Of the node as a whole; None where nothing of it is switched on."""
 
     def decisions(self, snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]) -> tuple[Decision, ...]:
         """Every knob that something is to be said about, by the knobs that the kernel has for each cgroup: what the advice
@@ -59,10 +71,12 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
     # Whom QRM bound to NUMA nodes, the advisor provides for there.
     snapshot = msgspec.structs.replace(snapshot, pods=with_bindings(snapshot.pods, known.cpus))
     previous = known.advisor.previous
-    advice, advisor = advise(snapshot, config.advisor, known.advisor, now_ns)
+    advice, advisor = advise(snapshot, config.advisor, known.advisor, now_ns, config.inference)
     placement, cpus = None, known.cpus
     if advice is not None and snapshot.topology.cpus:
-        placement, cpus = place(advice.cpu.sizes, snapshot.pods, snapshot.topology, known.cpus, config.placing, now_ns)
+        by_numa = {} if advice.headroom is None else advice.headroom.cores_by_numa
+        known_cpus = msgspec.structs.replace(known.cpus, numa_headroom=by_numa)
+        placement, cpus = place(advice.cpu.sizes, snapshot.pods, snapshot.topology, known_cpus, config.placing, now_ns)
         # `fallback` is no pool of its own: it is all that are not reclaimed pods'.
         pools = tuple(pool for pool in placement.pools if pool.name != FALLBACK)
         advisor = msgspec.structs.replace(advisor, pools={pool.name: pool.cpus for pool in pools}, cpus=placement.cpus)
@@ -74,13 +88,33 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
         advice = None
     situation = situation_of(snapshot, advisor, config, now_ns)
     memory, remembered = advise_memory(situation, known.memory, config.memory)
+    reporter = known.reporter
     if advice is not None and advice.headroom is not None:
-        headroom = msgspec.structs.replace(
-            advice.headroom, memory_bytes=memory.headroom_bytes, memory_by_numa=memory.headroom_by_numa
-        )
-        advice = msgspec.structs.replace(advice, headroom=headroom)
+        found = with_memory(advice.headroom, memory.headroom_bytes, memory.headroom_by_numa, config.advisor)
+        lends = config.advisor.enable_reclaim
+        advertised, reporter = report(found, capacity(snapshot), reporter, config.report, now_ns, enable_reclaim=lends)
+        advice = msgspec.structs.replace(advice, headroom=found, advertised=advertised)
+        advisor = msgspec.structs.replace(advisor, advertised_by_numa=advertised.cores_by_numa)
     asked, asked_memory = ask(snapshot, previous, config.knobs, known.asked)
+    node, node_memory = _node(snapshot, advisor, config, known, now_ns)
     judged = Judged(
-        advice=advice, placement=placement, memory=memory, named=named(situation, config.memory), asked=asked
+        advice=advice,
+        placement=placement,
+        memory=memory,
+        named=named(situation, config.memory),
+        asked=asked,
+        node=node,
     )
-    return judged, Remembered(advisor=advisor, memory=remembered, cpus=cpus, asked=asked_memory)
+    return judged, Remembered(
+        advisor=advisor, memory=remembered, reporter=reporter, cpus=cpus, asked=asked_memory, node=node_memory
+    )
+
+
+def _node(
+    snapshot: Snapshot, advisor: Memory, config: Config, known: Remembered, now_ns: int
+) -> tuple[NodeAdvice | None, NodeMemory | None]:
+    if not (config.power.enable or config.overcommit.enable):
+        return None, None
+    from agent.advisor.whole_node import NodeMemory, advise_node  # noqa: PLC0415 - few nodes ask for it
+
+    return advise_node(snapshot, known.advisor.previous, advisor, config, known.node or NodeMemory(), now_ns)

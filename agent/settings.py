@@ -81,6 +81,11 @@ def _contradiction(config: Config) -> str:
             f"knobs.suppress.policy: {config.knobs.suppress.policy} would never take effect, because advisor.policy "
             f"{config.advisor.policy} decides that of reclaimed pods; set advisor.policy to none"
         )
+    if config.power.enable:
+        from agent.advisor.whole_node import annotations_problem  # noqa: PLC0415 - few nodes answer power alerts
+
+        if problem := annotations_problem(config.node.annotations, config.power.annotation_prefix):
+            return f"node.annotations: {problem}; correct it, or set power.enable: false"
     if config.knobs.io.max:
         from agent.qrm.io import problems  # noqa: PLC0415 - few nodes limit disks
 

@@ -8,6 +8,7 @@ from decimal import Decimal
 
 import msgspec
 
+from api.profiles import ServiceProfile
 from api.qos import Enhancements, QoSLevel
 
 RECLAIMED_CPU = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
@@ -68,6 +69,7 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     enhancements: Enhancements = Enhancements()
     bound_numa: tuple[int, ...] = ()
     """NUMA nodes that it was bound to (numa_bind_result); empty where to none."""
+    profile: ServiceProfile = ServiceProfile()
     problems: tuple[str, ...] = ()
     """What its labels and annotations say that cannot be taken as said: annotation, reason, remedy and what holds instead."""
 

@@ -157,6 +157,8 @@ def now_text(now: Now) -> Iterator[tuple[str, str]]:
         lent = words.cores(now.shadow.lent_cores)
         text = f"{words.clean(now.shadow.policy)} would lend {lent} cores: {words.clean(now.shadow.reason)}"
         yield "shadow", text
+    for said in now.answers:
+        yield said.topic, f"{words.clean(said.text)} (rule {words.clean(said.rule)})"
     for i, source in enumerate(now.sources):
         fate = f"{words.age(now.age_s)} old, took {words.duration(source.duration_ns / 1000)}"
         if not source.ok:

@@ -11,7 +11,7 @@ from api.evictions import EvictionEntry
 from api.knobs import Knob
 from api.samples import Snapshot, SourceStatus
 from exporters.evictions import ThresholdView
-from exporters.view import ShadowView, View
+from exporters.view import AnswerView, ShadowView, View
 
 EARLIER = 3
 MOST_EVENTS = 8
@@ -76,6 +76,7 @@ class Now(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     threshold: float | None
     shadow: ShadowView | None
+    answers: tuple[AnswerView, ...]
     sources: tuple[SourceStatus, ...]
 
 
@@ -130,7 +131,7 @@ def answer(
     now = Now(
         seq=snapshot.seq, wall_time_ns=snapshot.wall_time_ns, age_s=age_s, act=view.act, policy=view.policy,
         action=view.action, rule=view.rule, text=view.reason, threshold=view.threshold, shadow=view.shadow,
-        sources=snapshot.sources,
+        answers=view.answers, sources=snapshot.sources,
     )  # fmt: skip
     thresholds = view.evictions.thresholds if view.evictions is not None else ()
     return Answer(

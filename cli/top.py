@@ -142,6 +142,7 @@ def round_line(view: View) -> str:
     ]
     if view.shadow is not None:
         parts.append(f"shadow {words.clean(view.shadow.policy)} would lend {words.cores(view.shadow.lent_cores)}")
+    parts += [f"{said.topic}: {words.clean(said.text)}" for said in view.answers]
     for container in view.containers:
         wait, latency = container.wait, container.latency
         if container.qos == "reclaimed_cores" or (wait is None and latency is None):

@@ -40,6 +40,7 @@ def board() -> Board:
             ("What is lent", _lent()),
             ("What it costs online pods", _harm()),
             ("What another policy would do", _shadow()),
+            ("What steers the pools and the node", _steering()),
         ),
     )
 
@@ -175,5 +176,30 @@ def _shadow() -> list[Panel]:
             "Of two policies that miss as seldom, the one that promises more is worth more.",
             Query(f"dioptase_reclaim_headroom_cores{{{NODE}}}", "promised on {{instance}}"),
             Query(f"dioptase_shadow_headroom_cores{{{NODE}}}", "{{policy}} would promise on {{instance}}"),
+        ),
+    ]
+
+
+def _steering() -> list[Panel]:
+    where, target = (f"dioptase_region_indicator{end}{{{NODE}}}" for end in ("", "_target"))
+    return [
+        lines(
+            "Indicators over their targets",
+            units.PercentUnit,
+            "Of the pools whose policy follows indicators (rama, dynamic-quota): above 100 % the pool grows, below it shrinks.",
+            Query(f"{where} / {target}", "{{region}} {{indicator}} on {{instance}}"),
+        ),
+        lines(
+            "Overcommitment",
+            "",
+            "How many times what it has the node may be scheduled for.",
+            Query(f"dioptase_overcommit_ratio{{{NODE}}}", "{{resource}} on {{instance}}"),
+        ),
+        lines(
+            "Answers to power alerts",
+            "",
+            "Reclaimed pods that have to leave, and watts to cap the node to.",
+            Query(f"dioptase_power_evict_pods{{{NODE}}}", "pods to leave {{instance}}"),
+            Query(f"dioptase_power_cap_watts{{{NODE}}}", "watts at most on {{instance}}"),
         ),
     ]

@@ -13,6 +13,7 @@ import msgspec
 
 from api.catalogue import BY_NAME, NS_PER_S
 from api.decisions import Act, Round
+from api.node_advice import NodeAdvice, PowerKind
 from api.samples import Snapshot
 from api.text import printable
 from exporters.cgroups import cgroup_families, dropped
@@ -161,13 +162,29 @@ def _advice(finished: Round) -> Iterator[Family]:
         yield points("dioptase_shadow_requirement_cores", [((shadow.policy,), shadow.requirement_cores)])
         yield points("dioptase_shadow_headroom_cores", [((shadow.policy,), shadow.headroom_cores)])
         yield points("dioptase_shadow_lent_cores", [((shadow.policy,), shadow.lent_cores)])
+    if finished.node is not None:
+        yield from _whole_node(finished.node)
     advice = finished.advice
     if advice is None:
         return
+    signals = [(region.region.name, signal) for region in advice.cpu.regions for signal in region.signals]
+    yield points("dioptase_region_indicator", (((name, signal.name), signal.current) for name, signal in signals))
+    yield points("dioptase_region_indicator_target", (((name, signal.name), signal.target) for name, signal in signals))
     yield points("dioptase_pool_cpus", (((pool.name,), len(pool.cpus)) for pool in advice.pools))
     yield points("dioptase_share_requirement_cores", [((), advice.requirement_cores)])
     yield points("dioptase_reclaim_headroom_cores", [((), advice.headroom_cores)])
     yield points("dioptase_reclaim_lent_cores", [((), advice.lent_cores)])
+
+
+def _whole_node(node: NodeAdvice) -> Iterator[Family]:
+    if (power := node.power) is not None:
+        yield points("dioptase_power_action", (((kind.value,), int(kind is power.kind)) for kind in PowerKind))
+        cap = power.target_watts if power.kind is PowerKind.CAP else None
+        yield points("dioptase_power_cap_watts", [((), cap)])
+        yield points("dioptase_power_evict_pods", [((), power.count)])
+    if (found := node.overcommit) is not None:
+        ratios = {"cpu": found.cpu_ratio, "memory": found.memory_ratio}
+        yield points("dioptase_overcommit_ratio", (((resource,), ratio) for resource, ratio in ratios.items()))
 
 
 def _agent(finished: Round) -> Iterator[Family]:

@@ -14,6 +14,7 @@ import msgspec
 from api.cpus import format_cpu_list
 from api.decisions import Advice, Outcome, Round, Status
 from api.histograms import BOUNDS_NS
+from api.node_advice import NodeAdvice
 from api.rates import Rates, rates
 from api.samples import CgroupSample, Snapshot, SourceStatus
 from exporters.cgroup_view import NS_PER_US, ContainerView, ReclaimView, managed, past_of, reclaim_view, unmanaged
@@ -55,6 +56,15 @@ class ShadowView(msgspec.Struct, frozen=True, kw_only=True):
     headroom_cores: float | None
 
 
+class AnswerView(msgspec.Struct, frozen=True, kw_only=True):
+    """What is said of the node as a whole."""
+
+    topic: str
+    """`power` or `overcommit`."""
+    rule: str
+    text: str
+
+
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """One round for the eye."""
 
@@ -85,6 +95,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     headroom_cores: float | None
     """What can be promised to reclaimed pods in all, what they use now included."""
     shadow: ShadowView | None = None
+    answers: tuple[AnswerView, ...] = ()
+    """Of the node as a whole, as far as that is switched on."""
     pools: Mapping[str, str]
     """CPU list of each pool."""
     node: NodeView = NodeView()
@@ -137,6 +149,7 @@ def build(finished: Round) -> View:
         requirement_cores=advice.requirement_cores if advice else None,
         headroom_cores=advice.headroom_cores if advice else None,
         shadow=_shadow(finished.shadow),
+        answers=_answers(finished.node),
         pools={pool.name: format_cpu_list(pool.cpus) for pool in advice.pools} if advice else {},
         node=node_view(snapshot, previous, change.node.interval_ns if change else None, ended, reclaims.values()),
         containers=containers,
@@ -158,6 +171,17 @@ def _shadow(advice: Advice | None) -> ShadowView | None:
         reason=advice.verdict.text,
         lent_cores=advice.lent_cores,
         headroom_cores=advice.headroom_cores,
+    )
+
+
+def _answers(node: NodeAdvice | None) -> tuple[AnswerView, ...]:
+    if node is None:
+        return ()
+    said = {"power": node.power, "overcommit": node.overcommit}
+    return tuple(
+        AnswerView(topic=topic, rule=answer.verdict.rule, text=answer.verdict.text)
+        for topic, answer in said.items()
+        if answer is not None
     )
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from api.decisions import Round
+from api.advice import CpuAdvice, Headroom, Region, RegionAdvice, RegionKind, Signal
+from api.decisions import Advice, Round
 from api.evictions import Condition, Evictions, KillEvent, KillReason, Met, Shown, Threshold, Victim
 from api.facts import (
     Blame,
@@ -33,6 +34,7 @@ from api.facts import (
 )  # fmt: skip
 from api.histograms import BOUNDS_NS, SLOTS
 from api.knobs import Verdict
+from api.node_advice import NodeAdvice, Overcommit, PowerAction, PowerKind
 from api.samples import CgroupSample, NodeSample, Snapshot
 from exporters.families import RecordingState
 from tests.fakes import ABOUT, BATCH, BOOTED_AT_NS, MIB, MS, S, advice, busy_round
@@ -40,7 +42,20 @@ from tests.fakes import ABOUT, BATCH, BOOTED_AT_NS, MIB, MS, S, advice, busy_rou
 RICH_ABOUT = msgspec.structs.replace(
     ABOUT, traced=True, recording=RecordingState(writable=True, size_bytes=5 * MIB, rounds=40, lost_rounds=2)
 )
-RICH_SHADOW = msgspec.structs.replace(advice(), policy="canonical", lent_cores=1.0, headroom_cores=0.5)
+RICH_SHADOW = msgspec.structs.replace(
+    advice(), policy="canonical", lent_cores=1.0, headroom=Headroom(cores=0.5, verdict=advice().verdict)
+)
+RICH_NODE = NodeAdvice(
+    power=PowerAction(
+        kind=PowerKind.CAP, at_ns=S, target_watts=80, current_watts=100,
+        verdict=Verdict(
+            rule="power_cap", text="The node draws 100 W of 80 W at alert s0: power is capped to 80 W.", threshold=80
+        ),
+    ),
+    overcommit=Overcommit(
+        cpu_ratio=1.6, memory_ratio=1.17, verdict=Verdict(rule="overcommit_realtime", text="CPU: 1.60. Memory: 1.17.")
+    ),
+)  # fmt: skip
 MEMORY_PLUGIN = "system-memory-pressure-eviction-plugin"
 RICH_EVICTIONS = Evictions(
     thresholds=(
@@ -82,6 +97,16 @@ RICH_KILLS = (
     KillEvent(pod="default/stuck", reason=KillReason.EXCEEDED, message="processes are left 45 s after", at_ns=S),
 )
 DEVICE = "253:0"
+
+
+def followed(made: Advice) -> Advice:
+    """The same with a region whose policy follows an indicator."""
+    region = RegionAdvice(
+        region=Region(name="share", kind=RegionKind.SHARE, pool="share", numa_nodes=(0,)), policy="rama", controls={},
+        upper_cores=3.0, lower_cores=1.0, signals=(Signal(name="request_p99_ms", current=40.0, target=20.0),),
+        verdict=Verdict(rule="provision_rama", text="share: it gets 2."),
+    )  # fmt: skip
+    return msgspec.structs.replace(made, cpu=CpuAdvice(regions=(region,)))
 
 
 def durations(slot: int, per_second: int, seconds: int) -> Durations:
@@ -205,4 +230,6 @@ def rich_round(seq: int = 2, *, cgroups: int = 0) -> Round:
         shadow=RICH_SHADOW,
         evictions=RICH_EVICTIONS,
         kills=RICH_KILLS,
+        node=RICH_NODE,
+        advice=followed(advice()),
     )

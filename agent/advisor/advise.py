@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import ceil
 
 from msgspec.structs import replace
@@ -10,17 +10,16 @@ from msgspec.structs import replace
 from agent.advisor import latency
 from agent.advisor.culprits import claims
 from agent.advisor.estimation import average, remember, requirement_cores
-from agent.advisor.headroom.assembler import PoolSituation, assemble
-from agent.advisor.headroom.exclusion import bound_nodes, lendable
-from agent.advisor.headroom.gather import reclaimed_use
-from agent.advisor.headroom.region import region_cores
+from agent.advisor.headroom.found import Lending, find
 from agent.advisor.measured import blames_of, online_waits, reclaimed_use_cores
+from agent.advisor.provision.gather import situation_of
 from agent.advisor.provision.provide import provision
-from agent.advisor.provision.situation import Situation
+from agent.advisor.requests import remember_requests
 from agent.advisor.state import Memory
 from agent.advisor.waits import NS_PER_MS, breaching
 from agent.config import AdvisorConfig
-from api.advice import UNBOUND, CpuAdvice, Headroom, PoolSize
+from agent.config.inference import InferenceConfig
+from api.advice import UNBOUND, CpuAdvice, PoolSize
 from api.decisions import Advice
 from api.knobs import Verdict
 from api.qos import QoSLevel
@@ -30,10 +29,17 @@ from api.samples import Snapshot
 NS_PER_S = 1_000_000_000
 RECLAIMED_USE_WINDOW_S = 1.0
 _NOT_SHARED = ("reclaim", "reserve", "interrupt")
+NO_INFERENCE = InferenceConfig()
 NOBODY = Verdict(rule="nothing_online", text="No online pod runs here: everything is lent.")
 
 
-def advise(snapshot: Snapshot, config: AdvisorConfig, memory: Memory, now_ns: int) -> tuple[Advice | None, Memory]:
+def advise(
+    snapshot: Snapshot,
+    config: AdvisorConfig,
+    memory: Memory,
+    now_ns: int,
+    inference: InferenceConfig = NO_INFERENCE,
+) -> tuple[Advice | None, Memory]:
     """What online pods need and what may be lent of the rest, and the memory for the next round.
 
     None where the policy is `none`. `now_ns` is CLOCK_MONOTONIC; a clock that went backwards lends nothing more.
@@ -44,15 +50,16 @@ def advise(snapshot: Snapshot, config: AdvisorConfig, memory: Memory, now_ns: in
     if config.policy == "none":
         advice = None
     elif config.policy == "canonical":
-        cpu, memory = _provided(snapshot, change, config, memory, now_ns)
+        cpu, memory = _provided(snapshot, change, config, inference, memory, now_ns)
         advice, memory = _canonical(snapshot, change, need, config, memory, cpu)
     else:
         shared = replace(config, provision=replace(config.provision, overlap=True))
-        cpu, memory = _provided(snapshot, change, shared, memory, now_ns)
+        cpu, memory = _provided(snapshot, change, shared, inference, memory, now_ns)
         advice, memory = _latency(snapshot, change, need, config, memory, now_ns)
         sizes = _everywhere(cpu.sizes, len(snapshot.topology.cpus), advice.lent_cores)
         advice = replace(advice, cpu=replace(cpu, sizes=sizes))
-    return advice, replace(memory, previous=snapshot)
+    requests = remember_requests(snapshot.indicators, memory.requests, now_ns)
+    return advice, replace(memory, previous=snapshot, requests=requests)
 
 
 def _latency(
@@ -87,13 +94,10 @@ def _latency(
         taken_ratio=1 - lending.level_cores / before if lending.action == "shrink" else 0.0,
         healed=config.latency.grow_ratio_per_s * elapsed_ns / NS_PER_S if lending.action == "grow" else 0.0,
     )
-    reserve = config.reclaim_reserve_cores(len(cpus), len(snapshot.topology.numa_nodes))
     advice = Advice(
         policy="latency",
         requirement_cores=need,
-        headroom_cores=min(
-            region_cores(len(cpus) - reserve, need, config.reserve_cores(len(cpus)), reserve), lending.lent_cores
-        ),
+        headroom=find(snapshot, change, config, memory, Lending(need_cores=need, lent_cores=lending.lent_cores)),
         lent_cores=lending.lent_cores,
         idle=True,
         claims=kept,
@@ -114,30 +118,15 @@ def _latency(
 
 
 def _provided(
-    snapshot: Snapshot, change: Rates | None, config: AdvisorConfig, memory: Memory, now_ns: int
+    snapshot: Snapshot,
+    change: Rates | None,
+    config: AdvisorConfig,
+    inference: InferenceConfig,
+    memory: Memory,
+    now_ns: int,
 ) -> tuple[CpuAdvice, Memory]:
     """How large every pool is to be by its policy."""
-    numa_of = {cpu.id: cpu.numa for cpu in snapshot.topology.cpus}
-    reclaim = _by_numa(memory.pools.get("reclaim", ()), numa_of)
-    used = reclaimed_use_cores(snapshot, change)
-    cpus = sum(reclaim.values())
-    situation = Situation(
-        now_ns=now_ns,
-        snapshot=snapshot,
-        previous=memory.previous,
-        change=change,
-        needs=memory.containers,
-        reserve=_by_numa(memory.pools.get("reserve", ()), numa_of),
-        forbidden=_by_numa(memory.pools.get("interrupt", ()), numa_of),
-        assigned=memory.cpus,
-        pools=memory.pools,
-        reclaim_use_cores={} if used is None else {numa: used * n / cpus for numa, n in reclaim.items()},
-        runnable={
-            path: float(sample.threads_by_state.runnable)
-            for path in memory.containers
-            if (sample := snapshot.cgroups.get(path)) is not None and sample.threads_by_state is not None
-        },
-    )
+    situation = situation_of(snapshot, change, memory, inference, now_ns)
     cpu, provided = provision(situation, memory.provision, config, config.provision)
     sizes = _with_share(cpu.sizes, snapshot, config)
     return replace(cpu, sizes=sizes), replace(memory, provision=provided)
@@ -159,14 +148,6 @@ def _with_share(sizes: Sequence[PoolSize], snapshot: Snapshot, config: AdvisorCo
             share = min(max(config.min_share_cores, ceil(config.reserve_cores(cpus))), most)
             made += (PoolSize(pool="share", cpus=share), replace(size, cpus=size.cpus - share))
     return tuple(made)
-
-
-def _by_numa(cpus: Sequence[int], numa_of: Mapping[int, int]) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for cpu in cpus:
-        if cpu in numa_of:
-            found[numa_of[cpu]] = found.get(numa_of[cpu], 0) + 1
-    return found
 
 
 def _everywhere(sizes: Sequence[PoolSize], cpus: int, lent_cores: float) -> tuple[PoolSize, ...]:
@@ -191,7 +172,7 @@ def _canonical(
     """Katalyst's way: online pools are as large as their policies say, and what is left is reclaimed pods'."""
     lent = float(sum(s.cpus + sum(s.overlap.values()) for s in cpu.sizes if s.pool == "reclaim"))
     before = lent if memory.lent_cores is None else memory.lent_cores
-    found = _headroom(snapshot, change, config, memory)
+    found = find(snapshot, change, config, memory, Lending(need_cores=need, sizes=cpu.sizes))
     verdict = max((one.verdict for one in cpu.regions), key=lambda v: len(v.inputs), default=NOBODY)
     if len(cpu.regions) > 1:
         verdict = replace(verdict, text=" ".join(one.verdict.text for one in cpu.regions))
@@ -199,7 +180,6 @@ def _canonical(
         policy="canonical",
         cpu=cpu,
         requirement_cores=need,
-        headroom_cores=found.cores,
         headroom=found,
         lent_cores=lent,
         idle=False,
@@ -207,24 +187,3 @@ def _canonical(
         verdict=verdict,
     )
     return advice, replace(memory, lent_cores=lent)
-
-
-def _headroom(snapshot: Snapshot, change: Rates | None, config: AdvisorConfig, memory: Memory) -> Headroom:
-    """What the reclaim pool, as it was placed last, can be promised for."""
-    topology = snapshot.topology
-    numa_of = {cpu.id: cpu.numa for cpu in topology.cpus}
-    cpus: dict[int, tuple[int, ...]] = {}
-    for cpu in memory.pools.get("reclaim", ()):
-        if cpu in numa_of:
-            cpus[numa_of[cpu]] = (*cpus.get(numa_of[cpu], ()), cpu)
-    bound = bound_nodes(snapshot.pods, memory.cpus, topology)
-    situation = PoolSituation(
-        topology=topology,
-        cpus=cpus if change is not None else {},
-        busy=change.node.per_cpu_busy_ratio if change is not None else {},
-        use_cores=reclaimed_use(snapshot, change, bound),
-        bound=bound,
-        lendable=lendable(topology, (), ()),
-        enable_reclaim=config.enable_reclaim,
-    )
-    return assemble(situation, config.headroom)

@@ -8,6 +8,7 @@ import msgspec
 
 from agent.advisor.containers import ContainerMemory
 from agent.advisor.provision.situation import ProvisionMemory
+from agent.advisor.requests import Requests
 from api.samples import Snapshot
 
 
@@ -33,8 +34,12 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """When the online pods' waits were last measured."""
     claims: Mapping[str, float] = {}
     """By reclaimed container that made online pods wait: the part of its claim that it keeps."""
+    requests: Mapping[str, Requests] = {}
+    """By pod that publishes how long it takes to answer."""
     provision: ProvisionMemory = ProvisionMemory()
     pools: Mapping[str, tuple[int, ...]] = {}
     """CPUs of the pools as QRM placed them last; empty before it has."""
     cpus: Mapping[str, tuple[int, ...]] = {}
     """The same of every listed container, by cgroup."""
+    advertised_by_numa: Mapping[int, float] = {}
+    """Reclaimed CPU that the node advertises, in cores."""

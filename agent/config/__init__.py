@@ -12,6 +12,7 @@ from agent.config.forecast import ForecastConfig
 from agent.config.headroom import HeadroomConfig, ReportConfig
 from agent.config.inference import InferenceConfig
 from agent.config.memory import MemoryConfig
+from agent.config.node import NodeConfig
 from agent.config.overcommit import OvercommitConfig
 from agent.config.power import PowerConfig
 from agent.config.provision import ProvisionConfig
@@ -114,6 +115,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     report: ReportConfig = ReportConfig()
     overcommit: OvercommitConfig = OvercommitConfig()
     power: PowerConfig = PowerConfig()
+    node: NodeConfig = NodeConfig()
     placing: CpuPlacementConfig = CpuPlacementConfig()
     knobs: KnobsConfig = KnobsConfig()
     eviction: EvictionConfig = EvictionConfig()

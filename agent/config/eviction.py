@@ -28,6 +28,7 @@ PluginName = Literal[
     "koordinator-cpu-evict",
     "koordinator-memory-evict",
     "oomd-pressure",
+    "node_power_pressure",
 ]
 """Every plugin there is."""
 NAMES: tuple[str, ...] = get_args(PluginName)

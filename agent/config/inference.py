@@ -1,4 +1,4 @@
-"""Settings of targets that follow a model's predictions. Names in brackets are Katalyst's."""
+"""Settings of targets that follow predictions, or measurements in their place. Names in brackets are Katalyst's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class SpecialTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """[strategy_special_time] part of the day in which predictions do not count. May go over midnight."""
+    """[strategy_special_time] part of the day, in UTC, in which predictions do not count. May go over midnight."""
 
     start: TimeOfDay
     """`HH:MM`, the first minute of it,"""
@@ -38,7 +38,8 @@ class SpecialTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class InferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """How predictions of a latency regression move the target of cpu_usage_ratio."""
+    """How predictions of a latency regression move the target of cpu_usage_ratio. Where no model is asked, a pod's measured
+    request_p99_ms over the target in its service profile takes their place: 1 is on target, 2 twice as long."""
 
     strategy: Literal["none", "borwein_v2", "borwein_v3"] = "none"
     """[StrategyGroup] `borwein_v2` adds the slot's offset to the target, `borwein_v3` puts it in the target's place."""

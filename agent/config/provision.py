@@ -41,6 +41,7 @@ GAINS: Mapping[str, Gains] = {
     "mem_access_read_lat": _WAIT,
     "mem_access_write_lat": _WAIT,
     "mem_l3_miss_lat": _WAIT,
+    "request_p99_ms": _WAIT,
 }
 
 
@@ -48,7 +49,8 @@ class TargetsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """[regionIndicators] Where indicators should be: those that are named are looked at."""
 
     share: Mapping[str, Positive] = field(default_factory=lambda: {"cpu_sched_wait": 460.0, "cpu_usage_ratio": 0.8})
-    """Of share regions. cpu_sched_wait is in microseconds, the mean of all waits for a CPU of the pool."""
+    """Of share regions. cpu_sched_wait is in microseconds, the mean of all waits for a CPU of the pool. request_p99_ms, which
+    pods publish of themselves, is followed of every pod whose service profile has a target for it, and of all if named here."""
     dedicated: Mapping[str, Positive] = field(default_factory=lambda: {"cpi": 1.4, "cpu_usage_ratio": 0.55})
     """Of dedicated regions. cpi is cycles per instruction of the main containers."""
     getter: Getter = "spd-min"
@@ -103,7 +105,8 @@ class ProvisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     quota: bool = False
     """[feature_gate_quota_ctrl_knob] With `overlap`: a quota limits reclaimed pods on NUMA nodes that somebody is bound to."""
     disable_reclaim_share_pools: tuple[str, ...] = ()
-    """[disableReclaimSharePools] Nothing is lent of these; by the pool's name without its NUMA node."""
+    """[disableReclaimSharePools] Nothing is lent of these, and nothing is promised on a socket where one of them is bound to
+    a NUMA node; by the pool's name without its NUMA node."""
     numa_min_reclaimed_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """[numaMinReclaimedResourceRatioForAllocate] Of each NUMA node so much is always reclaimed pods'; 0 leaves it to
     `advisor.minReclaimedCores`, spread over the nodes."""

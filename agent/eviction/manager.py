@@ -22,6 +22,7 @@ from agent.eviction import (
     numa_memory,
     numa_sys,
     oomd,
+    power,
     reclaimed,
     rootfs,
     rss,
@@ -124,6 +125,7 @@ _STATEFUL: Mapping[str, tuple[str, _Ask]] = {
     numa_cpu.NAME: ("numa_cpu", lambda s, m, c: numa_cpu.judge(s, m.numa_cpu, c.numa_cpu)),
     numa_sys.NAME: ("numa_sys", lambda s, m, c: numa_sys.judge(s, m.numa_sys, c.numa_sys)),
     oomd.NAME: ("oomd", lambda s, m, c: oomd.judge(s, m.oomd, c.oomd)),
+    power.NAME: ("power", lambda s, m, _: power.judge(s, m.power)),
     koordinator.CPU_NAME: (
         "koordinator_cpu",
         lambda s, m, c: koordinator.judge_cpu(s, m.koordinator_cpu, c.koordinator_cpu),

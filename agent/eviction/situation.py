@@ -12,6 +12,7 @@ from functools import cached_property
 import msgspec
 
 from api.advice import CpuAdvice, Headroom
+from api.node_advice import PowerAction
 from api.pods import Container, Pod
 from api.qos import QoSLevel
 from api.samples import CgroupSample, Snapshot
@@ -52,6 +53,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Bandwidth that each network card has to give, in Mbps; 0 where its link is down."""
     crowded: Mapping[int, str] = {}
     """NUMA nodes whose memory is slow and moving pages cannot help, and why."""
+    power: PowerAction | None = None
+    """The answer to a power alert that stands; None where nobody answers any."""
     eviction_ratios: Mapping[str, Mapping[float, float]] = {}
     """By pod: window in hours, and which part of its workload's pods was evicted in it."""
     stale_s: float = 30.0

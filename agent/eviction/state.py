@@ -13,6 +13,7 @@ from agent.eviction.numa_cpu import NumaCpuMemory
 from agent.eviction.numa_memory import NumaMemory
 from agent.eviction.numa_sys import NumaSysMemory
 from agent.eviction.oomd import OomdMemory
+from agent.eviction.power import PowerEvictMemory
 from agent.eviction.suppression import SuppressionMemory
 from agent.eviction.system_memory import SystemMemory
 from api.evictions import Evictions, Shown
@@ -40,6 +41,7 @@ class Plugins(msgspec.Struct, frozen=True, kw_only=True):
     numa_sys: NumaSysMemory = NumaSysMemory()
     koordinator_cpu: CpuEvictMemory = CpuEvictMemory()
     oomd: OomdMemory = OomdMemory()
+    power: PowerEvictMemory = PowerEvictMemory()
 
 
 class EvictionMemory(msgspec.Struct, frozen=True, kw_only=True):

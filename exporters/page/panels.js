@@ -11,6 +11,7 @@ const ACTS = {
 };
 const ACTIONS = { grow: "▲ grow", hold: "= hold", shrink: "▼ shrink", freeze: "‖ freeze" };
 const TRIGGERS = { wait: "Between ticks, because online pods waited too long.", psi: "Between ticks, because a pressure trigger fired." };
+const TOPICS = { power: "Power", overcommit: "Overcommitment" };
 const FORMS = { tp_btf: "BPF, typed tracepoint", raw_tp: "BPF, raw tracepoint", classic: "BPF, classic tracepoints", schedstat: "/proc/PID/schedstat, sums only" };
 
 /** Whether nobody said what is a pod: then there is nothing to lend, and the page shows what there is to see. */
@@ -33,6 +34,8 @@ export function showHeader(view) {
   if (view.shadow !== null) {
     say(byId("shadow"), `In the shadow, ${view.shadow.policy} would lend ${cores(view.shadow.lent_cores)} cores (${view.shadow.action}). ${view.shadow.reason}`);
   }
+  byId("answers").hidden = view.answers.length === 0;
+  say(byId("answers"), view.answers.map(({ topic, text }) => `${TOPICS[topic] ?? topic}: ${text}`).join(" "));
   say(byId("reason"), [view.reason || silent, TRIGGERS[view.trigger]].filter(Boolean).join(" "));
 }
 

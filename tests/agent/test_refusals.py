@@ -20,6 +20,7 @@ WRONG = {
     "knobs: {io: {max: {shared_cores: 8:16}}}": "knobs.io.max.shared_cores: Expected `str`, got `int`; put it in quotes",
     "report: {periodS: soon}": "report.periodS: Expected `float`, got `str`",
     "power: {enable: 1}": "power.enable: Expected `bool`, got `int`",
+    "node: {annotations: {power-budget: 80}}": "node.annotations.power-budget: Expected `str`, got `int`; put it in quotes",
     "placing: {reservedCpus: 2.5}": "placing.reservedCpus: Expected `int`, got `float`",
     "eviction: {plugins: oomd-pressure}": "eviction.plugins: Expected `array`, got `str`",
     "exporters: [1]": "exporters: Expected `object`, got `array`",

@@ -12,6 +12,7 @@ from tests.browser.chromium import Browser
 from tests.browser.reading import opened, rows
 from tests.cli import story
 from tests.cli.agent import Agent
+from tests.rich import RICH_NODE
 
 pytestmark = pytest.mark.browser
 
@@ -80,6 +81,17 @@ def test_the_shadow_policy_is_told_and_drawn(browser: Browser, agent: Agent, tol
     assert text.endswith(advice.verdict.text)
     height = page.eval("document.querySelector('#cpu-chart path.s-shadow').getBBox().height")
     assert height < 1, "one core from the first round to the last is a level line"
+
+
+def test_what_is_said_of_the_node_as_a_whole_is_told(browser: Browser, agent: Agent, told: story.Story) -> None:
+    agent.show([msgspec.structs.replace(finished, node=RICH_NODE) for finished in told.rounds])
+    page = opened(browser, agent)
+    assert page.eval("document.getElementById('answers').textContent") == (
+        "Power: The node draws 100 W of 80 W at alert s0: power is capped to 80 W. Overcommitment: CPU: 1.60. Memory: 1.17."
+    )
+    agent.show(told.rounds)
+    page = opened(browser, agent)
+    assert page.eval("document.getElementById('answers').hidden")
 
 
 def test_without_a_shadow_nothing_is_said_of_one(browser: Browser, agent: Agent, told: story.Story) -> None:

@@ -13,9 +13,11 @@ from api.knobs import Knob
 from cli import words
 from cli.explain import explain, text
 from cli.reasons import Answer, about, answer, askable, stories
+from cli.top import round_line
 from exporters.view import build
 from tests.cli import story
 from tests.cli.agent import Agent
+from tests.rich import RICH_NODE
 
 TOLD = story.tell(205, others=(), sources=(*story.SOURCES, story.FAILING))
 LATER_NS = TOLD.rounds[-1].snapshot.wall_time_ns + 2 * story.S
@@ -160,3 +162,13 @@ def test_names_cannot_colour_the_terminal() -> None:
     assert "\\x1b[31m\\u202e" in shown
     assert about(stories(entries)[0], stories(entries)[0].cgroup)
     assert set(askable(build(last), entries)["knobs"]) == {"cpu.idle", "cpu.max", "cpuset.cpus"}
+
+
+def test_what_is_said_of_the_node_as_a_whole_is_in_every_explanation() -> None:
+    rounds = [*TOLD.rounds[:-1], msgspec.structs.replace(TOLD.rounds[-1], node=RICH_NODE)]
+    told = msgspec.structs.replace(TOLD, rounds=rounds)
+    said = "\n".join(text(asked(None, told), LATER_NS, 200))
+    assert "power      The node draws 100 W of 80 W at alert s0: power is capped to 80 W. (rule power_cap)" in said
+    assert "overcommit CPU: 1.60. Memory: 1.17. (rule overcommit_realtime)" in said
+    assert "overcommit" not in "\n".join(text(asked(None), LATER_NS, 200))
+    assert "power: The node draws 100 W of 80 W" in round_line(build(rounds[-1]))

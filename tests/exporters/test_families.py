@@ -11,6 +11,7 @@ import pytest
 from api.catalogue import BY_NAME, CATALOGUE, COARSE_BOUNDS_S, WAIT_BOUNDS_S
 from api.decisions import Status
 from api.facts import UNLIMITED, Blame, Interface, IoStat, L3Monitor, Limits, Wait
+from api.node_advice import PowerKind
 from exporters.cgroups import MOST_CULPRITS, culprits
 from exporters.families import About, Observed, families
 from exporters.points import Distribution, Family
@@ -362,3 +363,24 @@ def test_who_has_become_worse_is_named_whatever_others_did_in_the_past() -> None
 
     assert "/new" not in culprits("/web", blame(S))
     assert "/new" in culprits("/web", blame(S), blame(S // 2))
+
+
+def test_what_is_said_of_the_node_as_a_whole(observed: Observed) -> None:
+    assert points(observed, "dioptase_power_action") == {("noop",): 0, ("evict",): 0, ("cap",): 1, ("reset",): 0}
+    assert points(observed, "dioptase_power_cap_watts") == {(): 80}
+    assert points(observed, "dioptase_power_evict_pods") == {(): 0}
+    assert points(observed, "dioptase_overcommit_ratio") == {("cpu",): 1.6, ("memory",): 1.17}
+    assert points(observed, "dioptase_region_indicator") == {("share", "request_p99_ms"): 40}
+    assert points(observed, "dioptase_region_indicator_target") == {("share", "request_p99_ms"): 20}
+
+
+def test_without_a_cap_there_is_no_number_of_watts() -> None:
+    finished = rich_round(2)
+    assert finished.node is not None
+    assert finished.node.power is not None
+    power = msgspec.structs.replace(finished.node.power, kind=PowerKind.EVICT, count=3, target_watts=0)
+    node = msgspec.structs.replace(finished.node, power=power, overcommit=None)
+    seen = Observed(version="1.2.3").after(msgspec.structs.replace(finished, node=node), RICH_ABOUT)
+    assert points(seen, "dioptase_power_cap_watts") == {}
+    assert points(seen, "dioptase_power_evict_pods") == {(): 3}
+    assert points(seen, "dioptase_overcommit_ratio") == {}

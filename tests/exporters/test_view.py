@@ -16,6 +16,7 @@ from exporters.history import LEVEL
 from exporters.view import MOST_OTHERS, View, build, past
 from tests.cli import neighbours
 from tests.cli.neighbours import BATCH, BUILD, WEB, S, rounds
+from tests.rich import RICH_NODE
 
 
 def of(view: View, cgroup: str) -> ContainerView:
@@ -246,3 +247,15 @@ def test_the_first_round_has_no_rates() -> None:
     assert view.containers[0].reclaim is None
     assert (view.node.pressure, view.node.kswapd, view.node.wait, view.node.reclaim) == ({}, (), None, None)
     assert view.containers[0].threads_by_state is not None, "what is no rate is there at once"
+
+
+def test_what_is_said_of_the_node_as_a_whole_is_seen() -> None:
+    finished = rounds(5)[-1]
+    assert build(finished).answers == ()
+    seen = build(msgspec.structs.replace(finished, node=RICH_NODE)).answers
+    assert [(said.topic, said.rule) for said in seen] == [("power", "power_cap"), ("overcommit", "overcommit_realtime")]
+    assert seen[0].text == "The node draws 100 W of 80 W at alert s0: power is capped to 80 W."
+    assert (
+        build(msgspec.structs.replace(finished, node=msgspec.structs.replace(RICH_NODE, power=None))).answers
+        == seen[1:]
+    )

@@ -8,12 +8,13 @@ import msgspec
 import pytest
 
 from agent.advisor.indicators import Indicators, target
-from agent.advisor.provision.situation import Situation, Target
+from agent.advisor.provision.situation import Situation
 from agent.advisor.regions import Members
 from agent.config.provision import TargetsConfig
 from api.advice import Region, RegionKind
 from api.facts import CpuCounters, Wait
 from api.pods import Container
+from api.profiles import Target
 from api.rates import NodeRates, Rates
 from tests.agent.advisor.builders import S
 from tests.agent.advisor.online import dedicated, shared, situation
@@ -124,7 +125,8 @@ def test_cycles_per_instruction_are_those_of_main_containers() -> None:
 def test_what_is_measured_elsewhere_goes_first() -> None:
     config = TargetsConfig(share={"mem_access_read_lat": 80.0, "cpu_usage_ratio": 0.8})
     made = msgspec.structs.replace(
-        two_rounds({}, {}, busy={0: 0.9}), indicators={"share": {"mem_access_read_lat": 95.0, "cpu_usage_ratio": 0.7}}
+        two_rounds({}, {}, busy={0: 0.9}),
+        indicators={"default/a": {"mem_access_read_lat": 95.0, "cpu_usage_ratio": 0.7}},
     )
     assert values(made, config=config) == {"mem_access_read_lat": 95.0, "cpu_usage_ratio": 0.7}
 

@@ -235,7 +235,7 @@ RAMA = ProvisionConfig(share_policies=("rama",))
 
 
 def test_rama_in_a_node_falls_back_to_canonical_where_a_reserve_is_kept() -> None:
-    made = situation([shared("a", 8)], usage={"a": 4.0}, indicators={"share": {"cpu_sched_wait": 800.0}})
+    made = situation([shared("a", 8)], usage={"a": 4.0}, indicators={"default/a": {"cpu_sched_wait": 800.0}})
     memory = ProvisionMemory(regions={"share": RegionMemory(requirement=10)})
     advice, _ = provision(made, memory, AdvisorConfig(), RAMA)
     found = region(advice, "share")
@@ -244,7 +244,7 @@ def test_rama_in_a_node_falls_back_to_canonical_where_a_reserve_is_kept() -> Non
 
 
 def test_rama_in_a_node_follows_its_indicators_round_by_round() -> None:
-    made = situation([shared("a", 8)], usage={"a": 4.0}, indicators={"share": {"cpu_sched_wait": 920.0}})
+    made = situation([shared("a", 8)], usage={"a": 4.0}, indicators={"default/a": {"cpu_sched_wait": 920.0}})
     memory = ProvisionMemory(regions={"share": RegionMemory(requirement=10)})
     sizes = []
     for _ in range(4):
@@ -262,7 +262,7 @@ def test_dynamic_quota_restricts_the_quota_of_rama() -> None:
         [shared("a", 8, numa=(0,))],
         cpus=topology(48, numa=2),
         usage={"a": 4.0},
-        indicators={"share-NUMA0": {"cpu_sched_wait": 460.0, "cpu_usage_ratio": 0.7}},
+        indicators={"default/a": {"cpu_sched_wait": 460.0, "cpu_usage_ratio": 0.7}},
         reclaim_quota_cores={0: 12.0},
         reclaim_use_cores={0: 3.0},
         pools={"reclaim": tuple(range(20))},
