@@ -8,8 +8,9 @@ never loosened, and what the owner has protected is never taken away.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import inf
+
+import msgspec
 
 from agent.qrm.notation import IO_KEYS, MAX, UNLIMITED, format_io, parse_io
 from api.cpus import format_cpu_list, parse_cpu_list
@@ -23,8 +24,7 @@ MIN_IO = {"rbps": 65_536, "wbps": 65_536, "riops": 10, "wiops": 10}
 """Below these a task that holds a lock of the file system while it waits for its disk holds up everybody."""
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What the machine and the owner have for one knob of one cgroup."""
 
     ceiling: tuple[int, ...] | None = None

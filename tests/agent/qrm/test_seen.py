@@ -10,8 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agent.qrm.actuator import ASK_KNOBS_EVERY, ASK_LACKING_EVERY, Actuator
+from agent.qrm.actuator import Actuator
 from agent.qrm.knobs import KnobFiles, Reading
+from agent.qrm.offered import ASK_EVERY, ASK_LACKING_EVERY
 from agent.qrm.once import UNDER_WAY
 from agent.qrm.originals import Originals, open_originals
 from agent.qrm.seen import RECHECK_NS
@@ -27,9 +28,16 @@ class Counted(KnobFiles):
 
     looked: list[tuple[str, Knob]]
 
-    def look(self, cgroup: str, cgroup_id: int, knob: Knob, directory_id: int | None = None) -> Reading:
+    def look(
+        self,
+        cgroup: str,
+        cgroup_id: int,
+        knob: Knob,
+        directory_id: int | None = None,
+        known: Mapping[str, str] | None = None,
+    ) -> Reading:
         self.looked.append((cgroup, knob))
-        return super().look(cgroup, cgroup_id, knob, directory_id)
+        return super().look(cgroup, cgroup_id, knob, directory_id, known)
 
 
 class Node:
@@ -221,5 +229,5 @@ def test_cgroups_are_asked_for_their_knobs_now_and_then(node: Node) -> None:
     assert not any(lacking)
     assert Knob.IDLE in node.actuator.knobs(["/batch", "/other"])["/other"]
     idle.unlink()
-    there = [Knob.IDLE in node.actuator.knobs(["/batch", "/other"])["/other"] for _ in range(ASK_KNOBS_EVERY)]
-    assert there == [True] * (ASK_KNOBS_EVERY - ASK_LACKING_EVERY - 1) + [False] * (ASK_LACKING_EVERY + 1)
+    there = [Knob.IDLE in node.actuator.knobs(["/batch", "/other"])["/other"] for _ in range(ASK_EVERY)]
+    assert there == [True] * (ASK_EVERY - ASK_LACKING_EVERY - 1) + [False] * (ASK_LACKING_EVERY + 1)
