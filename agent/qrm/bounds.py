@@ -8,6 +8,7 @@ never loosened, and what the owner has protected is never taken away.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from math import inf
 
 import msgspec
@@ -58,16 +59,21 @@ def _bytes(value: str) -> float:
 
 
 def _list(what: str) -> Callable[[str, Limits], str]:
+    # The containers of a pool all have the same, within the same.
+    @lru_cache(maxsize=256)
+    def among(value: str, ceiling: tuple[int, ...]) -> str:
+        inside = set(parse_cpu_list(value)) & set(ceiling)
+        if not inside:
+            above = format_cpu_list(ceiling)
+            raise ValueError(f"none of the {what} {value} is among those of the cgroup above, {above}")
+        return format_cpu_list(inside)
+
     def clamp(value: str, limits: Limits) -> str:
         if limits.ceiling is None:
             return value
-        ceiling = format_cpu_list(limits.ceiling)
         if not value:
-            return "" if limits.inherits else ceiling
-        inside = set(parse_cpu_list(value)) & set(limits.ceiling)
-        if not inside:
-            raise ValueError(f"none of the {what} {value} is among those of the cgroup above, {ceiling}")
-        return format_cpu_list(inside)
+            return "" if limits.inherits else format_cpu_list(limits.ceiling)
+        return among(value, limits.ceiling)
 
     return clamp
 

@@ -152,7 +152,10 @@ def with_bindings(pods: Iterable[Pod], state: CpuState) -> tuple[Pod, ...]:
 
 def bound_of(pod: Pod, state: CpuState) -> tuple[int, ...]:
     """NUMA nodes that the pod was bound to in the last placement."""
-    return next((entry.bound_numa for entry in state.pod(pod.uid).values() if entry.bound_numa), ())
+    for entry in state.pod(pod.uid).values():
+        if entry.bound_numa:
+            return entry.bound_numa
+    return ()
 
 
 def rebuild(
