@@ -250,6 +250,8 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("dioptase_shadow_lent_cores", "gauge", "cores", "CPU that the shadow policy would let reclaimed pods use.",
            ("policy",)),
     Metric("dioptase_decisions_total", "counter", "", "Decisions on knobs.", ("knob", "rule", "outcome")),
+    Metric("dioptase_knob_repairs_total", "counter", "",
+           "Knobs that were not as they had been left any more, and were written again.", ("knob",)),
     Metric("dioptase_rounds_total", "counter", "", "Rounds of sense, advise, act by what started them and what was advised.",
            ("trigger", "action")),
     # The agent itself

@@ -64,6 +64,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     latest: Round | None = None
     decisions: Mapping[Labels, Tally] = {}
     """By knob, rule and outcome."""
+    repairs: Mapping[Labels, Tally] = {}
+    """By knob."""
     rounds: Mapping[Labels, Tally] = {}
     """By trigger and action; the action is empty where nothing was advised."""
     dropped: Mapping[str, int] = {}
@@ -74,10 +76,12 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
         known = self.about if about is None else about
         snapshot = finished.snapshot
         exemplar = Exemplar(exemplar_labels(snapshot, traced=known.traced), 1, snapshot.wall_time_ns)
-        decisions = dict(self.decisions)
+        decisions, repairs = dict(self.decisions), dict(self.repairs)
         for outcome in finished.outcomes:
             decision = outcome.decision
             _count(decisions, (decision.knob.value, decision.verdict.rule, outcome.status.value), exemplar)
+            if outcome.repaired:
+                _count(repairs, (decision.knob.value,), exemplar)
         rounds = dict(self.rounds)
         _count(rounds, (finished.trigger, finished.advice.action if finished.advice else ""), exemplar)
         now = _dropped(snapshot, known.max_cgroups)
@@ -86,6 +90,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
             about=known,
             latest=finished,
             decisions=decisions,
+            repairs=repairs,
             rounds=rounds,
             dropped={what: self.dropped.get(what, 0) + count for what, count in now.items()},
         )
@@ -108,6 +113,7 @@ def _all(observed: Observed) -> Iterator[Family]:
         yield _indicators(snapshot)
         yield from _advice(finished)
     yield _tallies("dioptase_decisions_total", observed.decisions)
+    yield _tallies("dioptase_knob_repairs_total", observed.repairs)
     yield _tallies("dioptase_rounds_total", observed.rounds)
     if finished is not None:
         yield from _agent(finished)

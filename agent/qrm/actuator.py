@@ -18,7 +18,6 @@ What is done once instead of set is done by a thread of its own (agent/qrm/once.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
@@ -62,7 +61,6 @@ class Actuator:
         self._act = act
         self._seen = Seen()
         self._once = Once(files.hierarchy)
-        self._repaired: Counter[Knob] = Counter()
         self._offered = Offered(files)
 
     def apply(
@@ -107,11 +105,6 @@ class Actuator:
     def finished(self) -> tuple[Outcome, ...]:
         """What came of earlier decisions that were to be done once, since this was last asked."""
         return self._once.finished()
-
-    @property
-    def repaired(self) -> Mapping[Knob, int]:
-        """By knob, how often a value that was in place had drifted and was written again."""
-        return self._repaired
 
     @property
     def act(self) -> Act:
@@ -351,7 +344,6 @@ class Actuator:
         if after != canonical(knob, decision.value):
             error = "the kernel shows another value than the one written: look for another program that writes it"
             return plan.outcome(Status.MISMATCH, after=after, error=error)
-        self._repaired[knob] += plan.drifted
         return plan.outcome(Status.APPLIED, after=after, error=error)
 
     def _recognise(self, decision: Decision, raw: RawValue) -> None:

@@ -54,6 +54,7 @@ class Plan(msgspec.Struct, frozen=True):
             after=after,
             error=error,
             clamped_from=self.clamped_from,
+            repaired=self.drifted and status is Status.APPLIED,
         )
 
 

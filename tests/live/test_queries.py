@@ -28,6 +28,7 @@ MAY_BE_ABSENT = {
     "dioptase_shadow_lent_cores": "the demo has no second policy",
     "dioptase_shadow_headroom_cores": "the demo has no second policy",
     "dioptase_shadow_requirement_cores": "the demo has no second policy",
+    "dioptase_knob_repairs_total": "nobody else wrote to a knob",
     "dioptase_recording_writable": "the demo records nothing",
     "dioptase_recording_size_bytes": "the demo records nothing",
     "dioptase_recording_rounds_total": "the demo records nothing",
