@@ -131,6 +131,7 @@ def _provided(
         forbidden=_by_numa(memory.pools.get("interrupt", ()), numa_of),
         assigned=memory.cpus,
         pools=memory.pools,
+        found=frozenset(memory.pools if memory.previous is None else ()),
         reclaim_use_cores={} if used is None else {numa: used * n / cpus for numa, n in reclaim.items()},
         runnable={
             path: float(sample.threads_by_state.runnable)

@@ -101,6 +101,11 @@ class CpuState(
         entries = self.pod_entries.get(uid, {})
         return {} if POOL_ENTRY in entries else entries
 
+    def pools(self) -> dict[str, tuple[int, ...]]:
+        """CPUs of every pool, by name; `fallback` is none."""
+        names = (name for name, entry in self.pod_entries.items() if POOL_ENTRY in entry and name != FALLBACK)
+        return {name: tuple(sorted(self.pool(name))) for name in names}
+
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Who is to have which CPUs, and why."""
