@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.config import Config
-from agent.eviction.evictor import Evictor
-from agent.eviction.signals import SignalKiller
 from agent.hierarchy import V1_CONTROLLERS, Hierarchy, detect
 from agent.loop import Loop
 from agent.qrm.actuator import Actuator
@@ -54,6 +52,7 @@ from probes.blame import Blames, beside
 from probes.runqlat import open_waits
 
 if TYPE_CHECKING:
+    from agent.eviction.evictor import Evictor
     from exporters.otlp import OtelSink
     from exporters.recorder import Recorder
 
@@ -308,8 +307,12 @@ def _open_evictor(config: Config, act: Act, hierarchy: Hierarchy, stack: AsyncEx
     """The eviction manager, if a plugin is named; it asks nobody to leave unless the agent acts."""
     if not config.eviction.plugins or act is Act.OFF:
         return None
+    from agent.eviction.evictor import Evictor  # noqa: PLC0415 - twenty plugins, which most nodes name none of
+
     killer = None
     if act is Act.ON:
+        from agent.eviction.signals import SignalKiller  # noqa: PLC0415
+
         killer = SignalKiller(hierarchy)
         stack.callback(killer.close)
     return Evictor(config.eviction, killer)

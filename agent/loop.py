@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,7 +17,6 @@ from agent.advisor.estimation import online_containers
 from agent.advisor.latency import breach_ns, can_shrink
 from agent.advisor.waits import alarmed
 from agent.config import Config
-from agent.eviction.evictor import Evictor
 from agent.policy import Remembered, inherited, judge
 from agent.qrm.actuator import Actuator
 from agent.qrm.checkpoint import Checkpoint
@@ -32,6 +32,9 @@ from api.pods import Pod
 from api.ports import Sink, Unavailable
 from api.rates import members, total
 from api.samples import Snapshot, SourceStatus
+
+if TYPE_CHECKING:
+    from agent.eviction.evictor import Evictor
 
 log = logging.getLogger(__name__)
 TICK = "tick"
