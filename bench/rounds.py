@@ -143,26 +143,10 @@ def measure(pods: int, cpus: int, numa: int, goal_ms: float, policy: str, rounds
             stack.enter_context(patch.object(Actuator, "inherited_cores", lambda _self: FIRST_LENT * cpus))
         config = msgspec.convert({"advisor": advisor}, Config)
         hierarchy = stack.enter_context(plain_tree(made))
-        state = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dioptase-bench-")))
-        files = KnobFiles(hierarchy)
-        stack.callback(files.close)
-        originals = open_originals(state, "bench")
-        stack.callback(originals.close)
         simulation = Simulation(made)
         root = hierarchy.primary
         sensor = Computed(simulation, {s.cgroup: (root / s.cgroup.lstrip("/")).stat().st_ino for s in made.services})
-        clock = SimpleNamespace(
-            monotonic_ns=lambda: sensor.now_ns, time_ns=lambda: sensor.now_ns, monotonic=time.monotonic
-        )
-        stack.enter_context(patch.object(agent.loop, "time", clock))
-        sensed: Any = sensor
-        loop = Loop(
-            config=config,
-            sensor=sensed,
-            actuator=Actuator(files, originals, Act.ON),
-            sinks=(),
-            checkpoint=Checkpoint(state, "bench"),
-        )
+        loop = _agent(config, sensor, hierarchy, stack)
         stack.enter_context(watch.attached())
         stack.enter_context(_quiet_collector())
         for number in range(settling + rounds):
@@ -191,6 +175,25 @@ def measure(pods: int, cpus: int, numa: int, goal_ms: float, policy: str, rounds
         cpu=Spread.of(cpu),
         stages={name: Spread.of(spent) for name, spent in {**stages, "rest": rest}.items()},
         written=Spread.of(written),
+    )
+
+
+def _agent(config: Config, sensor: Computed, hierarchy: Hierarchy, stack: ExitStack) -> Loop:
+    """An agent that acts, until the stack is left; for it the time is the node's."""
+    state = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dioptase-bench-")))
+    files = KnobFiles(hierarchy)
+    stack.callback(files.close)
+    originals = open_originals(state, "bench")
+    stack.callback(originals.close)
+    clock = SimpleNamespace(monotonic_ns=lambda: sensor.now_ns, time_ns=lambda: sensor.now_ns, monotonic=time.monotonic)
+    stack.enter_context(patch.object(agent.loop, "time", clock))
+    sensed: Any = sensor
+    return Loop(
+        config=config,
+        sensor=sensed,
+        actuator=Actuator(files, originals, Act.ON),
+        sinks=(),
+        checkpoint=Checkpoint(state, "bench"),
     )
 
 

@@ -173,7 +173,7 @@ class Actuator:
                 state.settle(cgroup, knob, same.after or "")
                 return same
             before = self._files.decode(cgroup, knob, raw, reading.beside)
-            foreign = self._is_foreign(original(decision, knob, raw))
+            foreign = not ours and self._is_foreign(original(decision, knob, raw))
             loosened = knob is Knob.QUOTA and cgroup in state.loosened
             own = (
                 UNLIMITED
