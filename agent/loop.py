@@ -35,6 +35,7 @@ from api.samples import Snapshot, SourceStatus
 
 if TYPE_CHECKING:
     from agent.eviction.evictor import Evictor
+    from agent.qrm.node_knobs import NodeKnobs
 
 log = logging.getLogger(__name__)
 TICK = "tick"
@@ -53,6 +54,7 @@ class Loop:
         triggers: TriggerSet | None = None,
         checkpoint: Checkpoint | None = None,
         evictor: Evictor | None = None,
+        node_knobs: NodeKnobs | None = None,
         banner: tuple[str, ...] = (),
     ) -> None:
         """Raises Unavailable where the checkpoint cannot be read."""
@@ -66,7 +68,7 @@ class Loop:
             self._banner += checkpoint.messages
         self._known = inherited(cpus or CpuState(), actuator.inherited_cores())
         self._shadow = Remembered()
-        self._evictor = evictor
+        self._evictor, self._node_knobs = evictor, node_knobs
         self._previous: Snapshot | None = None
         self._latest: Round | None = None
         self._online_ids: dict[str, list[int]] = {}
@@ -143,6 +145,7 @@ class Loop:
         except Exception as error:
             log.exception("round %d: the %s failed; nothing more is changed in this round", self._seq, stage)
             snapshot = _with_failure(snapshot, stage, error)
+        outcomes, snapshot = self._set_node(outcomes, snapshot, started)
         evictions, kills, snapshot = self._evicted(snapshot, advice, started)
         shadow, snapshot = self._shadowed(snapshot, started)
         finished = Round(
@@ -184,6 +187,20 @@ class Loop:
             status = SourceStatus(name="cpu-state", ok=False, error=error.reason, remedy=error.remedy)
             return msgspec.structs.replace(snapshot, sources=(*snapshot.sources, status))
         return snapshot
+
+    def _set_node(
+        self, outcomes: tuple[Outcome, ...], snapshot: Snapshot, now_ns: int
+    ) -> tuple[tuple[Outcome, ...], Snapshot]:
+        """What settings say of whole disks and of caches, whatever became of the advice."""
+        if self._node_knobs is None:
+            return outcomes, snapshot
+        try:
+            done, failed = self._node_knobs.turn(snapshot, now_ns)
+        except Exception as error:
+            log.exception("the knobs of the node failed; they stay as they are")
+            return outcomes, _with_failure(snapshot, "node-knobs", error)
+        sources = (*snapshot.sources, *failed)
+        return (*outcomes, *done), msgspec.structs.replace(snapshot, sources=sources)
 
     def _evicted(
         self, snapshot: Snapshot, advice: Advice | None, now_ns: int

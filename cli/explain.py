@@ -37,7 +37,7 @@ def knob_text(story: KnobStory, now: Now, now_ns: int) -> Iterator[tuple[str, st
     """Label and text of each part; the first is the heading."""
     # An agent that does not act has put back whatever an earlier one wrote, without a word in the journal.
     verb = "is" if now.act == Act.ON.value else f"was, at {words.clock(story.newest.wall_time_ns / 1e6)},"
-    yield "", f"{story.knob} of {words.clean(story.pod)} {verb} {_value(story.knob, story.value)}"
+    yield "", f"{story.knob} of {words.clean(story.pod or story.cgroup)} {verb} {_value(story.knob, story.value)}"
     yield "cgroup", words.clean(story.cgroup)
     yield from _entry_text("decided", story.newest, now_ns)
     if story.in_force is not None:
