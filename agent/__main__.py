@@ -332,11 +332,12 @@ def _open_evictor(config: Config, act: Act, hierarchy: Hierarchy, stack: AsyncEx
     """The eviction manager, if a plugin is named; it asks nobody to leave unless the agent acts."""
     if not config.eviction.plugins or act is Act.OFF:
         return None
-    from agent.eviction.evictor import Evictor  # noqa: PLC0415 - most agents evict nobody
-    from agent.eviction.signals import SignalKiller  # noqa: PLC0415
+    from agent.eviction.evictor import Evictor  # noqa: PLC0415 - twenty plugins, which most nodes name none of
 
     killer = None
     if act is Act.ON:
+        from agent.eviction.signals import SignalKiller  # noqa: PLC0415
+
         killer = SignalKiller(hierarchy)
         stack.callback(killer.close)
     return Evictor(config, killer)

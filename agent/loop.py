@@ -15,10 +15,9 @@ import msgspec
 
 from agent.advisor.estimation import online_containers
 from agent.advisor.latency import breach_ns, can_shrink
-from agent.advisor.state import Memory
 from agent.advisor.waits import alarmed
 from agent.config import Config
-from agent.policy import Remembered, judge
+from agent.policy import Remembered, inherited, judge
 from agent.qrm.actuator import Actuator
 from agent.qrm.checkpoint import Checkpoint
 from agent.qrm.cpu import managed
@@ -68,7 +67,7 @@ class Loop:
             cpus = checkpoint.load(time.monotonic_ns())
             self._damaged = bool(checkpoint.messages)
             self._banner += checkpoint.messages
-        self._known = Remembered(advisor=Memory(lent_cores=actuator.inherited_cores()), cpus=cpus or CpuState())
+        self._known = inherited(cpus or CpuState(), actuator.inherited_cores())
         self._shadow = Remembered()
         self._evictor, self._node_knobs = evictor, node_knobs
         self._previous: Snapshot | None = None
@@ -135,6 +134,8 @@ class Loop:
                 if self._damaged:
                     self._damaged, self._known = False, self._rebuilt(snapshot, started)
                 judged, self._known = judge(snapshot, self._config, self._known, started)
+                # Before anything is moved: who is started next goes on from there, wherever this one was killed.
+                snapshot = self._saved(snapshot)
                 advice, memory, node = judged.advice, judged.memory, judged.node
                 stage = "actuator"
                 ours = managed(snapshot.pods)
@@ -147,7 +148,7 @@ class Loop:
             log.exception("round %d: the %s failed; nothing more is changed in this round", self._seq, stage)
             snapshot = _with_failure(snapshot, stage, error)
         outcomes, snapshot = self._set_node(outcomes, snapshot, started)
-        evictions, kills, snapshot = self._evicted(self._saved(snapshot), advice, memory, started)
+        evictions, kills, snapshot = self._evicted(snapshot, advice, memory, started)
         shadow, snapshot = self._shadowed(snapshot, started)
         finished = Round(
             snapshot=snapshot,
@@ -177,7 +178,7 @@ class Loop:
         """What is known, with who has which CPUs as the cgroups themselves say."""
         policy = self._config.placing.policy
         cpus = rebuild(snapshot.pods, snapshot.cgroups, snapshot.topology, policy, now_ns)
-        return msgspec.structs.replace(self._known, cpus=cpus)
+        return inherited(cpus, self._known.advisor.lent_cores)
 
     def _saved(self, snapshot: Snapshot) -> Snapshot:
         """Have it on disk who has which CPUs, so that a restart moves nobody."""

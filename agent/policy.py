@@ -46,6 +46,13 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     node: NodeMemory | None = None
 
 
+def inherited(cpus: CpuState, lent_cores: float | None) -> Remembered:
+    """What an agent that was just started knows of the one before it: the CPU that its quotas left, who has which CPUs, and
+    how large the pools are. Where reclaimed pods shared those of the others, that says nothing."""
+    pools = {} if cpus.overlap else cpus.pools()
+    return Remembered(advisor=Memory(lent_cores=lent_cores, pools=pools), cpus=cpus)
+
+
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be, with the CPUs of the pools in the advice; advice and placement are None where the policy is `none`."""
 

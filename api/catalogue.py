@@ -261,6 +261,8 @@ CATALOGUE: tuple[Metric, ...] = (
            "How many times what it has this node may be scheduled for, by resource: cpu or memory; 1 is no overcommitment.",
            ("resource",)),
     Metric("dioptase_decisions_total", "counter", "", "Decisions on knobs.", ("knob", "rule", "outcome")),
+    Metric("dioptase_knob_repairs_total", "counter", "",
+           "Knobs that were not as they had been left any more, and were written again.", ("knob",)),
     Metric("dioptase_rounds_total", "counter", "", "Rounds of sense, advise, act by what started them and what was advised.",
            ("trigger", "action")),
     # Who has to leave, where an eviction plugin is configured

@@ -103,6 +103,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     clamped_from: str | None = None
     """The value asked for, where the actuator had to bound it."""
+    repaired: bool = False
+    """Whether the knob had been as decided, and was not any more: somebody else, or the kernel, had put `before` there."""
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):

@@ -61,6 +61,8 @@ def _entry_text(label: str, entry: JournalEntry, now_ns: int) -> Iterator[tuple[
         label,
         f"#{entry.seq}, {when}: {_value(knob, outcome.before)} → {_value(knob, outcome.decision.value)}; {status}",
     )
+    if outcome.repaired:
+        yield "", "it had been so before, and somebody else or the kernel had changed it: repaired"
     if outcome.clamped_from is not None:
         yield "", f"the policy asked for {_value(knob, outcome.clamped_from)}, which is out of bounds"
     yield (

@@ -97,6 +97,16 @@ def _by() -> list[Panel]:
             Query(_increase(NODE, "job, instance, outcome"), "{{outcome}} on {{instance}}"),
             stacked=True,
         ),
+        lines(
+            "Repairs by knob",
+            units.Short,
+            "Knobs that were as decided and then were not: another program wrote them, and the agent wrote them again.",
+            Query(
+                f"sum by (job, instance, knob) (increase(dioptase_knob_repairs_total{{{NODE}}}{RATE}))",
+                "{{knob}} on {{instance}}",
+            ),
+            bars=True,
+        ),
         ranking(
             "Rules of the last hour",
             units.Short,

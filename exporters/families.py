@@ -66,6 +66,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     latest: Round | None = None
     decisions: Mapping[Labels, Tally] = {}
     """By knob, rule and outcome."""
+    repairs: Mapping[Labels, Tally] = {}
+    """By knob."""
     rounds: Mapping[Labels, Tally] = {}
     """By trigger and action; the action is empty where nothing was advised."""
     victims: Mapping[Labels, int] = {}
@@ -80,10 +82,12 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
         known = self.about if about is None else about
         snapshot = finished.snapshot
         exemplar = Exemplar(exemplar_labels(snapshot, traced=known.traced), 1, snapshot.wall_time_ns)
-        decisions = dict(self.decisions)
+        decisions, repairs = dict(self.decisions), dict(self.repairs)
         for outcome in finished.outcomes:
             decision = outcome.decision
             _count(decisions, (decision.knob.value, decision.verdict.rule, outcome.status.value), exemplar)
+            if outcome.repaired:
+                _count(repairs, (decision.knob.value,), exemplar)
         rounds = dict(self.rounds)
         _count(rounds, (finished.trigger, finished.advice.action if finished.advice else ""), exemplar)
         now = _dropped(snapshot, known.max_cgroups)
@@ -92,6 +96,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
             about=known,
             latest=finished,
             decisions=decisions,
+            repairs=repairs,
             rounds=rounds,
             victims=victims_after(self.victims, finished),
             kills=kills_after(self.kills, finished),
@@ -118,6 +123,7 @@ def _all(observed: Observed) -> Iterator[Family]:
         if finished.evictions is not None:
             yield from eviction_families(finished.evictions)
     yield _tallies("dioptase_decisions_total", observed.decisions)
+    yield _tallies("dioptase_knob_repairs_total", observed.repairs)
     yield _tallies("dioptase_rounds_total", observed.rounds)
     yield points("dioptase_eviction_victims_total", observed.victims.items())
     yield points("dioptase_eviction_kills_total", observed.kills.items())

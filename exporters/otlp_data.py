@@ -206,6 +206,7 @@ def _decided(outcome: Outcome) -> dict[str, Value | None]:
         "dioptase.before": outcome.before,
         "dioptase.after": outcome.after,
         "dioptase.clamped_from": outcome.clamped_from,
+        "dioptase.repaired": True if outcome.repaired else None,
         "dioptase.error": outcome.error or None,
         "dioptase.rule": verdict.rule,
         "dioptase.reason": verdict.text,

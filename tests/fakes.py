@@ -188,7 +188,7 @@ def advice(action: str = "grow", lent_cores: float = 2.5) -> Advice:
 
 
 def outcome(
-    knob: Knob = Knob.CPUSET, value: str = "2-3", status: Status = Status.APPLIED, **changes: str | None
+    knob: Knob = Knob.CPUSET, value: str = "2-3", status: Status = Status.APPLIED, **changes: str | bool | None
 ) -> Outcome:
     """A decision on /batch and what came of it; `changes` are fields of Outcome."""
     decision = Decision(
@@ -203,7 +203,7 @@ def outcome(
 
 
 OUTCOMES = (
-    outcome(before="3", after="2-3"),
+    outcome(before="3", after="2-3", repaired=True),
     outcome(Knob.IDLE, "1", Status.UNCHANGED, before="1"),
     outcome(Knob.QUOTA, "250000 100000", Status.REFUSED, before="max 100000", error="cpu.max: invalid argument"),
 )

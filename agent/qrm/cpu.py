@@ -46,7 +46,7 @@ def decide(
     known = frozenset[Knob]().union(*knobs.values())
     quotas = _quotas(advice, snapshot)
     reasons = {cgroup: one.verdict for one in advice.cpu.regions for cgroup in one.region.containers}
-    cpus, nodes = frozenset(snapshot.topology.ids), frozenset(snapshot.topology.numa_nodes)
+    cpus, nodes = tuple(sorted(snapshot.topology.ids)), tuple(sorted(snapshot.topology.numa_nodes))
     decisions: list[Decision] = []
     for pod in snapshot.pods:
         for container in pod.containers:
@@ -75,11 +75,11 @@ def decide(
 
 
 def _placed(
-    placement: Placement, cgroup: str, all_cpus: frozenset[int], all_nodes: frozenset[int], why: Verdict
+    placement: Placement, cgroup: str, all_cpus: tuple[int, ...], all_nodes: tuple[int, ...], why: Verdict
 ) -> dict[Knob, tuple[str, Verdict]]:
     """CPUs and NUMA nodes of a container that may not use all of them; why its pool is so large, and that it has these."""
     cpus, mems = placement.cpus.get(cgroup, ()), placement.mems.get(cgroup, ())
-    narrow, bound = cpus and all_cpus != set(cpus), mems and all_nodes != set(mems)
+    narrow, bound = cpus and cpus != all_cpus, mems and mems != all_nodes
     if not narrow and not bound:
         return {}
     found = placement.verdicts.get(cgroup, why)

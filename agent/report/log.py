@@ -72,6 +72,6 @@ class RoundLog:
             decision.knob.value,
             outcome.before,
             decision.value,
-            outcome.status.value,
+            "repaired" if outcome.repaired else outcome.status.value,
             outcome.error or decision.verdict.text,
         )

@@ -36,7 +36,7 @@ function build(entry) {
             el("span", { class: "before" }, from),
             el("span", { class: "arrow", role: "img", "aria-label": "to" }, " → "),
             el("b", {}, to)), " ",
-          el("span", { class: "status" }, el("span", { "aria-hidden": "true" }, `${SIGNS[outcome.status] ?? "?"} `), outcome.status)),
+          el("span", { class: "status" }, el("span", { "aria-hidden": "true" }, `${SIGNS[outcome.status] ?? "?"} `), outcome.repaired ? "repaired" : outcome.status)),
         outcome.error ? el("span", { class: "error" }, outcome.error) : null,
         el("span", { class: "why" }, el("b", {}, decision.pod), " ", verdict.text)),
       el("dl", {},
@@ -49,8 +49,8 @@ function build(entry) {
 
 /** What the filter looks through. */
 function words(entry) {
-  const { decision, status, error } = entry.outcome;
-  return [decision.pod, decision.cgroup, decision.knob, status, decision.verdict.rule, decision.verdict.text, error].join("\n").toLowerCase();
+  const { decision, status, error, repaired } = entry.outcome;
+  return [decision.pod, decision.cgroup, decision.knob, repaired ? "repaired" : status, decision.verdict.rule, decision.verdict.text, error].join("\n").toLowerCase();
 }
 
 export class Decisions {

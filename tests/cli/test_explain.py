@@ -147,6 +147,18 @@ def test_a_refusal_shows_the_error_and_what_is_in_force() -> None:
     assert "in force" in flat
 
 
+@pytest.mark.parametrize("repaired", [False, True])
+def test_a_repair_is_explained_as_one(*, repaired: bool) -> None:
+    entries = [e for e in story.every_status(TOLD) if e.outcome.status is Status.APPLIED]
+    entries = [
+        msgspec.structs.replace(e, outcome=msgspec.structs.replace(e.outcome, repaired=repaired)) for e in entries
+    ]
+    last = TOLD.rounds[-1]
+    found = answer("cpu.max", build(last), entries, last.snapshot, LATER_NS)
+    flat = " ".join(" ".join(text(found, LATER_NS, 100)).split())
+    assert ("somebody else or the kernel had changed it: repaired" in flat) is repaired
+
+
 def test_an_agent_that_does_not_act_vouches_for_nothing() -> None:
     found = asked("cpu.max")
     off = msgspec.structs.replace(found, now=msgspec.structs.replace(found.now, act="off"))

@@ -202,6 +202,8 @@ def test_decisions_and_rounds_add_up_over_rounds_and_leave_the_old_value_alone()
         ("cpu.max", "wait_below_target", "refused"): 1,
     }
     assert points(second, "dioptase_rounds_total") == {("tick", "grow"): 2, ("tick", ""): 1}
+    # Of the same knob one was repaired, and one only written.
+    assert points(second, "dioptase_knob_repairs_total") == {("cpuset.cpus",): 1}
     assert points(first, "dioptase_decisions_total") == before
 
 

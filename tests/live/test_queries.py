@@ -39,6 +39,7 @@ MAY_BE_ABSENT = {
     "dioptase_power_cap_watts": "the demo answers no power alerts",
     "dioptase_power_evict_pods": "the demo answers no power alerts",
     "dioptase_overcommit_ratio": "the demo reports no overcommitment",
+    "dioptase_knob_repairs_total": "nobody else wrote to a knob",
     "dioptase_recording_writable": "the demo records nothing",
     "dioptase_recording_size_bytes": "the demo records nothing",
     "dioptase_recording_rounds_total": "the demo records nothing",

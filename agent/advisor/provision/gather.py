@@ -32,6 +32,7 @@ def situation_of(
         forbidden=_by_numa(memory.pools.get("interrupt", ()), numa_of),
         assigned=memory.cpus,
         pools=memory.pools,
+        found=frozenset(memory.pools if memory.previous is None else ()),
         reclaim_use_cores={} if used is None else {numa: used * n / cpus for numa, n in reclaim.items()},
         reclaim_quota_cores=memory.provision.quotas,
         indicators=measured,

@@ -25,7 +25,7 @@ from agent.advisor.regions import (
     regions,
     request_cores,
 )
-from agent.advisor.regulator import may_shrink, regulate
+from agent.advisor.regulator import held, may_shrink, regulate
 from agent.config import AdvisorConfig
 from agent.config.provision import ProvisionConfig
 from api.advice import UNBOUND, Control, CpuAdvice, PoolSize, RegionKind
@@ -83,9 +83,7 @@ def provision(
     )
     return advice, ProvisionMemory(
         quotas={size.numa: size.quota_cores for size in sizes if size.pool == RECLAIM_POOL and size.quota_cores},
-        regions={
-            one.region.name: _remember(one, assembled.granted[one.region.name], situation.now_ns) for one in decided
-        },
+        regions={one.region.name: _remember(one, assembled.granted[one.region.name], situation) for one in decided},
         loads=isolation.loads,
         isolated=advice.isolated,
     )
@@ -138,6 +136,8 @@ def _decide(member: Members, limits: Bounds, turn: Turn, apart: Mapping[str, Ver
         may_shrink=may_shrink(case.memory.last_ramp_down_ns, turn.situation.now_ns, turn.advisor),
         even=turn.smt and region.kind is RegionKind.SHARE and not turn.config.overlap,
     )
+    if before is not None and region.pool in turn.situation.found:
+        regulated = held(before, limits)
     quota = proposal.controls.get(Control.RECLAIM_QUOTA)
     governed = quota is not None and turn.config.quota and turn.config.overlap
     want = Want(
@@ -213,7 +213,7 @@ def _fit(decided: Sequence[Decided], turn: Turn) -> bool:
     return fits(needed, turn.node.cpus, free)
 
 
-def _remember(one: Decided, granted: int, now_ns: int) -> RegionMemory:
+def _remember(one: Decided, granted: int, situation: Situation) -> RegionMemory:
     if one.regulated is None:
         return RegionMemory()
     # Where nothing is lent the pool is larger than it would have to be: what it has is where shrinking starts from.
@@ -223,6 +223,9 @@ def _remember(one: Decided, granted: int, now_ns: int) -> RegionMemory:
         policy=one.proposal.policy,
         requirement=requirement,
         quota_cores=one.want.quota,
-        last_ramp_down_ns=now_ns if shrunk else one.memory.last_ramp_down_ns,
+        # When an agent before this one did nobody knows: not longer ago than the start of this one.
+        last_ramp_down_ns=situation.now_ns
+        if shrunk or one.region.pool in situation.found
+        else one.memory.last_ramp_down_ns,
         controllers=one.proposal.controllers,
     )

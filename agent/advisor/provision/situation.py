@@ -32,6 +32,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """By cgroup of a container: the CPUs it was given."""
     pools: Mapping[str, tuple[int, ...]] = {}
     """CPUs of the pools as they are now, `reclaim` among them."""
+    found: frozenset[str] = frozenset()
+    """Pools that an agent before this one made, as long as this one has not measured anything."""
     reclaim_use_cores: Mapping[int, float] = {}
     """By NUMA node: CPU that reclaimed pods use there."""
     reclaim_quota_cores: Mapping[int, float] = {}

@@ -76,7 +76,7 @@ def place(
         return place_native(ordered, node, static, state, config, now_ns)
     bindings = bind(ordered, node, static.usable, state, config)
     owners = _owners(ordered, bindings, sizes)
-    _admit(ordered, bindings, state)
+    _admit(ordered, bindings)
     pools = _pools(sizes, ordered, owners, bindings, _Scene(static, state, config))
     homes = Homes(
         layout=node, static=static, pools=pools, owners=owners, bindings=bindings, fallback=_fallback(pools, static)
@@ -138,13 +138,13 @@ def _owners(pods: Sequence[Pod], bindings: Bindings, sizes: Sequence[PoolSize]) 
     return owners
 
 
-def _admit(pods: Sequence[Pod], bindings: Bindings, state: CpuState) -> None:
-    """Shared pods that are bound to no node may not ask for more than there is; the last to come are too many."""
+def _admit(pods: Sequence[Pod], bindings: Bindings) -> None:
+    """Shared pods, in turn, that are bound to no node may not ask for more than there is; the last to come are too many."""
     ledger = bindings.ledger
     room = max(len(ledger.free) - sum(ledger.requested.values()), 0.0)
     asked = 0.0
     waiting = [pod for pod in pods if pod.qos is QoSLevel.SHARED and pod.uid not in bindings.nodes]
-    for pod in sorted(waiting, key=lambda pod: _turn(pod, state)):
+    for pod in waiting:
         cores = sum(container.cpu_request_cores or 0.0 for container in pod.containers)
         if asked + cores > room and pod.key not in bindings.rejected:
             bindings.rejected[pod.key] = Verdict(

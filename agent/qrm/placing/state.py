@@ -101,6 +101,11 @@ class CpuState(
         entries = self.pod_entries.get(uid, {})
         return {} if POOL_ENTRY in entries else entries
 
+    def pools(self) -> dict[str, tuple[int, ...]]:
+        """CPUs of every pool, by name; `fallback` is none."""
+        names = (name for name, entry in self.pod_entries.items() if POOL_ENTRY in entry and name != FALLBACK)
+        return {name: tuple(sorted(self.pool(name))) for name in names}
+
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Who is to have which CPUs, and why."""
@@ -152,7 +157,10 @@ def with_bindings(pods: Iterable[Pod], state: CpuState) -> tuple[Pod, ...]:
 
 def bound_of(pod: Pod, state: CpuState) -> tuple[int, ...]:
     """NUMA nodes that the pod was bound to in the last placement."""
-    return next((entry.bound_numa for entry in state.pod(pod.uid).values() if entry.bound_numa), ())
+    for entry in state.pod(pod.uid).values():
+        if entry.bound_numa:
+            return entry.bound_numa
+    return ()
 
 
 def rebuild(

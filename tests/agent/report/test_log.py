@@ -61,6 +61,11 @@ def test_every_write_is_told(caplog: pytest.LogCaptureFixture) -> None:
     assert len(told(caplog, finished(applied), finished(applied))) == 3
 
 
+def test_a_repair_is_told_as_one(caplog: pytest.LogCaptureFixture) -> None:
+    repaired = msgspec.structs.replace(outcome(Status.APPLIED), repaired=True)
+    assert told(caplog, finished(repaired))[1:] == ["INFO /b: cpu.idle 0 -> 1 (repaired) because"]
+
+
 def test_a_source_that_fails_and_recovers_is_told_once_each(caplog: pytest.LogCaptureFixture) -> None:
     bad = (SourceStatus(name="pods", ok=False, error="not YAML", remedy="mend it"),)
     lines = told(caplog, finished(), finished(sources=bad), finished(sources=bad), finished())
