@@ -71,7 +71,7 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
         # `fallback` is no pool of its own: it is all that are not reclaimed pods'.
         pools = tuple(pool for pool in placement.pools if pool.name != FALLBACK)
         advisor = msgspec.structs.replace(advisor, pools={pool.name: pool.cpus for pool in pools}, cpus=placement.cpus)
-        advice = msgspec.structs.replace(advice, pools=pools)
+        advice = msgspec.structs.replace(advice, pools=pools, rejected=placement.rejected)
     elif advice is not None:
         advice = None
     situation = situation_of(snapshot, advisor, config, now_ns)

@@ -214,7 +214,7 @@ def decision(entry: JournalEntry, width: int, most: int) -> list[Text]:
     when = words.clock(entry.wall_time_ns / 1e6)
     status = "" if outcome.status is Status.APPLIED else f" {outcome.status.value}"
     head = f"{words.SIGNS[outcome.status]}{status}"
-    name = words.clean(outcome.decision.pod)
+    name = words.owner(outcome.decision)
     what = f"{outcome.decision.knob.value} {words.change(outcome)}"
     error = f"{words.clean(outcome.error)}; " if outcome.error else ""
     made = wrapped(

@@ -11,9 +11,12 @@ from heapq import nlargest
 
 import msgspec
 
+from api.advice import PoolSize, RegionAdvice
 from api.cpus import format_cpu_list
 from api.decisions import Advice, Outcome, Round, Status
 from api.histograms import BOUNDS_NS
+from api.knobs import Verdict
+from api.memory_advice import MemoryAdvice
 from api.rates import Rates, rates
 from api.samples import CgroupSample, Snapshot, SourceStatus
 from exporters.cgroup_view import NS_PER_US, ContainerView, ReclaimView, managed, past_of, reclaim_view, unmanaged
@@ -86,6 +89,14 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     shadow: ShadowView | None = None
     pools: Mapping[str, str]
     """CPU list of each pool."""
+    sizes: tuple[PoolSize, ...] = ()
+    """How large each is to be, by NUMA node,"""
+    regions: tuple[RegionAdvice, ...] = ()
+    """and what the online pods on it get, with the reasons."""
+    rejected: Mapping[str, Verdict] = {}
+    """Pods whose wish for CPUs cannot be fulfilled, and why."""
+    memory: MemoryAdvice | None = None
+    """What is advised of memory; what it wishes of cgroups is among the changes."""
     node: NodeView = NodeView()
     containers: tuple[ContainerView, ...]
     others: tuple[ContainerView, ...] = ()
@@ -135,6 +146,10 @@ def build(finished: Round) -> View:
         headroom_cores=advice.headroom_cores if advice else None,
         shadow=_shadow(finished.shadow),
         pools={pool.name: format_cpu_list(pool.cpus) for pool in advice.pools} if advice else {},
+        sizes=advice.cpu.sizes if advice else (),
+        regions=advice.cpu.regions if advice else (),
+        rejected=advice.rejected if advice else {},
+        memory=_without_wishes(finished.memory),
         node=node_view(snapshot, previous, change.node.interval_ns if change else None, ended, reclaims.values()),
         containers=containers,
         others=_others(snapshot, previous, change, reclaims, ours) if previous and change else (),
@@ -157,11 +172,22 @@ def _shadow(advice: Advice | None) -> ShadowView | None:
     )
 
 
+def _without_wishes(memory: MemoryAdvice | None) -> MemoryAdvice | None:
+    return None if memory is None else msgspec.structs.replace(memory, wishes=())
+
+
 def past(view: View) -> View:
     """What five minutes of rounds are kept of: the pictures over time need no more, and memory is dear."""
     node = msgspec.structs.replace(view.node, zones=(), oom_victims=())
     return msgspec.structs.replace(
-        view, node=node, containers=tuple(map(past_of, view.containers)), others=tuple(map(past_of, view.others))
+        view,
+        node=node,
+        containers=tuple(map(past_of, view.containers)),
+        others=tuple(map(past_of, view.others)),
+        sizes=(),
+        regions=(),
+        rejected={},
+        memory=None,
     )
 
 

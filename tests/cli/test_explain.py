@@ -71,6 +71,7 @@ def test_age_and_state_of_the_sources_close_the_answer() -> None:
         ("default/batch", {"cpu.idle", "cpu.max"}), ("batch", {"cpu.idle", "cpu.max"}), ("cpu.idle", {"cpu.idle"}),
         ("quota", {"cpu.max"}), ("IDLE", {"cpu.idle"}), ("/dioptase-demo-batch", {"cpu.idle", "cpu.max"}),
         ("#1", {"cpu.idle"}), ("2", {"cpu.max"}), ("#9999", set()),
+        ("memory", set()), ("share", set()),
         ("/", {"cpu.idle", "cpu.max"}), ("/dioptase-demo", set()), (None, {"cpu.idle", "cpu.max"}), ("web", set()),
     ],
 )  # fmt: skip
@@ -81,7 +82,7 @@ def test_what_a_person_may_call_it(target: str | None, knobs: set[str]) -> None:
 def test_a_pod_that_was_never_touched_is_known() -> None:
     found = asked("default/web")
     assert found.found
-    assert found.untouched == ("default/web",)
+    assert [(pod.pod, pod.untouched) for pod in found.pods] == [("default/web", True)]
     assert "No knob of default/web was decided on" in "\n".join(text(found, LATER_NS, 80))
 
 
