@@ -239,6 +239,10 @@ def test_koordinators_sums_by_settings(lending: Any, headroom: HeadroomConfig, c
     assert found.cores == pytest.approx(cores)
     assert found.cores_by_numa == {0: pytest.approx(cores / 2), 1: pytest.approx(cores / 2)}
     assert found.memory_bytes == pytest.approx(gib * GIB)
+    if headroom.policy == "koordinator-batch":
+        assert (
+            "Memory: Batch is 80 GiB = 200 GiB - 70 GiB margin - 20 GiB system - 30 GiB by pods" in found.verdict.text
+        )
     assert found.memory_by_numa == {0: pytest.approx(gib * GIB / 2), 1: pytest.approx(gib * GIB / 2)}
 
 

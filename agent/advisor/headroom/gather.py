@@ -12,6 +12,7 @@ from agent.advisor.overcommit import PodLoad
 from agent.advisor.regions import bound_nodes, share_pool
 from agent.advisor.reporter import Capacity
 from agent.config import AdvisorConfig
+from agent.config.headroom import GIB
 from api.advice import UNBOUND
 from api.pods import Pod
 from api.qos import QoSLevel
@@ -145,6 +146,8 @@ def memory_budget(
         system_used=None if busy is None else max(busy - sum(space or 0.0 for _, space in used), 0.0),
         reserved=reserved_bytes,
         demands=demands,
+        per_unit=float(GIB),
+        unit=" GiB",
         prod_reclaimable=prod_reclaimable_bytes,
         node_used=busy,
     )
