@@ -279,6 +279,26 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("dioptase_decisions_total", "counter", "", "Decisions on knobs.", ("knob", "rule", "outcome")),
     Metric("dioptase_rounds_total", "counter", "", "Rounds of sense, advise, act by what started them and what was advised.",
            ("trigger", "action")),
+    # Who has to leave, where an eviction plugin is configured
+    Metric("dioptase_eviction_threshold", "gauge", "",
+           "Threshold of an eviction plugin, in the unit of what it observes. Subject is which of several of that "
+           "scope: a NUMA node, pool, network card or detector.", ("plugin", "scope", "subject")),
+    Metric("dioptase_eviction_observed", "gauge", "", "What is held against that threshold.", ("plugin", "scope", "subject")),
+    Metric("dioptase_eviction_met", "gauge", "",
+           "How far that threshold is crossed: 0 not, 1 softly, 2 hard; no sample where it could not be judged.",
+           ("plugin", "scope", "subject")),
+    Metric("dioptase_eviction_not_judged", "gauge", "",
+           "Thresholds that could not be judged because an input was missing or the plugin failed; nobody leaves for them.",
+           ("plugin",)),
+    Metric("dioptase_eviction_condition", "gauge", "",
+           "1 while the condition is in force, so that the scheduler keeps away. Kind: node or cnr.", ("condition", "kind")),
+    Metric("dioptase_eviction_leaving_pods", "gauge", "", "Pods that were asked to leave and are still here."),
+    Metric("dioptase_eviction_victims_total", "counter", "",
+           "Pods that had to leave, or in a dry run would have had to; those that were only told are none.",
+           ("plugin", "dry_run")),
+    Metric("dioptase_eviction_kills_total", "counter", "",
+           "What became of evictions, by Katalyst's reasons: EvictCreated, EvictSucceeded, EvictFailed, "
+           "EvictExceededGracePeriod.", ("reason",)),
     # The agent itself
     Metric("dioptase_round_duration_seconds", "gauge", "seconds", "How long the latest round took."),
     Metric("dioptase_round_interval_seconds", "gauge", "seconds", "Time between two rounds, as set: intervalS."),

@@ -4,6 +4,7 @@ import { showAdvice } from "/static/advice.js";
 import { SPAN_MS, Cursor, TimeChart } from "/static/charts.js";
 import { Decisions, direction } from "/static/decisions.js";
 import { byId, say } from "/static/dom.js";
+import { Evictions } from "/static/evictions.js";
 import { chosen, cores, duration, percent } from "/static/format.js";
 import { derive, label, latest, shorten } from "/static/model.js";
 import { HeatMap } from "/static/heat.js";
@@ -22,6 +23,7 @@ const SHARE = { top: () => 1, format: percent, tick: (value) => `${Math.round(va
 
 const cursor = new Cursor();
 const decisions = new Decisions();
+const evictions = new Evictions();
 const charts = [
   new TimeChart(byId("cpu-chart"), {
     name: "CPU use in cores",
@@ -119,6 +121,7 @@ function forget() {
   model.targetUs = null;
   model.labels.clear();
   decisions.clear();
+  evictions.clear();
 }
 
 function take(views) {
@@ -154,6 +157,7 @@ async function look() {
   if (fresh) take(view.seq === seen + 1 && seen > 0 ? [view] : await get(`/api/v1/history?after=${seen}`));
   if (fresh && model.rows.at(-1)?.seq !== view.seq) take([view]);
   decisions.add(await get(`/api/v1/decisions?after=${decisions.last}&limit=500`));
+  if (view.evictions !== null) evictions.add(await get(`/api/v1/evictions?after=${evictions.last}&limit=100`));
   if (fresh || restarted) model.roundMs = performance.now();
   model.view = view;
 }
@@ -167,6 +171,7 @@ function draw() {
   showLimits(view);
   showTiles(view, row, model.targetUs);
   showSources(view);
+  evictions.show(view.evictions);
   showAdvice(view);
   const made = marks(rows);
   charts[0].update(rows, made.filter(({ entry }) => entry.outcome.status === "applied"));
