@@ -1,16 +1,19 @@
 // Decisions over time: a lane for each pod and knob, a mark for each decision, on the axis of the charts above it.
 //
-// Pointing or the arrow keys tell what was decided around that moment; a click or Enter keeps it. Shapes tell which way a
+// Pointing or the arrow keys draw the seconds around that moment large, and tell what was decided then; a click or Enter keeps
+// it. Shapes tell which way a
 // change went, and outlines what came of it: nothing is told by colour alone.
 
 import { direction } from "/static/decisions.js";
 import { byId, el, say, svg } from "/static/dom.js";
 import { axis, frame, label } from "/static/charts.js";
-import { change, clock } from "/static/format.js";
+import { change, clock, knobValue } from "/static/format.js";
 
 const LANE_PX = 26;
 const MOST_LANES = 9; // one more holds all others
 const LENS_MS = 5000; // what lies so near to the pointer is told
+const LENS_PX = 58;
+const VALUE_PX = 70; // a value beside its mark, where the next one is so far away
 const MOST_TOLD = 4;
 const SHAPES = { shrink: "M-5 -4h10l-5 9z", grow: "M-5 4h10l-5 -9z", other: "M0 -6l6 6l-6 6l-6 -6z" };
 const CROSS = "M-4 -4l8 8M4 -4l-8 8";
@@ -36,6 +39,8 @@ export class Timeline {
     this.drawing = svg("svg", { "aria-hidden": "true" });
     this.hand = svg("g", { class: "hand" });
     this.plot.append(this.drawing);
+    this.lens = svg("svg", { "aria-hidden": "true" });
+    byId("lens").append(this.lens);
     this.plot.addEventListener("pointermove", (event) => this.#point(event));
     this.plot.addEventListener("pointerleave", () => cursor.set(null));
     this.plot.addEventListener("blur", () => cursor.set(null));
@@ -103,11 +108,16 @@ export class Timeline {
     return shape;
   }
 
-  /** Decisions near the cursor, the nearest first; the one that is kept where it is nowhere. */
+  /** The moment that is told about: where the cursor is, else that of the decision that is kept, else of the newest one. */
+  #moment() {
+    const kept = this.#marks.find(({ entry }) => entry.seq === this.#kept?.seq);
+    return this.cursor.time ?? (kept ?? this.#marks.at(-1))?.time ?? null;
+  }
+
+  /** Decisions near that moment, the nearest first; before them the one that is kept, unless the cursor is elsewhere. */
   #near() {
-    const { time } = this.cursor;
-    if (time === null) return this.#kept === null ? [] : [this.#kept];
-    const away = ({ time: at }) => Math.abs(at - time);
+    const moment = this.#moment(), { time } = this.cursor;
+    const away = ({ time: at, entry }) => (time === null && entry.seq === this.#kept?.seq ? -1 : Math.abs(at - moment));
     return this.#marks.filter((mark) => away(mark) <= LENS_MS).sort((a, b) => away(a) - away(b) || b.entry.seq - a.entry.seq).map(({ entry }) => entry);
   }
 
@@ -115,19 +125,48 @@ export class Timeline {
     const near = this.#near();
     const { time } = this.cursor;
     this.hand.replaceChildren();
+    byId("lens").hidden = this.#marks.length === 0;
     if (time !== null && this.#rows.length && this.#width >= 120) {
       const at = frame(this.#width, this.plot.clientHeight, this.#rows);
       const x = Math.min(Math.max(at.x(time), at.box.left), at.box.right);
       this.hand.append(svg("line", { x1: x, x2: x, y1: 0, y2: at.box.bottom }));
     }
+    this.#magnify(near);
     const told = near.slice(0, MOST_TOLD).sort((a, b) => b.seq - a.seq);
     byId("told").replaceChildren(...told.map((entry) => this.#line(entry)));
     const more = near.length - told.length;
-    say(byId("told-more"), near.length ? (more > 0 ? `and ${more} more within ${LENS_MS / 1000} s` : "") : "Point at a moment to read what was decided then; a click keeps it and opens it in the list.");
+    const hint = time === null ? "Point at a moment to see it large and read what was decided then; a click opens it in the list." : "";
+    say(byId("told-more"), [more > 0 ? `and ${more} more within ${LENS_MS / 1000} s` : "", hint].filter(Boolean).join(". "));
     const index = this.#marks.findIndex(({ entry }) => entry === near[0]);
     this.plot.setAttribute("aria-valuemax", Math.max(this.#marks.length - 1, 0));
     this.plot.setAttribute("aria-valuenow", Math.max(index, 0));
     this.plot.setAttribute("aria-valuetext", near.length ? sentence(near[0]) : "no decision here");
+  }
+
+  /** The seconds around that moment, as wide as five minutes are above: a mark for each decision, with what it set. */
+  #magnify(near) {
+    const time = this.#moment();
+    this.lens.replaceChildren();
+    if (time === null || this.#width < 120) return;
+    const { box } = frame(this.#width, LENS_PX, this.#rows);
+    this.lens.setAttribute("viewBox", `0 0 ${this.#width} ${LENS_PX}`);
+    const x = (ms) => (box.left + box.right) / 2 + (ms / LENS_MS) * ((box.right - box.left) / 2);
+    for (let s = -LENS_MS / 1000; s <= LENS_MS / 1000; s += 1) {
+      this.lens.append(
+        svg("line", { class: s ? "grid" : "at", x1: x(s * 1000), x2: x(s * 1000), y1: 4, y2: box.bottom }),
+        svg("text", { class: "tick", x: x(s * 1000), y: box.bottom + 14, "text-anchor": "middle" }, s ? `${s > 0 ? "+" : "−"}${Math.abs(s)} s` : "here"),
+      );
+    }
+    const shown = new Set(near);
+    let free = -Infinity;
+    for (const { time: at, entry } of this.#marks) {
+      if (!shown.has(entry)) continue;
+      const place = x(at - time);
+      this.lens.append(this.#mark(entry, place, 26));
+      if (place < free) continue;
+      free = place + VALUE_PX;
+      this.lens.append(svg("text", { class: "tick", x: place, y: 13, "text-anchor": "middle" }, knobValue(entry.outcome.decision.knob, entry.outcome.decision.value)));
+    }
   }
 
   #line(entry) {

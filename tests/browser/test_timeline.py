@@ -25,7 +25,7 @@ def marks(page: Page) -> int:
 def pick(page: Page, seq: int, event: str) -> None:
     """Have the pointer do that on the mark of a decision."""
     page.eval(
-        f"""(() => {{ const mark = document.querySelector('.deed[data-seq="{seq}"]'), at = mark.getBoundingClientRect();
+        f"""(() => {{ const mark = document.querySelector('#lanes .deed[data-seq="{seq}"]'), at = mark.getBoundingClientRect();
         mark.dispatchEvent(new PointerEvent('{event}', {{bubbles: true, clientX: at.x + at.width / 2, clientY: at.y + 3}}));
         }})()"""
     )
@@ -65,6 +65,12 @@ def test_pointing_tells_the_reason_and_a_click_opens_it_in_the_list(
         spike.outcome.decision.verdict.text,
     ):
         assert part in said
+    around = [e.seq for e in told.entries if abs(e.wall_time_ns - spike.wall_time_ns) <= 5 * story.S]
+    assert page.eval("[...document.querySelectorAll('#lens .deed')].map(mark => Number(mark.dataset.seq))") == around
+    seconds_px = page.eval("(() => { const t = [...document.querySelectorAll('#lens line')]; return t[1].x1.baseVal.value - "
+                           "t[0].x1.baseVal.value; })()")  # fmt: skip
+    shown_px = page.eval("document.querySelector('#lanes').clientWidth")
+    assert seconds_px > 10 * shown_px / 300, "the seconds around it are drawn large"
     choose(page, "#find", "nothing fits this")
     pick(page, spike.seq, "click")
     opened_one = page.eval("document.querySelector('.entry details[open]').textContent")
