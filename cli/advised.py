@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from api.advice import PoolSize, RegionAdvice
+from api.advice import Headroom, PoolSize, RegionAdvice
 from api.knobs import Verdict
 from api.memory_advice import MemoryAdvice
 from api.pods import Pod
@@ -24,7 +24,8 @@ class Lending(msgspec.Struct, frozen=True, kw_only=True):
 
     lent_cores: float | None
     requirement_cores: float | None
-    headroom_cores: float | None
+    headroom: Headroom | None
+    advertised: Headroom | None
 
 
 class PoolStory(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +69,10 @@ def pools(target: str | None, view: View) -> tuple[PoolStory, ...]:
 
 def _lending(view: View) -> Lending:
     return Lending(
-        lent_cores=view.lent_cores, requirement_cores=view.requirement_cores, headroom_cores=view.headroom_cores
+        lent_cores=view.lent_cores,
+        requirement_cores=view.requirement_cores,
+        headroom=view.headroom,
+        advertised=view.advertised,
     )
 
 

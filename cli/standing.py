@@ -8,6 +8,7 @@ from api.advice import UNBOUND, PoolSize, RegionAdvice
 from api.memory_advice import MemoryAdvice
 from cli import words
 from cli.advised import Lending, PodStory, PoolStory
+from cli.promised import promised_text
 from cli.verdicts import verdict_text
 
 Parts = Iterator[tuple[str, str]]
@@ -46,8 +47,7 @@ def pool_text(pool: PoolStory) -> Parts:
 def _lending_text(lending: Lending) -> Parts:
     yield "lent", f"{words.cores(lending.lent_cores)} cores may be used by reclaimed pods"
     yield "need", f"{words.cores(lending.requirement_cores)} cores is what online pods are estimated to need"
-    promised = words.cores(lending.headroom_cores)
-    yield "headroom", f"{promised} cores can be promised to reclaimed pods in all, what they use now included"
+    yield from promised_text(lending.headroom, lending.advertised)
 
 
 def _size(size: PoolSize) -> str:
@@ -78,6 +78,8 @@ def _region_text(one: RegionAdvice) -> Parts:
             f"{words.clean(signal.name)} {signal.current:g}, where {signal.target:g} is wanted",
         )
     yield from verdict_text(one.verdict)
+    if one.headroom_verdict is not None:
+        yield "leaves", words.clean(one.headroom_verdict.text)
 
 
 def memory_text(advice: MemoryAdvice) -> Parts:

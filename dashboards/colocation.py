@@ -100,10 +100,22 @@ def _lent() -> list[Panel]:
         lines(
             "Promised and needed",
             "cores",
-            "What can be promised to reclaimed pods, and what online pods are estimated to need: together at most the node.",
+            "What can be promised to reclaimed pods, what the node advertises of it (a mean of minutes, in bounded steps), and "
+            "what online pods are estimated to need.",
             Query(f"dioptase_reclaim_headroom_cores{{{NODE}}}", "promised on {{instance}}"),
+            Query(f"dioptase_reclaim_advertised_cores{{{NODE}}}", "advertised on {{instance}}"),
             Query(f"dioptase_share_requirement_cores{{{NODE}}}", "needed on {{instance}}"),
             Query(f"dioptase_node_cpus{{{NODE}}}", "CPUs of {{instance}}"),
+        ),
+        lines(
+            "Advertised CPU by NUMA node",
+            "cores",
+            "Found in this round, and advertised. Far apart for long: the steps of the reporter are too small, or nothing new "
+            "is known.",
+            Query(f"dioptase_reclaim_numa_headroom_cores{{{NODE}}}", "node {{numa_node}} of {{instance}}, found"),
+            Query(
+                f"dioptase_reclaim_numa_advertised_cores{{{NODE}}}", "node {{numa_node}} of {{instance}}, advertised"
+            ),
         ),
         lines(
             "Batch work by pod",
@@ -167,7 +179,8 @@ def _memory() -> list[Panel]:
             "Memory that can be promised",
             units.BytesIEC,
             "To reclaimed pods in all, what they use now included; beside what Katalyst's provisioner would give them.",
-            Query(f"dioptase_memory_headroom_bytes{{{NODE}}}", "promised on {{instance}}"),
+            Query(f"dioptase_reclaim_memory_headroom_bytes{{{NODE}}}", "promised on {{instance}}"),
+            Query(f"dioptase_reclaim_memory_advertised_bytes{{{NODE}}}", "advertised on {{instance}}"),
             Query(
                 f"sum by (job, instance) (dioptase_memory_provision_bytes{{{NODE}}})",
                 "by the provisioner on {{instance}}",
@@ -177,7 +190,7 @@ def _memory() -> list[Panel]:
             "Memory that can be promised, by NUMA node",
             units.BytesIEC,
             "Where it is known how it is spread.",
-            Query(f"dioptase_memory_numa_headroom_bytes{{{NODE}}}", "NUMA node {{numa_node}} of {{instance}}"),
+            Query(f"dioptase_reclaim_numa_memory_headroom_bytes{{{NODE}}}", "NUMA node {{numa_node}} of {{instance}}"),
             stacked=True,
         ),
         lines(

@@ -11,7 +11,7 @@ from heapq import nlargest
 
 import msgspec
 
-from api.advice import PoolSize, RegionAdvice
+from api.advice import Headroom, PoolSize, RegionAdvice
 from api.cpus import format_cpu_list
 from api.decisions import Advice, Outcome, Round, Status
 from api.histograms import BOUNDS_NS
@@ -85,8 +85,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     reclaimed_cores: float | None
     """What they used since the previous round."""
     requirement_cores: float | None
-    headroom_cores: float | None
-    """What can be promised to reclaimed pods in all, what they use now included."""
+    headroom: Headroom | None = None
+    """What can be promised to reclaimed pods in all, what they use now included,"""
+    advertised: Headroom | None = None
+    """and what the node advertises of it."""
     shadow: ShadowView | None = None
     pools: Mapping[str, str]
     """CPU list of each pool."""
@@ -146,7 +148,8 @@ def build(finished: Round) -> View:
         lent_cores=advice.lent_cores if advice else None,
         reclaimed_cores=sum(reclaimed) if reclaimed else None,
         requirement_cores=advice.requirement_cores if advice else None,
-        headroom_cores=advice.headroom_cores if advice else None,
+        headroom=advice.headroom if advice else None,
+        advertised=advice.advertised if advice else None,
         shadow=_shadow(finished.shadow),
         pools={pool.name: format_cpu_list(pool.cpus) for pool in advice.pools} if advice else {},
         sizes=advice.cpu.sizes if advice else (),
@@ -193,6 +196,8 @@ def past(view: View) -> View:
         rejected={},
         memory=None,
         evictions=None,
+        headroom=None,
+        advertised=None,
     )
 
 

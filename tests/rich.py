@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from api.advice import Control, CpuAdvice, PoolSize, Region, RegionAdvice, RegionKind, Signal
+from api.advice import Control, CpuAdvice, Headroom, PoolSize, Region, RegionAdvice, RegionKind, Signal
 from api.decisions import Round
 from api.evictions import Condition, Evictions, KillEvent, KillReason, Met, Shown, Threshold, Victim
 from api.facts import (
@@ -51,6 +51,8 @@ RICH_CPU = CpuAdvice(
             controls={Control.REQUIREMENT: 3.0},
             upper_cores=4.0,
             lower_cores=1.0,
+            headroom_cores=2.5,
+            headroom_verdict=Verdict(rule="region_canonical", text="Region share-NUMA0 leaves 2.50 cores."),
             signals=(Signal(name="cpu_sched_wait", current=450.0, target=400.0),),
             verdict=Verdict(rule="provision_rama", text="share-NUMA0: it gets 3.", threshold=4.0, inputs={"cpus": 3}),
         ),
@@ -73,7 +75,6 @@ RICH_MEMORY = MemoryAdvice(
     },
     verdicts=(Verdict(rule="memory_reap_disabled", text="The cache reaper is switched off."),),
 )  # fmt: skip
-RICH_SHADOW = msgspec.structs.replace(advice(), policy="canonical", lent_cores=1.0, headroom_cores=0.5)
 MEMORY_PLUGIN = "system-memory-pressure-eviction-plugin"
 RICH_EVICTIONS = Evictions(
     thresholds=(
@@ -113,6 +114,23 @@ RICH_EVICTIONS = Evictions(
 RICH_KILLS = (
     KillEvent(pod=BATCH.key, reason=KillReason.CREATED, message="Successfully create eviction; reason: x", at_ns=S),
     KillEvent(pod="default/stuck", reason=KillReason.EXCEEDED, message="processes are left 45 s after", at_ns=S),
+)
+RICH_PROMISE = Headroom(
+    cores=0.25,
+    cores_by_numa={0: 0.25},
+    memory_bytes=3072.0 * MIB,
+    memory_by_numa={0: 3072.0 * MIB},
+    verdict=Verdict(rule="estimate", text="0.25 cores can be promised."),
+)
+RICH_ADVERTISED = Headroom(
+    cores=0.5,
+    cores_by_numa={0: 0.5},
+    memory_bytes=2048.0 * MIB,
+    memory_by_numa={0: 2048.0 * MIB},
+    verdict=Verdict(rule="advertised", text="CPU: 0.50 cores advertised, of a level of 0.50 cores."),
+)
+RICH_SHADOW = msgspec.structs.replace(
+    advice(), policy="canonical", lent_cores=1.0, headroom=Headroom(cores=0.5, verdict=advice().verdict)
 )
 DEVICE = "253:0"
 
@@ -230,7 +248,13 @@ def rich_snapshot(snapshot: Snapshot) -> Snapshot:
 
 def rich_judgement(finished: Round) -> Round:
     """The round with something of everything that policies can say."""
-    said = msgspec.structs.replace(finished.advice or advice(), cpu=RICH_CPU, rejected=RICH_REJECTED)
+    said = msgspec.structs.replace(
+        finished.advice or advice(),
+        cpu=RICH_CPU,
+        rejected=RICH_REJECTED,
+        headroom=RICH_PROMISE,
+        advertised=RICH_ADVERTISED,
+    )
     return msgspec.structs.replace(
         finished, advice=said, memory=RICH_MEMORY, shadow=RICH_SHADOW, evictions=RICH_EVICTIONS, kills=RICH_KILLS
     )

@@ -92,8 +92,9 @@ def test_a_pool_is_its_cpus_and_what_is_lent(agent: Agent) -> None:
     assert done.exit_code == 0
     assert "Pool reclaim has CPUs 0-3" in done.stdout
     assert f"{words.cores(view.lent_cores)} cores may be used by reclaimed pods" in done.stdout
+    assert view.headroom is not None
     promised = (
-        f"{words.cores(view.headroom_cores)} cores can be promised to reclaimed pods in all, what they use now included"
+        f"{words.cores(view.headroom.cores)} cores can be promised to reclaimed pods in all, what they use now included"
     )
     assert promised in " ".join(done.stdout.split())
 
