@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.config import Config
-from agent.eviction.evictor import Evictor
-from agent.eviction.signals import SignalKiller
 from agent.hierarchy import V1_CONTROLLERS, Hierarchy, detect
 from agent.loop import Loop
 from agent.qrm.actuator import Actuator
@@ -28,6 +26,7 @@ from agent.qrm.checkpoint import Checkpoint
 from agent.qrm.cpu import managed
 from agent.qrm.knobs import KnobFiles
 from agent.qrm.originals import Locked, Originals, boot_id, open_originals
+from agent.report.evictions import EvictionJournal
 from agent.report.journal import DecisionJournal
 from agent.report.log import RoundLog
 from agent.sense.cgroups import CgroupReader
@@ -54,6 +53,7 @@ from probes.blame import Blames, beside
 from probes.runqlat import open_waits
 
 if TYPE_CHECKING:
+    from agent.eviction.evictor import Evictor
     from exporters.otlp import OtelSink
     from exporters.recorder import Recorder
 
@@ -140,8 +140,8 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         stack.callback(waits.close)
         probes = Background(registry.openers(chosen, {BLAME: partial(beside, waits)}))
         stack.callback(probes.close)
-        journal = DecisionJournal(None if originals is None else options.state_dir / "decisions.jsonl")
-        stack.callback(journal.close)
+        evictor = _open_evictor(config, act, hierarchy, stack)
+        journals = _open_journals(None if originals is None else options.state_dir, stack, evicting=evictor is not None)
         recorder = _open_recorder(options, stack)
         indicators = Indicators()
         # Who asks for Malachite's documents reads back what it has just set, under a time that is to be true.
@@ -150,7 +150,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         stack.callback(cgroups.close)
         node = NodeReader(PROC, SYS)
         stack.callback(node.close)
-        sinks, reporting = await _open_exporters(options, config, (journal, recorder), stack)
+        sinks, reporting = await _open_exporters(options, config, (*journals, recorder), stack)
         sensor = Sensor(
             cgroups=cgroups,
             node=node,
@@ -168,7 +168,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             actuator=Actuator(files, originals, act),
             sinks=sinks,
             triggers=_triggers(hierarchy, stack),
-            evictor=_open_evictor(config, act, hierarchy, stack),
+            evictor=evictor,
             checkpoint=Checkpoint(options.state_dir, boot_id(PROC)) if act is Act.ON else None,
             banner=(*state_missing, *act_missing, *waits_missing),
         )
@@ -179,7 +179,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         try:
             await _until_told(loop, options)
         finally:
-            left = _put_back(originals, files, loop, journal) if act is Act.ON else 0
+            left = _put_back(originals, files, loop, journals[0]) if act is Act.ON else 0
             if act is not options.act:
                 log.warning("--act on was asked for, and nothing was written. %s", " ".join(act_missing))
     return 1 if left else 0
@@ -224,6 +224,18 @@ def _open_waits(hierarchy: Hierarchy, *, blame: bool, watching: bool) -> tuple[W
         return SchedstatWaits(PROC, hierarchy), (f"{none if watching else coarse}: {error.reason}: {error.remedy}.",)
 
 
+def _open_journals(
+    directory: Path | None, stack: AsyncExitStack, *, evicting: bool
+) -> tuple[DecisionJournal, EvictionJournal | None]:
+    """What is decided, and who had to leave where somebody may; in memory alone where there is no directory."""
+    decisions, evictions = DecisionJournal(None if directory is None else directory / "decisions.jsonl"), None
+    stack.callback(decisions.close)
+    if evicting:
+        evictions = EvictionJournal(None if directory is None else directory / "evictions.jsonl")
+        stack.callback(evictions.close)
+    return decisions, evictions
+
+
 def _open_recorder(options: Options, stack: AsyncExitStack) -> Recorder | None:
     if options.record is None:
         return None
@@ -235,16 +247,19 @@ def _open_recorder(options: Options, stack: AsyncExitStack) -> Recorder | None:
 
 
 async def _open_exporters(
-    options: Options, config: Config, kept: tuple[DecisionJournal, Recorder | None], stack: AsyncExitStack
+    options: Options,
+    config: Config,
+    kept: tuple[DecisionJournal, EvictionJournal | None, Recorder | None],
+    stack: AsyncExitStack,
 ) -> tuple[list[Sink], list[Probe]]:
     """Whoever is shown the rounds, and those of them that are sources too, because they say how they fare."""
-    journal, recorder = kept
+    journal, evictions, recorder = kept
 
     def about() -> About:
         return About(
             interval_s=config.interval_s,
             target_wait_s=config.advisor.latency.target_wait_ms / 1000,
-            journal_writable=journal.writable,
+            journal_writable=journal.writable if evictions is None else journal.writable and evictions.writable,
             otel_failures=None if spans is None else spans.failures,
             otel_dropped_spans=None if spans is None else spans.dropped_spans,
             traced=spans is not None and spans.traced,
@@ -262,6 +277,7 @@ async def _open_exporters(
     secured = None if options.web_config is None else WebConfig(options.web_config, check)
     server = Server(
         journal=journal,
+        evictions=evictions,
         version=VERSION,
         stale_s=stale_s,
         about=about,
@@ -271,7 +287,7 @@ async def _open_exporters(
     stack.push_async_callback(server.stop)
     host = f"[{options.host}]" if ":" in options.host else options.host
     log.info("page, API and metrics on http%s://%s:%d", "s" if server.encrypted else "", host, port)
-    sinks: list[Sink | None] = [journal, server, RoundLog(), spans, recorder]
+    sinks: list[Sink | None] = [journal, evictions, server, RoundLog(), spans, recorder]
     return [sink for sink in sinks if sink is not None], reporting
 
 
@@ -308,11 +324,14 @@ def _open_evictor(config: Config, act: Act, hierarchy: Hierarchy, stack: AsyncEx
     """The eviction manager, if a plugin is named; it asks nobody to leave unless the agent acts."""
     if not config.eviction.plugins or act is Act.OFF:
         return None
+    from agent.eviction.evictor import Evictor  # noqa: PLC0415 - most agents evict nobody
+    from agent.eviction.signals import SignalKiller  # noqa: PLC0415
+
     killer = None
     if act is Act.ON:
         killer = SignalKiller(hierarchy)
         stack.callback(killer.close)
-    return Evictor(config.eviction, killer)
+    return Evictor(config, killer)
 
 
 def _triggers(hierarchy: Hierarchy, stack: AsyncExitStack) -> TriggerSet | None:

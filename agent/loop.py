@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,12 +18,11 @@ from agent.advisor.latency import breach_ns, can_shrink
 from agent.advisor.state import Memory
 from agent.advisor.waits import alarmed
 from agent.config import Config
-from agent.eviction.evictor import Evictor
 from agent.policy import Remembered, judge
 from agent.qrm.actuator import Actuator
 from agent.qrm.checkpoint import Checkpoint
 from agent.qrm.cpu import managed
-from agent.qrm.placing.state import CpuState, rebuild
+from agent.qrm.placing.state import CpuState, rebuild, with_bindings
 from agent.sense.sensor import Sensor
 from agent.sense.triggers import TriggerSet
 from api.decisions import Act, Advice, Outcome, Round
@@ -33,6 +33,9 @@ from api.pods import Pod
 from api.ports import Sink, Unavailable
 from api.rates import members, total
 from api.samples import Snapshot, SourceStatus
+
+if TYPE_CHECKING:
+    from agent.eviction.evictor import Evictor
 
 log = logging.getLogger(__name__)
 TICK = "tick"
@@ -139,7 +142,7 @@ class Loop:
         except Exception as error:
             log.exception("round %d: the %s failed; nothing more is changed in this round", self._seq, stage)
             snapshot = _with_failure(snapshot, stage, error)
-        evictions, kills, snapshot = self._evicted(self._saved(snapshot), advice, started)
+        evictions, kills, snapshot = self._evicted(self._saved(snapshot), advice, memory, started)
         shadow, snapshot = self._shadowed(snapshot, started)
         finished = Round(
             snapshot=snapshot,
@@ -182,17 +185,23 @@ class Loop:
         return snapshot
 
     def _evicted(
-        self, snapshot: Snapshot, advice: Advice | None, now_ns: int
+        self, snapshot: Snapshot, advice: Advice | None, memory: MemoryAdvice | None, now_ns: int
     ) -> tuple[Evictions | None, tuple[KillEvent, ...], Snapshot]:
         """Who has to leave. Where the manager fails, nobody has to, and a source tells."""
         if self._evictor is None:
             return None, (), snapshot
         loads = {path: known.load1 for path, known in self._known.advisor.containers.items() if known.load1 is not None}
+        kills: tuple[KillEvent, ...] = ()
+        started = time.monotonic_ns()
         try:
-            return *self._evictor.turn(snapshot, advice, loads, now_ns), snapshot
+            kills = self._evictor.outcomes()
+            pods = with_bindings(snapshot.pods, self._known.cpus)
+            found = self._evictor.turn(msgspec.structs.replace(snapshot, pods=pods), advice, memory, loads, now_ns)
         except Exception as error:
             log.exception("the eviction manager failed; nobody is asked to leave in this round")
-            return None, (), _with_failure(snapshot, "eviction", error)
+            return None, kills, _with_failure(snapshot, "eviction", error)
+        status = self._evictor.status(found, time.monotonic_ns() - started)
+        return found, kills, msgspec.structs.replace(snapshot, sources=(*snapshot.sources, status))
 
     def _shadowed(self, snapshot: Snapshot, now_ns: int) -> tuple[Advice | None, Snapshot]:
         """What the second policy makes of the same snapshot. Where it fails, it has no say in anything, and a source tells."""

@@ -15,6 +15,7 @@ from api.ports import Unavailable
 from api.text import to_json
 from cli import words
 from cli.client import Client, url_option
+from cli.leaving import eviction_text, threshold_text
 from cli.reasons import Answer, KnobStory, Now, answer, askable
 from cli.standing import memory_text, pod_text, pool_text
 from cli.verdicts import verdict_text
@@ -106,6 +107,10 @@ def text(found: Answer, now_ns: int, width: int) -> Iterator[str]:
         yield from section(pool_text(pool), width)
     if found.memory is not None:
         yield from section(memory_text(found.memory), width)
+    for evicted in found.evictions:
+        yield from section(eviction_text(evicted, now_ns), width)
+    for threshold in found.thresholds:
+        yield from section(threshold_text(threshold), width)
     yield from section(now_text(found.now), width)
 
 
@@ -128,23 +133,25 @@ def nothing(target: str, kinds: dict[str, list[str]]) -> Iterator[str]:
 
 
 @click.command()
-@click.argument("target", required=False, metavar="[POD|CGROUP|KNOB|POOL|REGION|memory|#EVENT]")
+@click.argument("target", required=False, metavar="[POD|CGROUP|KNOB|POOL|REGION|PLUGIN|memory|#EVENT]")
 @url_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def explain(target: str | None, url: str, as_json: bool) -> None:
     """Say why a knob, pod, pool or memory is what it is: the decision, its rule, threshold and inputs, and where those come
-    from. #EVENT is one decision by its number in the journal.
+    from. Of a pod also why it had to leave; of an eviction PLUGIN what it looks at. #EVENT is one decision by its number in
+    the journal.
 
     Without a target: everything that the agent ever decided on. Exits with 1 where nothing is known.
     """
     client = Client(url, timeout_s=5)
     try:
         view, snapshot, entries = client.view(), client.snapshot(), client.decisions(limit=2000)
+        evicted = [] if view.evictions is None else client.evictions(limit=2000)
     except Unavailable as error:
         click.echo(f"dioptase explain: {error.reason}\n  remedy: {error.remedy}", err=True)
         sys.exit(1)
     now_ns = time.time_ns()
-    found = answer(target, view, entries, snapshot, now_ns)
+    found = answer(target, view, entries, snapshot, now_ns, evicted)
     if target is not None and not found.found:
         _print(nothing(target, askable(view, entries)), err=True)
         sys.exit(1)

@@ -14,6 +14,7 @@ from api.decisions import JournalEntry, Status
 from cli import words
 from cli.charts import bar, waits
 from cli.keys import Choice
+from cli.notices import notices
 from cli.screens import HELP, OVERVIEW, SCREENS, body
 from cli.table import containers
 from exporters.view import View
@@ -77,6 +78,7 @@ def lines(
     top = [*warning, header(view, width), *verdict(view, width, 2 if height >= 20 else 1), *bars(view, width)]
     for sentence in view.banner[: 3 if height >= TALL else 2]:
         top += wrapped(f"! {words.clean(sentence)}", width, 2 if height >= TALL else 1, "yellow")
+    top += [fit(line, width) for line in notices(view)]
     bottom = [sources(view, width)]
     left = height - len(top) - len(bottom)
     decided = bool(view.containers or entries)

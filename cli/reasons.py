@@ -7,14 +7,17 @@ from collections.abc import Sequence
 import msgspec
 
 from api.decisions import JournalEntry, Status
+from api.evictions import EvictionEntry
 from api.knobs import Knob
 from api.memory_advice import MemoryAdvice
 from api.pods import Pod
 from api.samples import Snapshot, SourceStatus
 from cli.advised import MEMORY, PodStory, PoolStory, memory, pods, pools, troubled
+from exporters.evictions import ThresholdView
 from exporters.view import ShadowView, View
 
 EARLIER = 3
+MOST_EVENTS = 8
 IN_FORCE = (Status.APPLIED, Status.UNCHANGED)
 
 
@@ -31,6 +34,16 @@ class KnobStory(msgspec.Struct, frozen=True, kw_only=True):
     """The decision that made the value, where the newest did not: it was dry, refused or met another cgroup."""
     earlier: tuple[JournalEntry, ...]
     """Up to three before it, newest first."""
+
+
+class EvictionStory(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one pod's evictions."""
+
+    pod: str
+    leaving: bool
+    """Whether it was asked to leave and is still here."""
+    entries: tuple[EvictionEntry, ...]
+    """The latest ones, newest first."""
 
 
 class Now(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,14 +71,25 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Those that were asked for; without a target those in trouble."""
     pools: tuple[PoolStory, ...] = ()
     memory: MemoryAdvice | None = None
+    evictions: tuple[EvictionStory, ...] = ()
+    thresholds: tuple[ThresholdView, ...] = ()
+    """Of the eviction plugin that was asked for; else those that are met."""
 
     @property
     def found(self) -> bool:
-        return bool(self.knobs or self.pods or self.pools or self.memory)
+        return bool(self.knobs or self.pods or self.pools or self.memory or self.evictions or self.thresholds)
 
 
-def answer(target: str | None, view: View, entries: Sequence[JournalEntry], snapshot: Snapshot, now_ns: int) -> Answer:
-    """What is known about a pod, a cgroup, a knob, a pool, a region or memory; of everything where no target is given.
+def answer(
+    target: str | None,
+    view: View,
+    entries: Sequence[JournalEntry],
+    snapshot: Snapshot,
+    now_ns: int,
+    evicted: Sequence[EvictionEntry] = (),
+) -> Answer:
+    """What is known about a pod, a cgroup, a knob, a pool, a region, memory or an eviction plugin; of everything where no
+    target is given.
 
     Entries are oldest first. `now_ns` is CLOCK_REALTIME.
     """
@@ -79,12 +103,27 @@ def answer(target: str | None, view: View, entries: Sequence[JournalEntry], snap
         action=view.action, rule=view.rule, text=view.reason, threshold=view.threshold, shadow=view.shadow,
         sources=snapshot.sources,
     )  # fmt: skip
+    thresholds = view.evictions.thresholds if view.evictions is not None else ()
     return Answer(
         now=now,
         knobs=knobs,
         pods=pods(wanted, {story.pod for story in knobs}, view, snapshot),
         pools=pools(target, view),
         memory=memory(target, view),
+        evictions=_evictions(target, view, evicted),
+        thresholds=tuple(t for t in thresholds if target == t.plugin or (target is None and t.met != "not-met")),
+    )
+
+
+def _evictions(target: str | None, view: View, evicted: Sequence[EvictionEntry]) -> tuple[EvictionStory, ...]:
+    leaving = view.evictions.leaving if view.evictions is not None else ()
+    by_pod: dict[str, list[EvictionEntry]] = {pod: [] for pod in leaving}
+    for entry in evicted:
+        by_pod.setdefault(entry.pod, []).append(entry)
+    return tuple(
+        EvictionStory(pod=pod, leaving=pod in leaving, entries=tuple(reversed(by_pod[pod][-MOST_EVENTS:])))
+        for pod in sorted(by_pod)
+        if target is None or _is_pod(pod, target) or any(e.victim and e.victim.plugin == target for e in by_pod[pod])
     )
 
 
@@ -160,5 +199,6 @@ def askable(view: View, entries: Sequence[JournalEntry]) -> dict[str, list[str]]
         "knobs": sorted({e.outcome.decision.knob.value for e in entries}) or [knob.value for knob in Knob],
         "pools": sorted({*view.pools, *(size.pool for size in view.sizes)}),
         "regions": sorted(one.region.name for one in view.regions),
+        "plugins": sorted({t.plugin for t in view.evictions.thresholds}) if view.evictions is not None else [],
         "more": [] if view.memory is None else [MEMORY],
     }

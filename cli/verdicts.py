@@ -26,7 +26,7 @@ _BY_SOURCE = {
         "min_cache_ratio", "percent",
     ),
     "the rounds before": (
-        "lent_before_cores", "lent_cores", "before_cpus", "last_cores", "last_bytes", "asked_before_bytes", "before_us",
+        "lent_before_cores", "before_cpus", "last_cores", "last_bytes", "asked_before_bytes", "before_us",
     ),
 }  # fmt: skip
 INPUT_SOURCES = {name: source for source, names in _BY_SOURCE.items() for name in names}

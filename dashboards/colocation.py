@@ -179,7 +179,7 @@ def _memory() -> list[Panel]:
             "Memory that can be promised",
             units.BytesIEC,
             "To reclaimed pods in all, what they use now included; beside what Katalyst's provisioner would give them.",
-            Query(f"dioptase_memory_headroom_bytes{{{NODE}}}", "promised on {{instance}}"),
+            Query(f"dioptase_reclaim_memory_headroom_bytes{{{NODE}}}", "promised on {{instance}}"),
             Query(f"dioptase_reclaim_memory_advertised_bytes{{{NODE}}}", "advertised on {{instance}}"),
             Query(
                 f"sum by (job, instance) (dioptase_memory_provision_bytes{{{NODE}}})",
@@ -190,7 +190,7 @@ def _memory() -> list[Panel]:
             "Memory that can be promised, by NUMA node",
             units.BytesIEC,
             "Where it is known how it is spread.",
-            Query(f"dioptase_memory_numa_headroom_bytes{{{NODE}}}", "NUMA node {{numa_node}} of {{instance}}"),
+            Query(f"dioptase_reclaim_numa_memory_headroom_bytes{{{NODE}}}", "NUMA node {{numa_node}} of {{instance}}"),
             stacked=True,
         ),
         lines(

@@ -22,6 +22,8 @@ MAX_RATE = 4000.0
 """Requests a second that one client in Python sends without being late; larger nodes get dearer requests instead."""
 PEAK_SHARE = 0.6
 """Of all CPUs, at the highest load that the demo and the benches ask for."""
+BURNER_MIB = 16
+"""Memory that the batch job requests for each of its processes, twice what they use."""
 END_WITHIN_S = 5.0
 
 
@@ -121,6 +123,14 @@ class Workloads:
             if (code := process.poll()) is not None:
                 return f"the {name} process ended by itself with {_how(code)}"
         return None
+
+    def has_ended(self, name: str) -> bool:
+        """Whether that one was started, and has ended although nobody here asked it to."""
+        return name in self._processes and self._processes[name].poll() is not None
+
+    def forget(self, name: str) -> None:
+        """Of one that has ended: as if it had never been started."""
+        self._processes.pop(name).wait()
 
     def stop(self) -> None:
         """End every process and wait for it: SIGTERM, then SIGKILL for whoever stays. Idempotent; counters remain."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from api.advice import UNBOUND, PoolSize
 from api.decisions import Advice, Round
@@ -49,19 +49,15 @@ def _place(size: PoolSize) -> Labels:
 
 def _memory(advice: MemoryAdvice) -> Iterator[Family]:
     conditions = {NODE: advice.condition, **{str(numa): found for numa, found in advice.numa_conditions.items()}}
-    yield points("dioptase_memory_headroom_bytes", [((), advice.headroom_bytes)])
-    yield points("dioptase_memory_numa_headroom_bytes", _by_numa(advice.headroom_by_numa))
-    yield points("dioptase_memory_provision_bytes", _by_numa(advice.provision_by_numa))
+    yield points(
+        "dioptase_memory_provision_bytes", (((str(numa),), size) for numa, size in advice.provision_by_numa.items())
+    )
     yield points("dioptase_memory_condition", (
         ((where, state.value), int(found.state is state)) for where, found in conditions.items() for state in MemoryPressure
     ))  # fmt: skip
     yield points(
         "dioptase_memory_shortfall_bytes", (((where,), _missing(found)) for where, found in conditions.items())
     )
-
-
-def _by_numa(sizes: Mapping[int, float]) -> Iterator[tuple[Labels, float]]:
-    return (((str(numa),), size) for numa, size in sizes.items())
 
 
 def _missing(found: MemoryCondition) -> int | None:

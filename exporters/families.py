@@ -17,6 +17,7 @@ from api.samples import Snapshot
 from api.text import printable
 from exporters.advised import advised_families
 from exporters.cgroups import cgroup_families, dropped
+from exporters.evictions import eviction_families, kills_after, victims_after
 from exporters.nodes import MOST_INTERFACES, node_families
 from exporters.points import Distribution, Exemplar, Family, Labels, Point, points
 from exporters.promised import promised_families
@@ -68,6 +69,10 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """By knob, rule and outcome."""
     rounds: Mapping[Labels, Tally] = {}
     """By trigger and action; the action is empty where nothing was advised."""
+    victims: Mapping[Labels, int] = {}
+    """By eviction plugin and whether it ran dry."""
+    kills: Mapping[Labels, int] = {}
+    """By Katalyst's reason."""
     dropped: Mapping[str, int] = {}
     """What a limit kept from being shown, added up over rounds."""
 
@@ -89,6 +94,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
             latest=finished,
             decisions=decisions,
             rounds=rounds,
+            victims=victims_after(self.victims, finished),
+            kills=kills_after(self.kills, finished),
             dropped={what: self.dropped.get(what, 0) + count for what, count in now.items()},
         )
 
@@ -110,8 +117,12 @@ def _all(observed: Observed) -> Iterator[Family]:
         yield _indicators(snapshot)
         yield from _advice(finished)
         yield from advised_families(finished)
+        if finished.evictions is not None:
+            yield from eviction_families(finished.evictions)
     yield _tallies("dioptase_decisions_total", observed.decisions)
     yield _tallies("dioptase_rounds_total", observed.rounds)
+    yield points("dioptase_eviction_victims_total", observed.victims.items())
+    yield points("dioptase_eviction_kills_total", observed.kills.items())
     if finished is not None:
         yield from _agent(finished)
     yield from _about(about)

@@ -21,6 +21,7 @@ from api.rates import Rates, rates
 from api.samples import CgroupSample, Snapshot, SourceStatus
 from exporters.cgroup_view import NS_PER_US, ContainerView, ReclaimView, managed, past_of, reclaim_view, unmanaged
 from exporters.cgroups import working_set
+from exporters.evictions import EvictionView, eviction_view
 from exporters.node_view import NodeView, node_view
 
 BOUNDS_US: tuple[int, ...] = tuple(bound // NS_PER_US for bound in BOUNDS_NS)
@@ -107,6 +108,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     other_cgroups: int = 0
     """How many there are of them in all."""
     changes: tuple[ChangeView, ...]
+    evictions: EvictionView | None = None
+    """None where no eviction plugin is configured."""
     sources: tuple[SourceStatus, ...]
     banner: tuple[str, ...]
     bounds_us: tuple[int, ...] = BOUNDS_US
@@ -158,6 +161,7 @@ def build(finished: Round) -> View:
         others=_others(snapshot, previous, change, reclaims, ours) if previous and change else (),
         other_cgroups=sum(path not in ours for path in snapshot.cgroups),
         changes=tuple(change_view(o) for o in finished.outcomes if o.status is not Status.UNCHANGED),
+        evictions=eviction_view(finished),
         sources=snapshot.sources,
         banner=finished.banner,
     )
@@ -191,6 +195,7 @@ def past(view: View) -> View:
         regions=(),
         rejected={},
         memory=None,
+        evictions=None,
         headroom=None,
         advertised=None,
     )

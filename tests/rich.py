@@ -9,6 +9,7 @@ import msgspec
 
 from api.advice import Control, CpuAdvice, Headroom, PoolSize, Region, RegionAdvice, RegionKind, Signal
 from api.decisions import Round
+from api.evictions import Condition, Evictions, KillEvent, KillReason, Met, Shown, Threshold, Victim
 from api.facts import (
     Blame,
     BlockIo,
@@ -36,7 +37,7 @@ from api.knobs import Verdict
 from api.memory_advice import MemoryAdvice, MemoryCondition, MemoryPressure
 from api.samples import CgroupSample, NodeSample, Snapshot
 from exporters.families import RecordingState
-from tests.fakes import ABOUT, BOOTED_AT_NS, MIB, MS, S, advice, busy_round
+from tests.fakes import ABOUT, BATCH, BOOTED_AT_NS, MIB, MS, S, advice, busy_round
 
 RICH_ABOUT = msgspec.structs.replace(
     ABOUT, traced=True, recording=RecordingState(writable=True, size_bytes=5 * MIB, rounds=40, lost_rounds=2)
@@ -74,6 +75,46 @@ RICH_MEMORY = MemoryAdvice(
     },
     verdicts=(Verdict(rule="memory_reap_disabled", text="The cache reaper is switched off."),),
 )  # fmt: skip
+MEMORY_PLUGIN = "system-memory-pressure-eviction-plugin"
+RICH_EVICTIONS = Evictions(
+    thresholds=(
+        Threshold(
+            plugin=MEMORY_PLUGIN, met=Met.HARD, scope="SystemMemory", subject="free", value=float(96 * MIB),
+            observed=float(64 * MIB), operator="<", since_ns=S, condition=Condition(name="MemoryPressure"),
+            verdict=Verdict(rule="hard_threshold_met", text="64.0 MiB of memory are free; the watermark is 96.0 MiB."),
+        ),
+        Threshold(
+            plugin=MEMORY_PLUGIN, met=Met.NOT_MET, scope="SystemMemory", subject="psi",
+            verdict=Verdict(rule="input_missing", text="memory pressure is not known; nobody is evicted for that."),
+        ),
+        Threshold(
+            plugin="rss-overuse-eviction-plugin", met=Met.SOFT, scope="rss", value=1.05, observed=1.5, since_ns=S,
+            verdict=Verdict(rule="soft_threshold_met", text="1 of 2 pods use more memory than they may."), dry_run=True,
+        ),
+    ),
+    conditions=(
+        Shown(condition=Condition(name="MemoryPressure"), plugin=MEMORY_PLUGIN, since_ns=S, last_met_ns=S),
+    ),
+    victims=(
+        Victim(
+            pod=BATCH.key, uid=BATCH.uid, plugin=MEMORY_PLUGIN, scope="SystemMemory", forced=True, grace_s=1.0,
+            verdict=Verdict(
+                rule="hard_threshold_met", text="plugin met threshold: 64.0 MiB are free", threshold=float(96 * MIB),
+                inputs={"free_bytes": 64 * MIB},
+            ),
+        ),
+        Victim(
+            pod="default/web", uid="default/web", plugin="rss-overuse-eviction-plugin", scope="rss", forced=False,
+            grace_s=None, dry_run=True,
+            verdict=Verdict(rule="soft_threshold_met", text="Resident memory is 384.0 MiB.", threshold=1.05),
+        ),
+    ),
+    leaving=(BATCH.key,),
+)  # fmt: skip
+RICH_KILLS = (
+    KillEvent(pod=BATCH.key, reason=KillReason.CREATED, message="Successfully create eviction; reason: x", at_ns=S),
+    KillEvent(pod="default/stuck", reason=KillReason.EXCEEDED, message="processes are left 45 s after", at_ns=S),
+)
 RICH_PROMISE = Headroom(
     cores=0.25,
     cores_by_numa={0: 0.25},
@@ -214,7 +255,9 @@ def rich_judgement(finished: Round) -> Round:
         headroom=RICH_PROMISE,
         advertised=RICH_ADVERTISED,
     )
-    return msgspec.structs.replace(finished, advice=said, memory=RICH_MEMORY, shadow=RICH_SHADOW)
+    return msgspec.structs.replace(
+        finished, advice=said, memory=RICH_MEMORY, shadow=RICH_SHADOW, evictions=RICH_EVICTIONS, kills=RICH_KILLS
+    )
 
 
 def rich_round(seq: int = 2, *, cgroups: int = 0) -> Round:

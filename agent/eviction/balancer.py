@@ -25,7 +25,14 @@ def judge(situation: Situation) -> tuple[Finding, ...]:
         size, largest = max(sizes, key=lambda each: (each[0], each[1].key), default=(0.0, None))
         text = f"NUMA node {node}: {why}"
         threshold = judged(
-            NAME, Met.SOFT, SCOPE, value=0.0, observed=size, text=text, inputs={"numa": node, "largest_bytes": size}
+            NAME,
+            Met.SOFT,
+            SCOPE,
+            subject=f"numa{node}",
+            value=0.0,
+            observed=size,
+            text=text,
+            inputs={"numa": node, "largest_bytes": size},
         )
         chosen = () if largest is None or not size else (Candidate(pod=largest, text=text),)
         findings.append(Finding(threshold=threshold, candidates=chosen, direct=True, kind="memory", waits=True))

@@ -4,39 +4,119 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent.config.eviction import EvictionConfig
+import msgspec
+
+from agent.advisor.reporter import Capacity, ReporterMemory, report
+from agent.config import AdvisorConfig, Config
+from agent.eviction.judgement import PLUGIN_FAILED
 from agent.eviction.killer import Killer, carry_out
 from agent.eviction.manager import judge
 from agent.eviction.situation import Situation
 from agent.eviction.state import EvictionMemory
+from api.advice import Headroom
 from api.decisions import Advice
 from api.evictions import Evictions, KillEvent
-from api.samples import Snapshot
+from api.memory_advice import MemoryAdvice, MemoryEviction
+from api.samples import Snapshot, SourceStatus
+
+NAME = "eviction"
+"""Of its source in the snapshot."""
+_OWN_CPUS = ("reserve", "interrupt", "dedicated", "isolation")
+"""Pools, and kinds of them, into which share pools cannot grow."""
 
 
 class Evictor:
-    """Judges every round; who has to leave is asked to only where there is a killer."""
+    """Judges every round. Without a killer all its plugins run dry: who would leave is shown, and stays."""
 
-    def __init__(self, config: EvictionConfig, killer: Killer | None) -> None:
-        self._config, self._killer = config, killer
-        self._memory = EvictionMemory()
+    def __init__(self, config: Config, killer: Killer | None) -> None:
+        self._all, self._killer = config, killer
+        dry = msgspec.structs.replace(config.eviction, dry_run=("*",))
+        self._config = dry if killer is None else config.eviction
+        self._memory, self._reported = EvictionMemory(), ReporterMemory()
+
+    def outcomes(self) -> tuple[KillEvent, ...]:
+        """What became of those who had to leave. To be called every round: it also ends those whose grace is over."""
+        return () if self._killer is None else tuple(self._killer.outcomes())
 
     def turn(
-        self, snapshot: Snapshot, advice: Advice | None, loads: Mapping[str, float], now_ns: int
-    ) -> tuple[Evictions, tuple[KillEvent, ...]]:
-        """Who has to leave now, and what became of those who had to before."""
-        kills = () if self._killer is None else tuple(self._killer.outcomes())
+        self,
+        snapshot: Snapshot,
+        advice: Advice | None,
+        memory: MemoryAdvice | None,
+        loads: Mapping[str, float],
+        now_ns: int,
+    ) -> Evictions:
+        """Who has to leave now; they are asked to. `now_ns` is CLOCK_MONOTONIC, `loads` those of containers by cgroup."""
+        pools = {} if advice is None else {pool.name: pool.cpus for pool in advice.pools}
         situation = Situation(
             snapshot=snapshot,
             now_ns=now_ns,
-            headroom=None if advice is None else advice.headroom,
+            headroom=None if advice is None else self._promised(snapshot, advice, memory, now_ns),
             advice=None if advice is None else advice.cpu,
-            pools={} if advice is None else {pool.name: pool.cpus for pool in advice.pools},
+            pools=pools,
+            shared_limit_cpus=_shared_limit(snapshot, pools, self._all.advisor),
             loads=loads,
             leaving=frozenset() if self._killer is None else self._killer.leaving,
-            stale_s=self._config.stale_s,
+            crowded={} if memory is None else _crowded(memory.evictions),
         )
         found, self._memory = judge(situation, self._memory, self._config)
-        if self._killer is not None:
-            carry_out(found, snapshot.pods, self._killer)
-        return found, kills
+        if self._killer is None:
+            return found
+        carry_out(found, snapshot.pods, self._killer)
+        return msgspec.structs.replace(found, leaving=tuple(sorted(self._killer.leaving)))
+
+    def _promised(self, snapshot: Snapshot, advice: Advice, memory: MemoryAdvice | None, now_ns: int) -> Headroom:
+        """What the node advertises: means of minutes, in steps. What may be lent in one round swings with the waits."""
+        found = advice.headroom
+        if found is None:
+            found = Headroom(
+                cores=advice.headroom_cores,
+                memory_bytes=None if memory is None else memory.headroom_bytes,
+                memory_by_numa={} if memory is None else memory.headroom_by_numa,
+                verdict=advice.verdict,
+            )
+        reclaim = self._all.advisor.enable_reclaim
+        advertised, self._reported = report(
+            found, _capacity(snapshot), self._reported, self._all.report, now_ns, enable_reclaim=reclaim
+        )
+        return advertised
+
+    @staticmethod
+    def status(found: Evictions, duration_ns: int) -> SourceStatus:
+        """How that went: a plugin that failed is told where sources are."""
+        failed = [each for each in found.thresholds if each.verdict.rule == PLUGIN_FAILED]
+        if not failed:
+            return SourceStatus(name=NAME, ok=True, duration_ns=duration_ns)
+        return SourceStatus(
+            name=NAME,
+            ok=False,
+            duration_ns=duration_ns,
+            error="; ".join(f"{each.plugin}: {each.verdict.text}" for each in failed),
+            remedy="it evicts nobody: leave it out of eviction.plugins, and report this with the agent's log",
+        )
+
+
+def _shared_limit(snapshot: Snapshot, pools: Mapping[str, tuple[int, ...]], advisor: AdvisorConfig) -> float | None:
+    """CPUs that all share pools together may grow to, where they are sized by need alone [enableReclaim without
+    reservedResourceForAllocate]: what others do not have for themselves, less what reclaimed pods always keep."""
+    topology = snapshot.topology
+    cpus = len(topology.cpus)
+    if not pools or not advisor.enable_reclaim or advisor.reserve_cores(cpus) > 0:
+        return None
+    others = {cpu for name, own in pools.items() if name.partition("-")[0] in _OWN_CPUS for cpu in own}
+    return float(cpus - len(others) - advisor.reclaim_reserve_cores(cpus, len(topology.numa_nodes)))
+
+
+def _capacity(snapshot: Snapshot) -> Capacity:
+    cpus = [cpu.numa for cpu in snapshot.topology.cpus]
+    totals = {number: numa.meminfo.get("MemTotal") for number, numa in snapshot.node.numa.items()}
+    return Capacity(
+        cores_by_numa={number: float(cpus.count(number)) for number in sorted(set(cpus))},
+        memory_bytes=snapshot.node.memory_total_bytes,
+        memory_by_numa={number: float(total) for number, total in totals.items() if total is not None},
+    )
+
+
+def _crowded(evictions: tuple[MemoryEviction, ...]) -> dict[int, str]:
+    """NUMA nodes where moving memory does not help, and why, as the memory advisor says."""
+    return {each.numa: each.verdict.text for each in reversed(evictions)}

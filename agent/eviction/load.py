@@ -102,7 +102,7 @@ def _load(situation: Situation, pod: Pod) -> float | None:
 def _finding(name: str, size: int, pods: list[Pod], memory: LoadMemory, config: LoadConfig) -> Finding:
     ring = memory.pools.get(name, ())
     if pods and not ring:
-        return missing(NAME, f"load of pool {name}", SCOPE)
+        return missing(NAME, f"load of pool {name}", SCOPE, name)
     soft = part_above(ring, SOFT_LEVEL - 0.5, config.ring_size)
     hard = part_above(ring, HARD_LEVEL - 0.5, config.ring_size)
     bound = config.threshold_met_percentage
@@ -114,7 +114,7 @@ def _finding(name: str, size: int, pods: list[Pod], memory: LoadMemory, config: 
         f"samples; the threshold is {bound:.0%}."
     )
     threshold = judged(
-        NAME, met, SCOPE, value=bound, observed=observed, condition=CONDITION, text=text,
+        NAME, met, SCOPE, subject=name, value=bound, observed=observed, condition=CONDITION, text=text,
         inputs={"pool": name, "cpus": size, "soft_part": soft, "hard_part": hard, "samples": len(ring)},
     )  # fmt: skip
     candidates: tuple[Candidate, ...] = ()

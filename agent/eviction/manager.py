@@ -29,7 +29,7 @@ from agent.eviction import (
     system_memory,
 )
 from agent.eviction.choosing import chosen, claims
-from agent.eviction.judgement import Finding, missing, not_met
+from agent.eviction.judgement import PLUGIN_FAILED, Finding, missing, not_met
 from agent.eviction.situation import NS_PER_S, Situation
 from agent.eviction.state import EvictionMemory, Plugins, Sent
 from api.evictions import Evictions, Met, Shown, Threshold, Victim
@@ -98,7 +98,7 @@ def _ask(
             else:
                 found, kept[field] = ask(seen, memory, config)
         except Exception as failure:  # noqa: BLE001 - the others go on, and what failed is shown
-            found = [not_met(name, "plugin_failed", f"This plugin failed: {type(failure).__name__}: {failure}")]
+            found = [not_met(name, PLUGIN_FAILED, f"This plugin failed: {type(failure).__name__}: {failure}")]
             if field:
                 kept[field] = getattr(memory, field)
         findings += found
@@ -141,7 +141,7 @@ def _lasting(
         began = None
         if threshold.met is not Met.NOT_MET:
             for met in (Met.SOFT, Met.HARD) if threshold.met is Met.HARD else (Met.SOFT,):
-                key = f"{threshold.plugin}|{threshold.scope}|{met}"
+                key = f"{threshold.plugin}|{threshold.scope}|{threshold.subject}|{met}"
                 began = since[key] = before.get(key, now_ns)
         dry = config.dry(threshold.plugin)
         thresholds.append(msgspec.structs.replace(threshold, since_ns=began, dry_run=dry))

@@ -38,7 +38,7 @@ def judge(
         text = f"{nic} has had no bandwidth to give for {for_s:.0f} s; the threshold is {config.tolerance_s:g} s."
         pods = [pod for pod in situation.staying if pod.annotations.get(SELECTED) == nic] if met else []
         threshold = judged(
-            NAME, Met.SOFT if met else Met.NOT_MET, SCOPE, value=config.tolerance_s, observed=for_s, text=text,
+            NAME, Met.SOFT if met else Met.NOT_MET, SCOPE, subject=nic, value=config.tolerance_s, observed=for_s, text=text,
             inputs={"nic": nic, "bandwidth_mbps": situation.nics[nic], "pods": len(pods)},
         )  # fmt: skip
         candidates = tuple(Candidate(pod=pod, text=text, grace_s=config.grace_s) for pod in pods)

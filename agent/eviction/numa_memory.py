@@ -58,7 +58,7 @@ def judge(situation: Situation, memory: NumaMemory, config: NumaMemoryConfig) ->
         before = memory.rounds.get(number, 0)
         marks = _marks(situation, number)
         if marks is None:
-            findings.append(missing(NAME, f"free memory of NUMA node {number}", SCOPE))
+            findings.append(missing(NAME, f"free memory of NUMA node {number}", SCOPE, f"numa{number}"))
             rounds[number] = before
             continue
         scans = _scans(node, number)
@@ -148,7 +148,17 @@ def _finding(situation: Situation, number: int, marks: Marks, rounds: int, confi
         "rounds": rounds,
     }
     return Finding(
-        threshold=judged(NAME, met, SCOPE, value=bound, observed=marks.free, below=True, text=text, inputs=inputs),
+        threshold=judged(
+            NAME,
+            met,
+            SCOPE,
+            subject=f"numa{number}",
+            value=bound,
+            observed=marks.free,
+            below=True,
+            text=text,
+            inputs=inputs,
+        ),
         candidates=candidates,
         kind="memory",
     )

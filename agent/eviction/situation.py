@@ -67,7 +67,9 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return tuple(pod for pod in self.snapshot.pods if pod.key in self.leaving and self._runs(pod))
 
     def _runs(self, pod: Pod) -> bool:
-        return any(container.cgroup in self.snapshot.cgroups for container in pod.containers)
+        """A cgroup without tasks may hold page cache for long; nobody is there who could leave."""
+        samples = (self.snapshot.cgroups.get(container.cgroup) for container in pod.containers)
+        return any(sample is not None and sample.threads != 0 for sample in samples)
 
     @property
     def fresh(self) -> bool:

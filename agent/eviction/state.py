@@ -49,7 +49,7 @@ class EvictionMemory(msgspec.Struct, frozen=True, kw_only=True):
     latest: Evictions = Evictions()
     """What was judged then: between two rounds it stands."""
     met_since_ns: Mapping[str, int] = {}
-    """By plugin, scope and how far it is met."""
+    """By plugin, scope, subject and how far it is met."""
     conditions: Mapping[str, Shown] = {}
     """By name; those of dry runs are not among them."""
     sent: tuple[Sent, ...] = ()

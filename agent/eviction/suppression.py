@@ -48,10 +48,12 @@ def judge(
         supply = _supply(situation, numa, frozenset(groups) - {UNBOUND})
         if supply <= 0:
             findings.append(
-                not_met(NAME, "no_supply", "The reclaim pool is empty: there is nothing to compare.", SCOPE)
+                not_met(
+                    NAME, "no_supply", "The reclaim pool is empty: there is nothing to compare.", SCOPE, _subject(numa)
+                )
             )
             continue
-        finding, kept = _group(situation, memory, group, supply, config)
+        finding, kept = _group(situation, memory, group, (_subject(numa), supply), config)
         findings.append(finding)
         since.update(kept)
     return tuple(findings), SuppressionMemory(since_ns=since)
@@ -72,9 +74,18 @@ def _supply(situation: Situation, numa: int, bound: frozenset[int]) -> float:
     return min([float(size), *quotas])
 
 
+def _subject(numa: int) -> str:
+    return "" if numa == UNBOUND else f"numa{numa}"
+
+
 def _group(
-    situation: Situation, memory: SuppressionMemory, pods: Sequence[Pod], supply: float, config: SuppressionConfig
+    situation: Situation,
+    memory: SuppressionMemory,
+    pods: Sequence[Pod],
+    supplied: tuple[str, float],
+    config: SuppressionConfig,
 ) -> tuple[Finding, dict[str, int]]:
+    subject, supply = supplied
     total = sum(reclaimed_cores(pod) for pod in pods)
     worst = ceil(round(total, 6)) / supply
     since: dict[str, int] = {}
@@ -93,8 +104,8 @@ def _group(
             total -= reclaimed_cores(pod)
     text = f"Reclaimed pods requested {worst:.2f} times the {supply:g} cores that they have; {len(since)} bear less."
     threshold = judged(
-        NAME, Met.SOFT if victims else Met.NOT_MET, SCOPE, value=config.max_tolerance_rate, observed=worst, text=text,
-        inputs={"supply_cores": supply, "pods": len(pods), "suppressed": len(since)},
+        NAME, Met.SOFT if victims else Met.NOT_MET, SCOPE, subject=subject, value=config.max_tolerance_rate, observed=worst,
+        text=text, inputs={"supply_cores": supply, "pods": len(pods), "suppressed": len(since)},
     )  # fmt: skip
     return Finding(threshold=threshold, candidates=tuple(victims), direct=True, kind="cpu"), since
 

@@ -9,6 +9,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping
 
+from agent.report.evictions import EvictionLog
 from api.decisions import Outcome, Round, Status
 from api.knobs import Verdict
 from api.samples import SourceStatus
@@ -26,6 +27,7 @@ class RoundLog:
         self._failing: dict[str, str] = {}
         self._rejected = frozenset[str]()
         self._pods: tuple[str, ...] | None = None
+        self._evictions = EvictionLog()
 
     def publish(self, finished: Round) -> None:
         """Log what is new in this round. Never raises."""
@@ -37,6 +39,7 @@ class RoundLog:
         self._tell_rejected({} if finished.advice is None else finished.advice.rejected)
         for outcome in finished.outcomes:
             self._tell(outcome)
+        self._evictions.publish(finished)
 
     def _tell_pods(self, finished: Round) -> None:
         pods = tuple(f"{pod.key} ({pod.qos.value})" for pod in finished.snapshot.pods)

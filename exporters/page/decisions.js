@@ -75,6 +75,18 @@ export class Decisions {
     this.#filter();
   }
 
+  /** Open one entry of the list, whatever the filter hides, and bring it into view. */
+  open(seq) {
+    const item = this.#items.find(({ entry }) => entry.seq === seq);
+    if (item === undefined) return;
+    if (item.node.hidden) {
+      this.find.value = this.status.value = "";
+      this.#filter();
+    }
+    item.node.querySelector("details").open = true;
+    this.list.scrollTop += item.node.getBoundingClientRect().top - this.list.getBoundingClientRect().top;
+  }
+
   /** Entries that are new, oldest first. */
   add(entries) {
     if (entries.length === 0) return;

@@ -14,12 +14,15 @@ from api.advice import Headroom
 from api.decisions import Act, JournalEntry
 from api.histograms import BOUNDS_NS
 from api.knobs import Verdict
+from api.memory_advice import MemoryPressure
 from cli import words
 from cli.charts import bar, gather, histogram, online, reclaimed, sparkline
 from cli.frame import lines, wrapped
+from cli.notices import notices
 from exporters.view import View, build
 from tests import fakes
 from tests.cli import story
+from tests.rich import RICH_MEMORY, RICH_REJECTED
 
 
 @pytest.fixture(autouse=True)
@@ -225,3 +228,21 @@ def test_wrapping_keeps_every_word_that_fits() -> None:
     made = [line.plain for line in wrapped(sentence, 16, 5)]
     assert made == ["one two three", "  four five six", "  seven"]
     assert wrapped(sentence, 16, 2)[1].plain.endswith("…")
+
+
+def test_what_is_wrong_has_a_line_and_what_is_not_has_none() -> None:
+    history, entries = calm()
+    assert not list(notices(history[-1]))
+    short = msgspec.structs.replace(
+        RICH_MEMORY,
+        condition=msgspec.structs.replace(RICH_MEMORY.condition, state=MemoryPressure.DROP_CACHE),
+    )
+    view = msgspec.structs.replace(history[-1], rejected=RICH_REJECTED, memory=short)
+    shown = text(view, history, entries, 100, 40)
+    assert f"! rejected default/db: {RICH_REJECTED['default/db'].text}" in shown
+    assert f"! memory drop_cache: {short.condition.verdict.text}" in shown
+
+
+def test_unknown_memory_is_no_alarm() -> None:
+    unknown = msgspec.structs.replace(RICH_MEMORY, condition=RICH_MEMORY.numa_conditions[1])
+    assert not list(notices(msgspec.structs.replace(calm()[0][-1], memory=unknown)))

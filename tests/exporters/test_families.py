@@ -66,7 +66,6 @@ def test_every_sample_has_its_rows_labels_and_no_two_are_the_same_series(observe
         ("dioptase_region_signal", ("share-NUMA0", "cpu_sched_wait", "current"), 450.0),
         ("dioptase_region_signal", ("share-NUMA0", "cpu_sched_wait", "target"), 400.0),
         ("dioptase_rejected_pods", ("dedicated_needs_numa_binding",), 1),
-        ("dioptase_memory_headroom_bytes", (), 3072 * MIB),
         ("dioptase_memory_provision_bytes", ("0",), 2048 * MIB),
         ("dioptase_memory_condition", ("0", "tune_memcg"), 1),
         ("dioptase_memory_condition", ("0", "no_risk"), 0),
