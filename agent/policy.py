@@ -90,7 +90,7 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
         lent = float(sum(len(pool.cpus) for pool in pools if pool.name == RECLAIM_POOL))
         # Where pools are asked for that do not fit together, less is there to be lent than their sizes leave.
         lent = advice.lent_cores if advice.idle else min(advice.lent_cores, lent)
-        advice = msgspec.structs.replace(advice, pools=pools, lent_cores=lent)
+        advice = msgspec.structs.replace(advice, pools=pools, lent_cores=lent, rejected=placement.rejected)
     elif advice is not None:
         advice = None
     situation = situation_of(snapshot, advisor, config, now_ns)

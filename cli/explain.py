@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 import click
 
 from api.decisions import Act, JournalEntry, Status
-from api.evictions import EvictionEntry, Victim
-from api.knobs import Verdict
 from api.ports import Unavailable
 from api.text import to_json
 from cli import words
 from cli.client import Client, url_option
-from cli.reasons import INPUT_SOURCES, Answer, EvictionStory, KnobStory, Now, PoolStory, answer, askable
-from exporters.evictions import ThresholdView
+from cli.leaving import eviction_text, threshold_text
+from cli.reasons import Answer, KnobStory, Now, answer, askable
+from cli.standing import memory_text, pod_text, pool_text
+from cli.verdicts import verdict_text
 
 LABEL = 11
 TRIGGERS = {
@@ -69,17 +69,7 @@ def _entry_text(label: str, entry: JournalEntry, now_ns: int) -> Iterator[tuple[
         "round",
         f"{entry.round_seq:,}, {TRIGGERS.get(entry.trigger, entry.trigger)}; policy {words.clean(entry.policy)}",
     )
-    yield "because", words.clean(verdict.text)
-    yield from _rule_text(verdict)
-
-
-def _rule_text(verdict: Verdict) -> Iterator[tuple[str, str]]:
-    limit = "" if verdict.threshold is None else f", threshold {verdict.threshold:g}"
-    yield "rule", f"{words.clean(verdict.rule)}{limit}"
-    for i, (name, value) in enumerate(verdict.inputs.items()):
-        source = INPUT_SOURCES.get(name, "")
-        known = "not known" if value is None else words.clean(f"{value:g}" if isinstance(value, float) else str(value))
-        yield "" if i else "inputs", f"{words.clean(name)} {known}" + (f" (from {source})" if source else "")
+    yield from verdict_text(verdict)
 
 
 def _value(knob: str, value: str | None) -> str:
@@ -88,64 +78,6 @@ def _value(knob: str, value: str | None) -> str:
         return "not known"
     meaning = words.knob_value(knob, value)
     return meaning if meaning == value else f"{meaning} ({words.clean(value) or 'empty'})"
-
-
-def pool_text(pool: PoolStory) -> Iterator[tuple[str, str]]:
-    """One pool of CPUs."""
-    yield "", f"Pool {words.clean(pool.name)} has CPUs {words.clean(pool.cpus) or 'none'}"
-    yield "lent", f"{words.cores(pool.lent_cores)} cores may be used by reclaimed pods"
-    yield "need", f"{words.cores(pool.requirement_cores)} cores is what online pods are estimated to need"
-    yield (
-        "headroom",
-        f"{words.cores(pool.headroom_cores)} cores can be promised to reclaimed pods in all, what they use now included",
-    )
-
-
-def eviction_text(story: EvictionStory, now_ns: int) -> Iterator[tuple[str, str]]:
-    """What became of one pod, newest first; the reason with its numbers once."""
-    yield (
-        "",
-        f"Evictions of {words.clean(story.pod)}{': it was asked to leave, and is still here' if story.leaving else ''}",
-    )
-    for i, entry in enumerate(story.entries):
-        age = words.age((now_ns - entry.wall_time_ns) / 1e9)
-        yield (
-            "" if i else "evictions",
-            f"#{entry.seq}, {words.clock(entry.wall_time_ns / 1e6)}, {age} ago: {_fate(entry)}",
-        )
-    newest = next((entry.victim for entry in story.entries if entry.victim is not None), None)
-    if newest is not None:
-        yield "because", words.clean(newest.verdict.text)
-        yield from _rule_text(newest.verdict)
-
-
-def _fate(entry: EvictionEntry) -> str:
-    if entry.victim is None:
-        return words.clean(f"{entry.kill.reason.value}: {entry.kill.message}") if entry.kill is not None else ""
-    return f"{_sentence(entry.victim)}, says {words.clean(entry.victim.plugin)}"
-
-
-def _sentence(victim: Victim) -> str:
-    if victim.dry_run:
-        return "it would have to leave, but the plugin runs dry"
-    if victim.notify:
-        return "it is told to leave, as it asked for, and stays"
-    grace = "the pod's own grace" if victim.grace_s is None else f"{victim.grace_s:g} s of grace"
-    return f"it has to leave, with {grace}"
-
-
-def threshold_text(threshold: ThresholdView) -> Iterator[tuple[str, str]]:
-    """One threshold of an eviction plugin, as the latest round judged it."""
-    which = words.join([words.clean(threshold.scope), words.clean(threshold.subject)], " ")
-    state = words.clean(threshold.met) if threshold.judged else "not judged"
-    yield "", f"{words.clean(threshold.plugin)}: {state}"
-    if which:
-        yield "scope", which
-    if threshold.observed is not None and threshold.value is not None:
-        yield "observed", f"{threshold.observed:.12g}, met when {threshold.operator} {threshold.value:.12g}"
-    if threshold.met_s is not None:
-        yield "met for", f"{words.age(threshold.met_s)}; it acts after {threshold.tolerance_s:g} s"
-    yield "because", words.clean(threshold.text)
 
 
 def now_text(now: Now) -> Iterator[tuple[str, str]]:
@@ -173,12 +105,12 @@ def text(found: Answer, now_ns: int, width: int) -> Iterator[str]:
     """The whole answer, a section per knob and pool."""
     for story in found.knobs:
         yield from section(knob_text(story, found.now, now_ns), width)
-    for pod in found.untouched:
-        yield from section(
-            iter([("", f"No knob of {words.clean(pod)} was decided on: its cgroup is as its owner made it")]), width
-        )
+    for pod in found.pods:
+        yield from section(pod_text(pod), width)
     for pool in found.pools:
         yield from section(pool_text(pool), width)
+    if found.memory is not None:
+        yield from section(memory_text(found.memory), width)
     for evicted in found.evictions:
         yield from section(eviction_text(evicted, now_ns), width)
     for threshold in found.thresholds:
@@ -205,13 +137,13 @@ def nothing(target: str, kinds: dict[str, list[str]]) -> Iterator[str]:
 
 
 @click.command()
-@click.argument("target", required=False, metavar="[POD|CGROUP|KNOB|POOL|PLUGIN|#EVENT]")
+@click.argument("target", required=False, metavar="[POD|CGROUP|KNOB|POOL|REGION|PLUGIN|memory|#EVENT]")
 @url_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def explain(target: str | None, url: str, as_json: bool) -> None:
-    """Say why a knob, pod or pool is what it is: the decision, its rule, threshold and inputs, and where those come from.
-    Of a pod also why it had to leave; of an eviction PLUGIN what it looks at. #EVENT is one decision by its number in the
-    journal.
+    """Say why a knob, pod, pool or memory is what it is: the decision, its rule, threshold and inputs, and where those come
+    from. Of a pod also why it had to leave; of an eviction PLUGIN what it looks at. #EVENT is one decision by its number in
+    the journal.
 
     Without a target: everything that the agent ever decided on. Exits with 1 where nothing is known.
     """

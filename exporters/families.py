@@ -16,10 +16,12 @@ from api.decisions import Act, Round
 from api.node_advice import NodeAdvice, PowerKind
 from api.samples import Snapshot
 from api.text import printable
+from exporters.advised import advised_families
 from exporters.cgroups import cgroup_families, dropped
 from exporters.evictions import eviction_families, kills_after, victims_after
 from exporters.nodes import MOST_INTERFACES, node_families
 from exporters.points import Distribution, Exemplar, Family, Labels, Point, points
+from exporters.promised import promised_families
 from exporters.traces import exemplar_labels
 
 MAX_CGROUPS = 512
@@ -120,6 +122,7 @@ def _all(observed: Observed) -> Iterator[Family]:
         yield from cgroup_families(snapshot, finished.previous, trace, about.max_cgroups)
         yield _indicators(snapshot)
         yield from _advice(finished)
+        yield from advised_families(finished)
         if finished.evictions is not None:
             yield from eviction_families(finished.evictions)
     yield _tallies("dioptase_decisions_total", observed.decisions)
@@ -173,12 +176,9 @@ def _advice(finished: Round) -> Iterator[Family]:
     advice = finished.advice
     if advice is None:
         return
-    signals = [(region.region.name, signal) for region in advice.cpu.regions for signal in region.signals]
-    yield points("dioptase_region_indicator", (((name, signal.name), signal.current) for name, signal in signals))
-    yield points("dioptase_region_indicator_target", (((name, signal.name), signal.target) for name, signal in signals))
     yield points("dioptase_pool_cpus", (((pool.name,), len(pool.cpus)) for pool in advice.pools))
     yield points("dioptase_share_requirement_cores", [((), advice.requirement_cores)])
-    yield points("dioptase_reclaim_headroom_cores", [((), advice.headroom_cores)])
+    yield from promised_families(advice)
     yield points("dioptase_reclaim_lent_cores", [((), advice.lent_cores)])
 
 

@@ -11,9 +11,12 @@ from heapq import nlargest
 
 import msgspec
 
+from api.advice import Headroom, PoolSize, RegionAdvice
 from api.cpus import format_cpu_list
 from api.decisions import Advice, Outcome, Round, Status
 from api.histograms import BOUNDS_NS
+from api.knobs import Verdict
+from api.memory_advice import MemoryAdvice
 from api.node_advice import NodeAdvice
 from api.rates import Rates, rates
 from api.samples import CgroupSample, Snapshot, SourceStatus
@@ -92,13 +95,23 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     reclaimed_cores: float | None
     """What they used since the previous round."""
     requirement_cores: float | None
-    headroom_cores: float | None
-    """What can be promised to reclaimed pods in all, what they use now included."""
+    headroom: Headroom | None = None
+    """What can be promised to reclaimed pods in all, what they use now included,"""
+    advertised: Headroom | None = None
+    """and what the node advertises of it."""
     shadow: ShadowView | None = None
     answers: tuple[AnswerView, ...] = ()
     """Of the node as a whole, as far as that is switched on."""
     pools: Mapping[str, str]
     """CPU list of each pool."""
+    sizes: tuple[PoolSize, ...] = ()
+    """How large each is to be, by NUMA node,"""
+    regions: tuple[RegionAdvice, ...] = ()
+    """and what the online pods on it get, with the reasons."""
+    rejected: Mapping[str, Verdict] = {}
+    """Pods whose wish for CPUs cannot be fulfilled, and why."""
+    memory: MemoryAdvice | None = None
+    """What is advised of memory; what it wishes of cgroups is among the changes."""
     node: NodeView = NodeView()
     containers: tuple[ContainerView, ...]
     others: tuple[ContainerView, ...] = ()
@@ -147,10 +160,15 @@ def build(finished: Round) -> View:
         lent_cores=advice.lent_cores if advice else None,
         reclaimed_cores=sum(reclaimed) if reclaimed else None,
         requirement_cores=advice.requirement_cores if advice else None,
-        headroom_cores=advice.headroom_cores if advice else None,
+        headroom=advice.headroom if advice else None,
+        advertised=advice.advertised if advice else None,
         shadow=_shadow(finished.shadow),
         answers=_answers(finished.node),
         pools={pool.name: format_cpu_list(pool.cpus) for pool in advice.pools} if advice else {},
+        sizes=advice.cpu.sizes if advice else (),
+        regions=advice.cpu.regions if advice else (),
+        rejected=advice.rejected if advice else {},
+        memory=_without_wishes(finished.memory),
         node=node_view(snapshot, previous, change.node.interval_ns if change else None, ended, reclaims.values()),
         containers=containers,
         others=_others(snapshot, previous, change, reclaims, ours) if previous and change else (),
@@ -185,6 +203,10 @@ def _answers(node: NodeAdvice | None) -> tuple[AnswerView, ...]:
     )
 
 
+def _without_wishes(memory: MemoryAdvice | None) -> MemoryAdvice | None:
+    return None if memory is None else msgspec.structs.replace(memory, wishes=())
+
+
 def past(view: View) -> View:
     """What five minutes of rounds are kept of: the pictures over time need no more, and memory is dear."""
     node = msgspec.structs.replace(view.node, zones=(), oom_victims=())
@@ -193,7 +215,13 @@ def past(view: View) -> View:
         node=node,
         containers=tuple(map(past_of, view.containers)),
         others=tuple(map(past_of, view.others)),
+        sizes=(),
+        regions=(),
+        rejected={},
+        memory=None,
         evictions=None,
+        headroom=None,
+        advertised=None,
     )
 
 

@@ -56,7 +56,9 @@ export function showTiles(view, row, targetUs) {
   say(byId("lent"), cores(view.lent_cores));
   say(byId("lent-of"), `of ${cpus} cores`);
   bar("lent-bar", view.lent_cores, cpus);
-  say(byId("lent-note"), view.lent_cores !== null && view.lent_cores >= cpus ? "all that online pods leave idle" : view.headroom_cores === null ? "" : `headroom ${cores(view.headroom_cores)}, use included`);
+  say(byId("lent-note"), view.lent_cores !== null && view.lent_cores >= cpus ? "all that online pods leave idle" : view.headroom === null || view.headroom.cores === null ? "" : `headroom ${cores(view.headroom.cores)}, use included`);
+  const told = view.advertised === null ? null : view.advertised.cores;
+  say(byId("told-note"), told === null ? "" : `advertised ${cores(told)}`);
   say(byId("used"), cores(view.reclaimed_cores));
   bar("used-bar", view.reclaimed_cores, cpus);
   say(byId("used-note"), view.reclaimed_cores !== null && view.lent_cores ? `${percent(view.reclaimed_cores / view.lent_cores)} of what is lent` : "");

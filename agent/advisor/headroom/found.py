@@ -6,6 +6,7 @@ reporter to say.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -167,22 +168,24 @@ def _estimate(case: Case) -> Headroom:
 def _free_by_numa(case: Case) -> dict[int, float]:
     """CPUs of each NUMA node less what its online pods need; one that is bound to none needs of all alike."""
     sizes = _node_cpus(case.snapshot)
+    if len(sizes) < 2:
+        return {numa: float(size) for numa, size in sizes.items()}
     numa_of = {cpu.id: cpu.numa for cpu in case.snapshot.topology.cpus}
-    total = sum(sizes.values())
-    need = dict.fromkeys(sizes, 0.0)
+    need, anywhere = dict.fromkeys(sizes, 0.0), 0.0
     for pod in case.snapshot.pods:
         if not pod.qos.online:
             continue
         cores = pod_cores(pod, case.snapshot, case.memory.containers, case.config, reclaimable=True)
         bound = [numa for numa in pod.bound_numa if numa in sizes]
-        cpus = [cpu for c in pod.containers for cpu in case.memory.cpus.get(c.cgroup, ())] if bound else []
-        assigned = {numa: sum(numa_of.get(cpu) == numa for cpu in cpus) for numa in bound}
-        for numa, size in sizes.items():
-            if not bound:
-                need[numa] += cores * size / total
-            elif numa in assigned:
-                need[numa] += cores * numa_part(numa, bound, assigned)
-    return {numa: max(size - need[numa], 0.0) for numa, size in sizes.items()}
+        if not bound:
+            anywhere += cores
+            continue
+        assigned = Counter(numa_of.get(cpu) for c in pod.containers for cpu in case.memory.cpus.get(c.cgroup, ()))
+        at = {numa: assigned[numa] for numa in bound}
+        for numa in bound:
+            need[numa] += cores * numa_part(numa, bound, at)
+    share = anywhere / sum(sizes.values())
+    return {numa: max(size - need[numa] - share * size, 0.0) for numa, size in sizes.items()}
 
 
 def _koordinator(case: Case) -> Headroom:

@@ -12,6 +12,7 @@ from agent.advisor.overcommit import PodLoad
 from agent.advisor.regions import bound_nodes, share_pool
 from agent.advisor.reporter import Capacity
 from agent.config import AdvisorConfig
+from agent.config.headroom import GIB
 from api.advice import UNBOUND
 from api.pods import Pod
 from api.qos import QoSLevel
@@ -20,6 +21,7 @@ from api.samples import CgroupSample, Snapshot
 
 _QOS_CLASS, _PRIORITY_CLASS = "koordinator.sh/qosClass", "koordinator.sh/priority-class"
 _BY_PRIORITY = ((9000, 9999, Tier.PROD), (7000, 7999, Tier.MID), (5000, 5999, Tier.BATCH), (3000, 3999, Tier.FREE))
+_TIERS: Mapping[str | None, Tier] = {tier.value: tier for tier in Tier}
 _RESIDENT = ("anon", "total_rss", "rss")
 """Resident memory in memory.stat: of version 2, and of version 1 with and without all cgroups below."""
 _NOT_CACHE = (
@@ -77,12 +79,12 @@ def capacity(snapshot: Snapshot) -> Capacity:
 
 
 def tenants(snapshot: Snapshot, cpus_by_cgroup: Mapping[str, tuple[int, ...]]) -> tuple[Tenant, ...]:
-    """Online pods as far as they decide what may be lent around them."""
+    """Online pods that are to be bound to NUMA nodes, as far as they decide what may be lent around them."""
     nodes = snapshot.topology.numa_nodes
     numa_of = {cpu.id: cpu.numa for cpu in snapshot.topology.cpus}
     found = []
     for pod in snapshot.pods:
-        if not pod.qos.online:
+        if not (pod.qos.online and pod.enhancements.numa_binding):
             continue
         cpus = (cpu for c in pod.containers for cpu in cpus_by_cgroup.get(c.cgroup, ()))
         bound = bound_nodes(pod, nodes)
@@ -146,6 +148,8 @@ def memory_budget(
         system_used=None if busy is None else max(busy - sum(space or 0.0 for _, space in used), 0.0),
         reserved=reserved_bytes,
         demands=demands,
+        per_unit=float(GIB),
+        unit=" GiB",
         prod_reclaimable=prod_reclaimable_bytes,
         node_used=busy,
     )
@@ -184,8 +188,8 @@ def prod_spare_bytes(snapshot: Snapshot) -> float:
 def tier_of(pod: Pod) -> Tier:
     """Koordinator's class of a pod: by label, by priority, else batch for reclaimed_cores and prod for all others."""
     label = pod.labels.get(_PRIORITY_CLASS)
-    if label in [tier.value for tier in Tier]:
-        return Tier(label)
+    if label in _TIERS:
+        return _TIERS[label]
     for low, high, tier in _BY_PRIORITY:
         if low <= pod.priority <= high:
             return tier
