@@ -21,12 +21,13 @@ import msgspec
 from agent.config import Config
 from agent.hierarchy import V1_CONTROLLERS, Hierarchy, detect
 from agent.loop import Loop
+from agent.putting_back import put_back
 from agent.qrm.actuator import Actuator
 from agent.qrm.checkpoint import Checkpoint
 from agent.qrm.cpu import managed
 from agent.qrm.knobs import KnobFiles
 from agent.qrm.originals import Locked, Originals, boot_id, open_originals
-from agent.report.evictions import EvictionJournal
+from agent.report.evictions import EvictionJournal, open_journals
 from agent.report.journal import DecisionJournal
 from agent.report.log import RoundLog
 from agent.sense.cgroups import CgroupReader
@@ -40,9 +41,9 @@ from agent.sense.schedstat import SchedstatWaits
 from agent.sense.sensor import Sensor
 from agent.sense.topology import read_topology
 from agent.sense.triggers import TriggerSet
-from agent.settings import load
+from agent.settings import ConfigError, load
 from api import VERSION
-from api.decisions import Act, Status
+from api.decisions import Act
 from api.ports import PodSource, Probe, Sink, Unavailable, WaitSource
 from exporters.families import About
 from exporters.http import STALE_S, Server
@@ -54,6 +55,7 @@ from probes.runqlat import open_waits
 
 if TYPE_CHECKING:
     from agent.eviction.evictor import Evictor
+    from agent.qrm.node_knobs import NodeKnobs
     from exporters.otlp import OtelSink
     from exporters.recorder import Recorder
 
@@ -66,6 +68,8 @@ _COLLECTIONS = (10_000, 10, 10)
 """Instead of (700, 10, 10)."""
 READERS = 2
 """Threads that answer scrapes: more would only keep more memory, for they compute and share one interpreter."""
+NODE_ORIGINALS, RESCTRL_GROUPS = "node-originals.json", "fs/resctrl/dioptase-*"
+"""As agent.qrm.node_files and agent.qrm.resctrl have them, which are loaded only where they are needed."""
 PROC, SYS = Path("/proc"), Path("/sys")
 
 
@@ -96,7 +100,21 @@ def main(options: Options) -> int:
     # Until the loop takes signals over, an end while the probe compiles must clean up as well.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     config = load(options.config, registry.NAMES)
+    if options.config is not None:
+        _held(config, options.config)
     return asyncio.run(_run(options, config, _pods(options.pods, config)))
+
+
+def _held(config: Config, path: Path) -> None:
+    """Raise ConfigError where this node lacks what the settings keep back."""
+    from agent.fitting import misfit  # noqa: PLC0415 - the defaults fit everywhere
+
+    reader = NodeReader(PROC, SYS)
+    node = reader.read()
+    reader.close()
+    numa = {number: one.meminfo["MemTotal"] for number, one in node.numa.items() if "MemTotal" in one.meminfo}
+    if found := misfit(config, read_topology(SYS), node.memory_total_bytes, numa):
+        raise ConfigError(f"{path}: {found}")
 
 
 def _pods(path: Path | None, config: Config) -> PodSource:
@@ -140,8 +158,9 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         stack.callback(waits.close)
         probes = Background(registry.openers(chosen, {BLAME: partial(beside, waits)}))
         stack.callback(probes.close)
+        node_knobs, knobs_missing = _open_node_knobs(options, config, act, hierarchy)
         evictor = _open_evictor(config, act, hierarchy, stack)
-        journals = _open_journals(None if originals is None else options.state_dir, stack, evicting=evictor is not None)
+        journals = open_journals(None if originals is None else options.state_dir, stack, evicting=evictor is not None)
         recorder = _open_recorder(options, stack)
         indicators = Indicators()
         # Who asks for Malachite's documents reads back what it has just set, under a time that is to be true.
@@ -169,8 +188,9 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             sinks=sinks,
             triggers=_triggers(hierarchy, stack),
             evictor=evictor,
+            node_knobs=node_knobs,
             checkpoint=Checkpoint(options.state_dir, boot_id(PROC)) if act is Act.ON else None,
-            banner=(*state_missing, *act_missing, *waits_missing),
+            banner=(*state_missing, *act_missing, *waits_missing, *knobs_missing),
         )
         _few_collections()
         probes.start()
@@ -179,7 +199,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         try:
             await _until_told(loop, options)
         finally:
-            left = _put_back(originals, files, loop, journals[0]) if act is Act.ON else 0
+            left = put_back(originals, files, node_knobs, loop.latest, journals[0]) if act is Act.ON else 0
             if act is not options.act:
                 log.warning("--act on was asked for, and nothing was written. %s", " ".join(act_missing))
     return 1 if left else 0
@@ -222,18 +242,6 @@ def _open_waits(hierarchy: Hierarchy, *, blame: bool, watching: bool) -> tuple[W
         coarse = "Run-queue waits come from schedstat, as sums without a distribution, and of the pods in --pods only"
         none = "There are no run-queue waits: without BPF they come from schedstat, of the pods in --pods only"
         return SchedstatWaits(PROC, hierarchy), (f"{none if watching else coarse}: {error.reason}: {error.remedy}.",)
-
-
-def _open_journals(
-    directory: Path | None, stack: AsyncExitStack, *, evicting: bool
-) -> tuple[DecisionJournal, EvictionJournal | None]:
-    """What is decided, and who had to leave where somebody may; in memory alone where there is no directory."""
-    decisions, evictions = DecisionJournal(None if directory is None else directory / "decisions.jsonl"), None
-    stack.callback(decisions.close)
-    if evicting:
-        evictions = EvictionJournal(None if directory is None else directory / "evictions.jsonl")
-        stack.callback(evictions.close)
-    return decisions, evictions
 
 
 def _open_recorder(options: Options, stack: AsyncExitStack) -> Recorder | None:
@@ -334,6 +342,22 @@ def _open_evictor(config: Config, act: Act, hierarchy: Hierarchy, stack: AsyncEx
     return Evictor(config, killer)
 
 
+def _open_node_knobs(
+    options: Options, config: Config, act: Act, hierarchy: Hierarchy
+) -> tuple[NodeKnobs | None, tuple[str, ...]]:
+    """Settings of disks and caches, where there are any or an earlier agent had some; why they are left alone."""
+    left = act is Act.ON and ((options.state_dir / NODE_ORIGINALS).exists() or any(SYS.glob(RESCTRL_GROUPS)))
+    if act is Act.OFF or not (config.knobs.of_the_node or left):
+        return None, ()
+    from agent.qrm.node_knobs import open_node_knobs  # noqa: PLC0415 - few nodes set any
+
+    state = (options.state_dir, boot_id(PROC))
+    try:
+        return open_node_knobs(config.knobs, hierarchy, state, SYS, dry=act is not Act.ON), ()
+    except Unavailable as error:
+        return None, (f"Disks and caches are left alone: {error.reason}: {error.remedy}.",)
+
+
 def _triggers(hierarchy: Hierarchy, stack: AsyncExitStack) -> TriggerSet | None:
     """Pressure triggers of online cgroups where there is a unified hierarchy; without one, waits have to do."""
     if hierarchy.v2 is None:
@@ -352,26 +376,6 @@ async def _until_told(loop: Loop, options: Options) -> None:
     if options.duration_s is not None:
         running.call_later(options.duration_s, loop.stop)
     await loop.run()
-
-
-def _put_back(originals: Originals | None, files: KnobFiles, loop: Loop, journal: DecisionJournal) -> int:
-    """Restore every original and have that in the journal; how many could not be."""
-    if originals is None:
-        return 0
-    outcomes = originals.restore(files)
-    if loop.latest is not None:
-        journal.publish(msgspec.structs.replace(loop.latest, trigger="end", advice=None, outcomes=outcomes))
-    done = sum(outcome.status in (Status.APPLIED, Status.UNCHANGED) for outcome in outcomes)
-    log.info("%d changed values were put back", done)
-    for outcome in outcomes:
-        if outcome.error and outcome.status is not Status.VANISHED:
-            log.error("%s %s: %s", outcome.decision.cgroup, outcome.decision.knob.value, outcome.error)
-    for message in originals.messages:
-        log.warning("%s", message)
-    left = len(originals.entries())
-    if left:
-        log.error("%d values could not be put back; run `dioptase reset`", left)
-    return left
 
 
 def _no_command() -> int:

@@ -22,7 +22,7 @@ from agent.policy import Remembered, judge
 from agent.qrm.actuator import Actuator
 from agent.qrm.checkpoint import Checkpoint
 from agent.qrm.cpu import managed
-from agent.qrm.placing.state import CpuState, rebuild, with_bindings
+from agent.qrm.placing.state import CpuState, rebuild
 from agent.sense.sensor import Sensor
 from agent.sense.triggers import TriggerSet
 from api.decisions import Act, Advice, Outcome, Round
@@ -36,6 +36,7 @@ from api.samples import Snapshot, SourceStatus
 
 if TYPE_CHECKING:
     from agent.eviction.evictor import Evictor
+    from agent.qrm.node_knobs import NodeKnobs
 
 log = logging.getLogger(__name__)
 TICK = "tick"
@@ -54,6 +55,7 @@ class Loop:
         triggers: TriggerSet | None = None,
         checkpoint: Checkpoint | None = None,
         evictor: Evictor | None = None,
+        node_knobs: NodeKnobs | None = None,
         banner: tuple[str, ...] = (),
     ) -> None:
         """Raises Unavailable where the checkpoint cannot be read."""
@@ -67,7 +69,7 @@ class Loop:
             self._banner += checkpoint.messages
         self._known = Remembered(advisor=Memory(lent_cores=actuator.inherited_cores()), cpus=cpus or CpuState())
         self._shadow = Remembered()
-        self._evictor = evictor
+        self._evictor, self._node_knobs = evictor, node_knobs
         self._previous: Snapshot | None = None
         self._latest: Round | None = None
         self._online_ids: dict[str, list[int]] = {}
@@ -142,6 +144,7 @@ class Loop:
         except Exception as error:
             log.exception("round %d: the %s failed; nothing more is changed in this round", self._seq, stage)
             snapshot = _with_failure(snapshot, stage, error)
+        outcomes, snapshot = self._set_node(outcomes, snapshot, started)
         evictions, kills, snapshot = self._evicted(self._saved(snapshot), advice, memory, started)
         shadow, snapshot = self._shadowed(snapshot, started)
         finished = Round(
@@ -184,19 +187,31 @@ class Loop:
             return msgspec.structs.replace(snapshot, sources=(*snapshot.sources, status))
         return snapshot
 
+    def _set_node(
+        self, outcomes: tuple[Outcome, ...], snapshot: Snapshot, now_ns: int
+    ) -> tuple[tuple[Outcome, ...], Snapshot]:
+        """What settings say of whole disks and of caches, whatever became of the advice."""
+        if self._node_knobs is None:
+            return outcomes, snapshot
+        try:
+            done, failed = self._node_knobs.turn(snapshot, now_ns)
+        except Exception as error:
+            log.exception("the knobs of the node failed; they stay as they are")
+            return outcomes, _with_failure(snapshot, "node-knobs", error)
+        sources = (*snapshot.sources, *failed)
+        return (*outcomes, *done), msgspec.structs.replace(snapshot, sources=sources)
+
     def _evicted(
         self, snapshot: Snapshot, advice: Advice | None, memory: MemoryAdvice | None, now_ns: int
     ) -> tuple[Evictions | None, tuple[KillEvent, ...], Snapshot]:
         """Who has to leave. Where the manager fails, nobody has to, and a source tells."""
         if self._evictor is None:
             return None, (), snapshot
-        loads = {path: known.load1 for path, known in self._known.advisor.containers.items() if known.load1 is not None}
         kills: tuple[KillEvent, ...] = ()
         started = time.monotonic_ns()
         try:
             kills = self._evictor.outcomes()
-            pods = with_bindings(snapshot.pods, self._known.cpus)
-            found = self._evictor.turn(msgspec.structs.replace(snapshot, pods=pods), advice, memory, loads, now_ns)
+            found = self._evictor.turn(snapshot, advice, memory, self._known, now_ns)
         except Exception as error:
             log.exception("the eviction manager failed; nobody is asked to leave in this round")
             return None, kills, _with_failure(snapshot, "eviction", error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,11 +21,15 @@ from agent.policy import Remembered, judge
 from agent.qrm.cpu import managed
 from agent.qrm.table import TABLE
 from api.decisions import Advice, Decision, Round
+from api.evictions import Victim
 from api.histograms import SLOTS, quantile_ns
 from api.knobs import Knob
 from api.qos import QoSLevel
 from api.rates import Rates, members, rates
 from api.samples import Snapshot
+
+if TYPE_CHECKING:
+    from agent.eviction.evictor import Evictor
 
 NS_PER_S = 1_000_000_000
 HELD_BACK = 0.95
@@ -66,6 +71,8 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """What online pods waited for batch work, or would have,"""
     short_cores: float
     """and what they wanted beyond the CPUs of their own pool, where the pools are kept apart."""
+    victims: int | None = None
+    """Pods that would have had to leave; None where no eviction plugin is named."""
 
 
 class Player:
@@ -76,12 +83,22 @@ class Player:
         self._remembered = Remembered()
         self._known: dict[tuple[str, Knob], str] = {}
         self.decisions: tuple[Decision, ...] = ()
-        """Of the latest round."""
+        """Of the latest round,"""
+        self.victims: tuple[Victim, ...] | None = None
+        """and who would have had to leave in it; None where no eviction plugin is named."""
+        self._evictor: Evictor | None = None
+        if config.eviction.plugins:
+            from agent.eviction.evictor import Evictor  # noqa: PLC0415 - most settings evict nobody
+
+            self._evictor = Evictor(config, None)
 
     def judge(self, snapshot: Snapshot) -> tuple[Advice | None, int]:
         """The policy's advice, and how many knobs it would have turned."""
         judged, self._remembered = judge(snapshot, self._config, self._remembered, snapshot.taken_at_ns)
         advice = judged.advice
+        if self._evictor is not None:
+            now_ns = snapshot.taken_at_ns
+            self.victims = self._evictor.turn(snapshot, advice, judged.memory, self._remembered, now_ns).victims
         if advice is None:
             return None, 0
         knobs = dict.fromkeys(managed(snapshot.pods), frozenset(TABLE))
@@ -104,7 +121,7 @@ def play(rounds: Iterable[Round], policies: Mapping[str, Config]) -> Iterator[tu
         if change is not None and before is not None:
             began_ns = before.snapshot.taken_at_ns if began_ns is None else began_ns
             fact = fact_of(before, finished, change, began_ns)
-            yield fact, {name: mark(fact, advice, changes) for name, (advice, changes) in judged.items()}
+            yield fact, {name: mark(fact, *judged[name], player.victims) for name, player in players.items()}
         elif before is not None:
             began_ns = None
         before = finished
@@ -136,7 +153,7 @@ def _harm_ns(before: Snapshot, now: Snapshot, online: Sequence[str], reclaimed: 
     return sum(sum(found.by_reclaimed.values()) for found in told if found is not None)
 
 
-def mark(fact: Fact, advice: Advice | None, changes: int) -> Mark:
+def mark(fact: Fact, advice: Advice | None, changes: int, victims: Sequence[Victim] | None = None) -> Mark:
     """What a policy's advice would have come to. Without any, nothing holds batch work back."""
     cpus = float(fact.node_cpus)
     lent = cpus if advice is None else advice.lent_cores
@@ -155,6 +172,7 @@ def mark(fact: Fact, advice: Advice | None, changes: int) -> Mark:
         batch_cores=would,
         harm_cores=0.0 if apart else fact.harm_cores * share,
         short_cores=max(fact.wanted_cores - len(own), 0.0) if apart else 0.0,
+        victims=None if victims is None else len(victims),
     )
 
 
@@ -176,6 +194,8 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     """and by how much, on average over those."""
     shrinks: int
     changes: int
+    victims: int | None
+    """Pods that would have had to leave; they stayed, so one may be counted again. None where no plugin is named."""
 
 
 class Tally:
@@ -193,6 +213,7 @@ class Tally:
         """Use that nothing later exceeds, so the first is the most since any open promise."""
         self._kept = self._missed = 0
         self._missed_cores = 0.0
+        self._victims: int | None = None
 
     def add(self, fact: Fact, mark: Mark) -> None:
         seconds = fact.interval_s
@@ -204,6 +225,8 @@ class Tally:
         self._short += mark.short_cores * seconds
         self._shrinks += mark.action == "shrink"
         self._changes += mark.changes
+        if mark.victims is not None:
+            self._victims = (self._victims or 0) + mark.victims
         self._slots = [a + b for a, b in zip(self._slots, fact.waits, strict=True)]
         while self._peaks and self._peaks[-1][1] <= fact.online_cores:
             self._peaks.pop()
@@ -240,4 +263,5 @@ class Tally:
             missed_cores=self._missed_cores / self._missed if self._missed else None,
             shrinks=self._shrinks,
             changes=self._changes,
+            victims=self._victims,
         )

@@ -67,6 +67,7 @@ ROWS: tuple[tuple[str, Callable[[Score], str]], ...] = (
     ("by, cores", lambda s: "-" if s.missed_cores is None else f"{s.missed_cores:.2f}"),
     ("times taken back", lambda s: f"{s.shrinks}"),
     ("values written", lambda s: f"{s.changes}"),
+    ("pods that would have to leave", lambda s: "-" if s.victims is None else f"{s.victims}"),
 )
 
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 import msgspec
 
-from agent.advisor.reporter import Capacity, ReporterMemory, report
 from agent.config import AdvisorConfig, Config
 from agent.eviction.judgement import PLUGIN_FAILED
 from agent.eviction.killer import Killer, carry_out
 from agent.eviction.manager import judge
 from agent.eviction.situation import Situation
 from agent.eviction.state import EvictionMemory
-from api.advice import Headroom
+from agent.policy import Remembered
+from agent.qrm.placing.state import with_bindings
 from api.decisions import Advice
 from api.evictions import Evictions, KillEvent
 from api.memory_advice import MemoryAdvice, MemoryEviction
@@ -32,7 +32,7 @@ class Evictor:
         self._all, self._killer = config, killer
         dry = msgspec.structs.replace(config.eviction, dry_run=("*",))
         self._config = dry if killer is None else config.eviction
-        self._memory, self._reported = EvictionMemory(), ReporterMemory()
+        self._memory = EvictionMemory()
 
     def outcomes(self) -> tuple[KillEvent, ...]:
         """What became of those who had to leave. To be called every round: it also ends those whose grace is over."""
@@ -43,15 +43,19 @@ class Evictor:
         snapshot: Snapshot,
         advice: Advice | None,
         memory: MemoryAdvice | None,
-        loads: Mapping[str, float],
+        known: Remembered,
         now_ns: int,
     ) -> Evictions:
-        """Who has to leave now; they are asked to. `now_ns` is CLOCK_MONOTONIC, `loads` those of containers by cgroup."""
+        """Who has to leave now; they are asked to. `known` is what advice and placement of this round remember; `now_ns` is
+        CLOCK_MONOTONIC."""
+        # Pods with the NUMA nodes that QRM bound them to.
+        snapshot = msgspec.structs.replace(snapshot, pods=with_bindings(snapshot.pods, known.cpus))
+        loads = {path: each.load1 for path, each in known.advisor.containers.items() if each.load1 is not None}
         pools = {} if advice is None else {pool.name: pool.cpus for pool in advice.pools}
         situation = Situation(
             snapshot=snapshot,
             now_ns=now_ns,
-            headroom=None if advice is None else self._promised(snapshot, advice, memory, now_ns),
+            headroom=None if advice is None else advice.advertised,
             advice=None if advice is None else advice.cpu,
             pools=pools,
             shared_limit_cpus=_shared_limit(snapshot, pools, self._all.advisor),
@@ -64,22 +68,6 @@ class Evictor:
             return found
         carry_out(found, snapshot.pods, self._killer)
         return msgspec.structs.replace(found, leaving=tuple(sorted(self._killer.leaving)))
-
-    def _promised(self, snapshot: Snapshot, advice: Advice, memory: MemoryAdvice | None, now_ns: int) -> Headroom:
-        """What the node advertises: means of minutes, in steps. What may be lent in one round swings with the waits."""
-        found = advice.headroom
-        if found is None:
-            found = Headroom(
-                cores=advice.headroom_cores,
-                memory_bytes=None if memory is None else memory.headroom_bytes,
-                memory_by_numa={} if memory is None else memory.headroom_by_numa,
-                verdict=advice.verdict,
-            )
-        reclaim = self._all.advisor.enable_reclaim
-        advertised, self._reported = report(
-            found, _capacity(snapshot), self._reported, self._all.report, now_ns, enable_reclaim=reclaim
-        )
-        return advertised
 
     @staticmethod
     def status(found: Evictions, duration_ns: int) -> SourceStatus:
@@ -105,16 +93,6 @@ def _shared_limit(snapshot: Snapshot, pools: Mapping[str, tuple[int, ...]], advi
         return None
     others = {cpu for name, own in pools.items() if name.partition("-")[0] in _OWN_CPUS for cpu in own}
     return float(cpus - len(others) - advisor.reclaim_reserve_cores(cpus, len(topology.numa_nodes)))
-
-
-def _capacity(snapshot: Snapshot) -> Capacity:
-    cpus = [cpu.numa for cpu in snapshot.topology.cpus]
-    totals = {number: numa.meminfo.get("MemTotal") for number, numa in snapshot.node.numa.items()}
-    return Capacity(
-        cores_by_numa={number: float(cpus.count(number)) for number in sorted(set(cpus))},
-        memory_bytes=snapshot.node.memory_total_bytes,
-        memory_by_numa={number: float(total) for number, total in totals.items() if total is not None},
-    )
 
 
 def _crowded(evictions: tuple[MemoryEviction, ...]) -> dict[int, str]:

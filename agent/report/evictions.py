@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+from agent.report.journal import DecisionJournal
 from agent.report.ledger import Ledger
 from api.decisions import Round
 from api.evictions import EvictionEntry, Evictions, Met, Threshold, Victim
@@ -75,6 +77,18 @@ class EvictionJournal:
     def close(self) -> None:
         """Give the file back. Idempotent."""
         self._ledger.close()
+
+
+def open_journals(
+    directory: Path | None, stack: AsyncExitStack, *, evicting: bool
+) -> tuple[DecisionJournal, EvictionJournal | None]:
+    """What is decided, and who had to leave where somebody may; in memory alone where there is no directory."""
+    decisions, evictions = DecisionJournal(None if directory is None else directory / "decisions.jsonl"), None
+    stack.callback(decisions.close)
+    if evicting:
+        evictions = EvictionJournal(None if directory is None else directory / "evictions.jsonl")
+        stack.callback(evictions.close)
+    return decisions, evictions
 
 
 class EvictionLog:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from agent.config import Config
 from agent.simulation.machine import node
 from agent.simulation.run import run
+from api.decisions import Round
 from cli.main import main
 from exporters.recording import header, pack
+from tests.fakes import BATCH, MIB, WEB, busy_round
 
 
 def recorded(directory: Path, rounds: int = 120) -> Path:
@@ -32,6 +35,32 @@ def test_a_recording_is_judged_by_every_policy(tmp_path: Path) -> None:
     assert found["none"]["score"]["lent_cores"] == 8.0
     assert found["canonical"]["score"]["lent_cores"] < found["latency"]["score"]["lent_cores"] == 8.0
     assert {len(policy["lent"]) for policy in found.values()} == {60}
+
+
+def test_settings_that_evict_are_told_whom_they_would_have_evicted(tmp_path: Path) -> None:
+    """A pod beyond its request for two minutes counts as gone for 45 s each time: at 1, 46 and 91 s, the first not scored."""
+    rounds = [crowded(seq) for seq in range(1, 121)]
+    text = header("0.1", "simulated", 0) + b"".join(pack(finished) for finished in rounds)
+    (tmp_path / "00000001.dioptase").write_bytes(text)
+    policy = tmp_path / "strict.yaml"
+    policy.write_text("advisor: {policy: none}\neviction: {plugins: [rss-overuse-eviction-plugin]}\n")
+    done = CliRunner().invoke(main, ["replay", str(tmp_path), "--policy", str(policy), "--policy", "none", "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)["policies"]
+    assert {name: policy["score"]["victims"] for name, policy in found.items()} == {str(policy): 2, "none": None}
+
+
+def crowded(seq: int) -> Round:
+    """The batch pod requests 16 MiB and holds 32."""
+    finished = busy_round(seq)
+    snapshot = finished.snapshot
+    batch = msgspec.structs.replace(
+        snapshot.cgroups["/batch"], memory_stat={"rss": 32 * MIB}, files_read_at_ns=snapshot.wall_time_ns
+    )
+    container = msgspec.structs.replace(BATCH.containers[0], memory_request_bytes=16 * MIB)
+    pods = (WEB, msgspec.structs.replace(BATCH, containers=(container,)))
+    cgroups = {**snapshot.cgroups, "/batch": batch}
+    return msgspec.structs.replace(finished, snapshot=msgspec.structs.replace(snapshot, cgroups=cgroups, pods=pods))
 
 
 def test_tables_and_lines_fit_a_terminal(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_a_run_ends_by_itself_and_leaves_a_summary_and_nothing_else(hierarchy: H
     demo = Demo(tmp_path, 6)
     code, text = demo.output()
     assert code == 0, text
-    act, *_, pods_end, last = demo.note.read_text().splitlines()
+    act, *_, pods_end, _request, last = demo.note.read_text().splitlines()
     assert (act, last) == ("on", "SIGTERM")
     assert pods_end.strip() == f"cgroup: /{BATCH}"
     assert re.search(r"applied +demo/batch +cpu\.idle .*\(batch gives way\)", text)

@@ -139,7 +139,9 @@ def test_the_demo_lives_through_an_eviction_of_its_batch_job(tmp_path: Path) -> 
             stdout=output, stderr=output, env={**os.environ, "COLUMNS": "200"},
         )  # fmt: skip
     try:
-        eventually("the batch job leaves", lambda: "the batch job was evicted" in said.read_text(), 90)
+        eventually("it leaves", lambda: demo.poll() is not None or "job was evicted" in said.read_text(), 90)
+        if "another demo is running" in said.read_text():
+            pytest.skip("somebody runs dioptase demo on this machine now")
         demo.send_signal(signal.SIGINT)
         assert demo.wait(40) == 0, said.read_text()
     finally:

@@ -7,16 +7,18 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import pytest
 
+from agent.advisor.containers import ContainerMemory
+from agent.advisor.state import Memory
 from agent.config import AdvisorConfig, Config
 from agent.config.eviction import EvictionConfig
 from agent.config.eviction_cpu import LoadConfig
-from agent.config.headroom import ReportConfig
 from agent.eviction import manager
 from agent.eviction.evictor import Evictor
-from api.advice import CpuAdvice, Region, RegionAdvice, RegionKind
+from agent.policy import Remembered
+from agent.qrm.placing.state import Allocation, CpuState
+from api.advice import CpuAdvice, Headroom, Region, RegionAdvice, RegionKind
 from api.decisions import Advice, Pool
 from api.evictions import KillEvent, KillReason, Met
-from api.facts import NumaNode
 from api.knobs import Verdict
 from api.memory_advice import MemoryAdvice, MemoryCondition, MemoryEviction, MemoryPressure
 from api.pods import Pod
@@ -25,6 +27,7 @@ from api.samples import Snapshot
 from tests.agent.eviction.builders import MIB, S, pod, situation
 
 RSS, LOAD = "rss-overuse-eviction-plugin", "cpu-pressure-load-plugin"
+NUMA = "reclaimed-numa-resource-pressure-eviction-plugin"
 RECLAIMED, BALANCER = "reclaimed-resource-pressure-eviction-plugin", "numa-memory-balancer"
 WHY = Verdict(rule="r", text="t")
 BATCH = pod("batch", memory=100 * MIB)
@@ -58,8 +61,8 @@ def config(*plugins: str, **fields: object) -> Config:
     return msgspec.convert({"eviction": {"plugins": plugins}, **fields}, Config)
 
 
-def advice(pools: Mapping[str, int], headroom_cores: float | None = None) -> Advice:
-    """Pools of so many CPUs each, one after the other; `web` is in `share`."""
+def advice(pools: Mapping[str, int], advertised: Headroom | None = None) -> Advice:
+    """Pools of so many CPUs each, one after the other; `web` is in `share`. Nothing is found to promise in this round."""
     placed, first = [], 0
     for name, size in pools.items():
         placed.append(Pool(name=name, cpus=tuple(range(first, first + size))))
@@ -68,18 +71,18 @@ def advice(pools: Mapping[str, int], headroom_cores: float | None = None) -> Adv
     one = RegionAdvice(region=region, policy="p", controls={}, upper_cores=8, lower_cores=1, verdict=WHY)
     return Advice(
         policy="latency", cpu=CpuAdvice(regions=(one,)), pools=tuple(placed), requirement_cores=1, lent_cores=1,
-        headroom_cores=headroom_cores, idle=True, action="hold", verdict=WHY,
+        headroom=Headroom(cores=0.0, verdict=WHY), advertised=advertised, idle=True, action="hold", verdict=WHY,
     )  # fmt: skip
 
 
 def test_who_is_over_is_handed_to_the_killer_once_and_is_shown_as_leaving() -> None:
     killer = Remembering()
     evictor = Evictor(config(RSS), killer)
-    first = evictor.turn(over(100, batch=106, web=50), None, None, {}, 100 * S)
+    first = evictor.turn(over(100, batch=106, web=50), None, None, Remembered(), 100 * S)
     assert [(victim.pod, victim.dry_run) for victim in first.victims] == [("default/batch", False)]
     assert (killer.asked, first.leaving) == ([("default/batch", None)], ("default/batch",))
     # The next round: it still holds all that memory, and is on its way; nobody else has to go.
-    later = evictor.turn(over(106, batch=106, web=50), None, None, {}, 106 * S)
+    later = evictor.turn(over(106, batch=106, web=50), None, None, Remembered(), 106 * S)
     assert (later.victims, killer.asked) == ((), [("default/batch", None)])
     killer.gone = [KillEvent(pod="default/batch", reason=KillReason.SUCCEEDED, message="m", at_ns=1)]
     assert [event.reason for event in evictor.outcomes()] == [KillReason.SUCCEEDED]
@@ -87,7 +90,7 @@ def test_who_is_over_is_handed_to_the_killer_once_and_is_shown_as_leaving() -> N
 
 def test_without_a_killer_everything_runs_dry() -> None:
     evictor = Evictor(config(RSS), None)
-    found = evictor.turn(over(100, batch=106, web=50), None, None, {}, 100 * S)
+    found = evictor.turn(over(100, batch=106, web=50), None, None, Remembered(), 100 * S)
     assert [(victim.pod, victim.dry_run) for victim in found.victims] == [("default/batch", True)]
     assert found.thresholds[0].dry_run
     assert (evictor.outcomes(), found.leaving) == ((), ())
@@ -96,14 +99,14 @@ def test_without_a_killer_everything_runs_dry() -> None:
 @pytest.mark.parametrize("holds", [105.0, 0.0])
 def test_who_is_not_over_stays(holds: float) -> None:
     killer = Remembering()
-    Evictor(config(RSS), killer).turn(over(100, batch=holds, web=50), None, None, {}, 100 * S)
+    Evictor(config(RSS), killer).turn(over(100, batch=holds, web=50), None, None, Remembered(), 100 * S)
     assert killer.asked == []
 
 
 def test_a_pod_without_tasks_is_no_victim_for_what_its_cgroup_still_holds() -> None:
     empty = situation(100, [BATCH], samples={"batch": {"memory_stat": {"rss": 106 * MIB}, "threads": 0}}).snapshot
     killer = Remembering()
-    Evictor(config(RSS), killer).turn(empty, None, None, {}, 100 * S)
+    Evictor(config(RSS), killer).turn(empty, None, None, Remembered(), 100 * S)
     assert killer.asked == []
 
 
@@ -112,9 +115,9 @@ def test_old_readings_evict_nobody() -> None:
     old = situation(100, [BATCH], samples=samples, files_age_s=31).snapshot
     killer = Remembering()
     evictor = Evictor(config(RSS), killer)
-    assert evictor.turn(old, None, None, {}, 100 * S).victims == ()
+    assert evictor.turn(old, None, None, Remembered(), 100 * S).victims == ()
     fresh = situation(106, [BATCH], samples=samples, files_age_s=29).snapshot
-    evictor.turn(fresh, None, None, {}, 106 * S)
+    evictor.turn(fresh, None, None, Remembered(), 106 * S)
     assert killer.asked == [("default/batch", None)]
 
 
@@ -124,9 +127,9 @@ def test_a_plugin_that_fails_is_a_source_that_is_down_and_evicts_nobody(monkeypa
 
     killer = Remembering()
     evictor = Evictor(config(RSS), killer)
-    assert evictor.status(evictor.turn(over(100, batch=50, web=50), None, None, {}, 100 * S), 7).ok
+    assert evictor.status(evictor.turn(over(100, batch=50, web=50), None, None, Remembered(), 100 * S), 7).ok
     monkeypatch.setattr(manager, "_STATELESS", {**manager._STATELESS, RSS: broken})
-    found = evictor.turn(over(106, batch=200, web=50), None, None, {}, 106 * S)
+    found = evictor.turn(over(106, batch=200, web=50), None, None, Remembered(), 106 * S)
     status = evictor.status(found, 7)
     assert (status.name, status.ok, status.duration_ns, killer.asked) == ("eviction", False, 7, [])
     assert status.error == f"{RSS}: This plugin failed: ZeroDivisionError: of no use"
@@ -146,9 +149,9 @@ def test_a_numa_node_that_the_memory_advisor_calls_crowded_loses_its_largest_pod
     snapshot = situation(100, [BATCH, WEB], samples=pages).snapshot
     killer = Remembering()
     evictor = Evictor(config(BALANCER), killer)
-    assert evictor.turn(snapshot, None, memory_advice(), {}, 100 * S).thresholds[0].met is Met.NOT_MET
+    assert evictor.turn(snapshot, None, memory_advice(), Remembered(), 100 * S).thresholds[0].met is Met.NOT_MET
     later = msgspec.structs.replace(snapshot, taken_at_ns=106 * S, wall_time_ns=snapshot.wall_time_ns + 6 * S)
-    found = evictor.turn(later, None, memory_advice(0), {}, 106 * S)
+    found = evictor.turn(later, None, memory_advice(0), Remembered(), 106 * S)
     assert [victim.verdict.text for victim in found.victims] == ["NUMA node 0: reads take 300 ns"]
     assert (found.thresholds[0].subject, found.thresholds[0].observed) == ("numa0", 9 * 4096)
     assert killer.asked == [("default/batch", None)]
@@ -173,35 +176,37 @@ def test_a_pool_that_is_sized_by_need_is_under_pressure_once_it_cannot_grow(
         eviction=EvictionConfig(plugins=(LOAD,), load=LoadConfig(ring_size=1)),
     )
     placed = advice({"share": share, "reclaim": 8 - share})
-    found = Evictor(settings, None).turn(snapshot, placed, None, {"/web": 2.0}, 100 * S)
+    loaded = ContainerMemory(cgroup_id=1, first_seen_ns=0, last_seen_ns=0, ramping=False, load1=2.0)
+    known = Remembered(advisor=Memory(containers={"/web": loaded}))
+    found = Evictor(settings, None).turn(snapshot, placed, None, known, 100 * S)
     assert [(each.subject, each.met) for each in found.thresholds] == [("share", met)]
 
 
 def test_requests_are_held_against_what_is_advertised_and_not_against_one_round() -> None:
-    """12 cores requested: two times the 6 that were found for two minutes, though now nothing is. Softly, and not at once."""
-    greedy = pod("greedy", cores=12)
-    settings = config(RECLAIMED, report=msgspec.to_builtins(ReportConfig()))
-    evictor = Evictor(settings, None)
-    seen = {}
-    for at_s in range(0, 200, 10):
-        snapshot = situation(at_s + 10, [greedy], cpus=16).snapshot
-        found_cores = 6.0 if at_s < 190 else 0.0
-        found = evictor.turn(snapshot, advice({"share": 10, "reclaim": 6}, found_cores), None, {}, (at_s + 10) * S)
-        seen[at_s + 10] = found.thresholds[0]
-    assert seen[10].verdict.rule == "input_missing", "no window of samples is full yet"
-    assert (seen[190].met, seen[190].observed, seen[190].value) == (Met.SOFT, 12_000, 1.5 * 6000)
-    assert (seen[200].met, seen[200].value) == (Met.SOFT, 1.5 * 6000)
-
-
-def test_numa_nodes_that_tell_their_memory_are_part_of_what_can_be_advertised() -> None:
-    node = {"numa": {0: NumaNode(meminfo={"MemTotal": 64 << 30})}, "memory_total_bytes": 64 << 30}
-    evictor = Evictor(config(RECLAIMED), None)
-    greedy = pod("greedy", memory=300 << 30)
-    memory = msgspec.structs.replace(
-        memory_advice(), headroom_bytes=float(40 << 30), headroom_by_numa={0: 40.0 * (1 << 30)}
-    )
-    for at_s in range(10, 200, 10):
-        snapshot = situation(at_s, [greedy], cpus=16, node=node).snapshot
-        found = evictor.turn(snapshot, advice({"reclaim": 6}, 6.0), memory, {}, at_s * S)
-    (by_memory,) = [each for each in found.thresholds if each.scope.endswith("memory")]
+    """12 cores and 300 GiB requested: two times the 6 cores that are advertised, and more than five times the 40 GiB."""
+    greedy, pools = pod("greedy", cores=12, memory=300 << 30), {"share": 10, "reclaim": 6}
+    snapshot = situation(10, [greedy], cpus=16).snapshot
+    told = Headroom(cores=6.0, memory_bytes=float(40 << 30), verdict=WHY)
+    found = Evictor(config(RECLAIMED), None).turn(snapshot, advice(pools, told), None, Remembered(), 10 * S)
+    by_cpu, by_memory = sorted(found.thresholds, key=lambda each: each.scope.endswith("memory"))
+    assert (by_cpu.met, by_cpu.observed, by_cpu.value) == (Met.SOFT, 12_000, 1.5 * 6000)
     assert (by_memory.met, by_memory.value) == (Met.HARD, 5 * 40 * (1 << 30))
+    for unknown in (None, Headroom(verdict=WHY)):
+        found = Evictor(config(RECLAIMED), None).turn(snapshot, advice(pools, unknown), None, Remembered(), 10 * S)
+        assert all(each.met is not Met.HARD for each in found.thresholds), "no window of samples is full yet"
+        assert not found.victims
+
+
+def test_pods_are_judged_on_the_numa_node_that_qrm_bound_them_to() -> None:
+    """11 cores requested on NUMA node 1, where half of the 4 cores are to be had that are advertised."""
+    greedy = pod("greedy", cores=11)
+    entry = Allocation(owner_pool_name="reclaim", allocation_result="8-15", bound_numa=(1,))
+    known = Remembered(cpus=CpuState(pod_entries={greedy.uid: {"greedy": entry}}))
+    placed = advice({"reclaim": 3}, Headroom(cores=4.0, cores_by_numa={0: 2.0, 1: 2.0}, verdict=WHY))
+    evictor = Evictor(config(NUMA), None)
+    for at_s in range(10, 200, 10):
+        found = evictor.turn(situation(at_s, [greedy], cpus=16, numa=2).snapshot, placed, None, known, at_s * S)
+    by_scope = {each.scope: each for each in found.thresholds}
+    here = by_scope["zone1|resource.katalyst.kubewharf.io/reclaimed_millicpu"]
+    assert (here.met, here.observed, here.value) == (Met.HARD, 11_000, 5 * 2000)
+    assert not any(scope.startswith("zone0") for scope in by_scope)
