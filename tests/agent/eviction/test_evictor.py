@@ -12,7 +12,6 @@ from agent.advisor.state import Memory
 from agent.config import AdvisorConfig, Config
 from agent.config.eviction import EvictionConfig
 from agent.config.eviction_cpu import LoadConfig
-from agent.config.headroom import ReportConfig
 from agent.eviction import manager
 from agent.eviction.evictor import Evictor
 from agent.policy import Remembered
@@ -20,7 +19,6 @@ from agent.qrm.placing.state import Allocation, CpuState
 from api.advice import CpuAdvice, Headroom, Region, RegionAdvice, RegionKind
 from api.decisions import Advice, Pool
 from api.evictions import KillEvent, KillReason, Met
-from api.facts import NumaNode
 from api.knobs import Verdict
 from api.memory_advice import MemoryAdvice, MemoryCondition, MemoryEviction, MemoryPressure
 from api.pods import Pod
@@ -63,8 +61,8 @@ def config(*plugins: str, **fields: object) -> Config:
     return msgspec.convert({"eviction": {"plugins": plugins}, **fields}, Config)
 
 
-def advice(pools: Mapping[str, int], headroom_cores: float | None = None) -> Advice:
-    """Pools of so many CPUs each, one after the other; `web` is in `share`."""
+def advice(pools: Mapping[str, int], advertised: Headroom | None = None) -> Advice:
+    """Pools of so many CPUs each, one after the other; `web` is in `share`. Nothing is found to promise in this round."""
     placed, first = [], 0
     for name, size in pools.items():
         placed.append(Pool(name=name, cpus=tuple(range(first, first + size))))
@@ -73,7 +71,7 @@ def advice(pools: Mapping[str, int], headroom_cores: float | None = None) -> Adv
     one = RegionAdvice(region=region, policy="p", controls={}, upper_cores=8, lower_cores=1, verdict=WHY)
     return Advice(
         policy="latency", cpu=CpuAdvice(regions=(one,)), pools=tuple(placed), requirement_cores=1, lent_cores=1,
-        headroom_cores=headroom_cores, idle=True, action="hold", verdict=WHY,
+        headroom=Headroom(cores=0.0, verdict=WHY), advertised=advertised, idle=True, action="hold", verdict=WHY,
     )  # fmt: skip
 
 
@@ -185,45 +183,26 @@ def test_a_pool_that_is_sized_by_need_is_under_pressure_once_it_cannot_grow(
 
 
 def test_requests_are_held_against_what_is_advertised_and_not_against_one_round() -> None:
-    """12 cores requested: two times the 6 that were found for two minutes, though now nothing is. Softly, and not at once."""
-    greedy = pod("greedy", cores=12)
-    settings = config(RECLAIMED, report=msgspec.to_builtins(ReportConfig()))
-    evictor = Evictor(settings, None)
-    seen = {}
-    for at_s in range(0, 200, 10):
-        snapshot = situation(at_s + 10, [greedy], cpus=16).snapshot
-        found_cores = 6.0 if at_s < 190 else 0.0
-        found = evictor.turn(
-            snapshot, advice({"share": 10, "reclaim": 6}, found_cores), None, Remembered(), (at_s + 10) * S
-        )
-        seen[at_s + 10] = found.thresholds[0]
-    assert seen[10].verdict.rule == "input_missing", "no window of samples is full yet"
-    assert (seen[190].met, seen[190].observed, seen[190].value) == (Met.SOFT, 12_000, 1.5 * 6000)
-    assert (seen[200].met, seen[200].value) == (Met.SOFT, 1.5 * 6000)
-
-
-def test_numa_nodes_that_tell_their_memory_are_part_of_what_can_be_advertised() -> None:
-    node = {"numa": {0: NumaNode(meminfo={"MemTotal": 64 << 30})}, "memory_total_bytes": 64 << 30}
-    evictor = Evictor(config(RECLAIMED), None)
-    greedy = pod("greedy", memory=300 << 30)
-    memory = msgspec.structs.replace(
-        memory_advice(), headroom_bytes=float(40 << 30), headroom_by_numa={0: 40.0 * (1 << 30)}
-    )
-    for at_s in range(10, 200, 10):
-        snapshot = situation(at_s, [greedy], cpus=16, node=node).snapshot
-        found = evictor.turn(snapshot, advice({"reclaim": 6}, 6.0), memory, Remembered(), at_s * S)
-    (by_memory,) = [each for each in found.thresholds if each.scope.endswith("memory")]
+    """12 cores and 300 GiB requested: two times the 6 cores that are advertised, and more than five times the 40 GiB."""
+    greedy, pools = pod("greedy", cores=12, memory=300 << 30), {"share": 10, "reclaim": 6}
+    snapshot = situation(10, [greedy], cpus=16).snapshot
+    told = Headroom(cores=6.0, memory_bytes=float(40 << 30), verdict=WHY)
+    found = Evictor(config(RECLAIMED), None).turn(snapshot, advice(pools, told), None, Remembered(), 10 * S)
+    by_cpu, by_memory = sorted(found.thresholds, key=lambda each: each.scope.endswith("memory"))
+    assert (by_cpu.met, by_cpu.observed, by_cpu.value) == (Met.SOFT, 12_000, 1.5 * 6000)
     assert (by_memory.met, by_memory.value) == (Met.HARD, 5 * 40 * (1 << 30))
+    for unknown in (None, Headroom(verdict=WHY)):
+        found = Evictor(config(RECLAIMED), None).turn(snapshot, advice(pools, unknown), None, Remembered(), 10 * S)
+        assert all(each.met is not Met.HARD for each in found.thresholds), "no window of samples is full yet"
+        assert not found.victims
 
 
 def test_pods_are_judged_on_the_numa_node_that_qrm_bound_them_to() -> None:
-    """11 cores requested on NUMA node 1, where half of the 4 cores are to be had that a node always advertises."""
+    """11 cores requested on NUMA node 1, where half of the 4 cores are to be had that are advertised."""
     greedy = pod("greedy", cores=11)
     entry = Allocation(owner_pool_name="reclaim", allocation_result="8-15", bound_numa=(1,))
     known = Remembered(cpus=CpuState(pod_entries={greedy.uid: {"greedy": entry}}))
-    placed = msgspec.structs.replace(
-        advice({"reclaim": 3}), headroom=Headroom(cores=3.0, cores_by_numa={0: 1.5, 1: 1.5}, verdict=WHY)
-    )
+    placed = advice({"reclaim": 3}, Headroom(cores=4.0, cores_by_numa={0: 2.0, 1: 2.0}, verdict=WHY))
     evictor = Evictor(config(NUMA), None)
     for at_s in range(10, 200, 10):
         found = evictor.turn(situation(at_s, [greedy], cpus=16, numa=2).snapshot, placed, None, known, at_s * S)
