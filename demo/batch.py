@@ -59,9 +59,10 @@ def stream(file: Path) -> Iterator[None]:
 
 def fill(file: Path) -> None:
     """Make the file that all burners read: written here, its pages count for the cgroup of the batch job."""
+    block = bytes(MIB)
     with file.open("wb") as made:
         for _ in range(FILE_MIB):
-            made.write(os.urandom(MIB))
+            made.write(block)
 
 
 def main() -> int:
