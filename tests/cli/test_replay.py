@@ -83,6 +83,7 @@ def test_simulations_are_the_same_again() -> None:
     first, second = (CliRunner().invoke(main, arguments) for _ in range(2))
     assert first.exit_code == 0, first.output
     assert first.stdout == second.stdout
+    assert "0.5 hours, 2 times, took" in first.stderr
     canonical = json.loads(first.stdout)["policies"]["canonical"]["score"]
     assert canonical["harm_ms_per_s"] == 0
 
