@@ -82,8 +82,8 @@ COLUMNS = (
 )  # fmt: skip
 TEXT = (
     "{hours:g} hours of generated load on computed nodes, a round every {interval_s:g} s, by each policy: `dioptase simulate`, "
-    "{took_s:,.0f} s for all of them here. *Harm* is what online pods waited for batch work, *short* what they wanted beyond the "
-    "CPUs of their own pool; a promise is missed where online pods used more within {horizon_s:g} s than it left. A computed "
+    "{took_s:,.0f} s for all of them here. *Harm* is what online pods waited for batch work, *short* what they wanted beyond "
+    "the CPUs of their own pool; a promise is missed where online pods used more within {horizon_s:g} s than it left. A computed "
     "node has no caches and no memory: it compares policies, and predicts no machine."
 )
 
