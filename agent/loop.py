@@ -21,13 +21,14 @@ from agent.eviction.evictor import Evictor
 from agent.policy import Remembered, judge
 from agent.qrm.actuator import Actuator
 from agent.qrm.checkpoint import Checkpoint
-from agent.qrm.cpu import decide, managed
+from agent.qrm.cpu import managed
 from agent.qrm.placing.state import CpuState, rebuild
 from agent.sense.sensor import Sensor
 from agent.sense.triggers import TriggerSet
 from api.decisions import Act, Advice, Outcome, Round
 from api.evictions import Evictions, KillEvent
 from api.facts import Wait
+from api.memory_advice import MemoryAdvice
 from api.pods import Pod
 from api.ports import Sink, Unavailable
 from api.rates import members, total
@@ -117,6 +118,7 @@ class Loop:
         self._seq += 1
         snapshot = self._sensor.snapshot(self._seq, started, time.time_ns())
         advice: Advice | None = None
+        memory: MemoryAdvice | None = None
         outcomes: tuple[Outcome, ...] = ()
         stage = "advisor"
         try:
@@ -125,15 +127,13 @@ class Loop:
             if self._act is not Act.OFF:
                 if self._damaged:
                     self._damaged, self._known = False, self._rebuilt(snapshot, started)
-                judged, self._known = judge(snapshot, self._config.advisor, self._config.placing, self._known, started)
-                advice = judged.advice
+                judged, self._known = judge(snapshot, self._config, self._known, started)
+                advice, memory = judged.advice, judged.memory
                 stage = "actuator"
                 ours = managed(snapshot.pods)
-                # Without a policy nothing is decided, and what an earlier one changed is given back.
-                decisions = (
-                    decide(advice, snapshot, self._actuator.knobs(ours), judged.placement) if advice is not None else ()
-                )
-                outcomes = self._actuator.apply(decisions, started)
+                # What nobody decides on any more, and an earlier policy changed, is given back.
+                decisions = judged.decisions(snapshot, self._actuator.knobs(ours))
+                outcomes = self._actuator.apply(decisions, started, loosen=judged.asked.loosen)
                 outcomes += self._actuator.release(decisions, ours - snapshot.cgroups.keys())
                 outcomes += self._actuator.finished()
         except Exception as error:
@@ -147,6 +147,7 @@ class Loop:
             act=self._act,
             trigger=trigger,
             advice=advice,
+            memory=memory,
             shadow=shadow,
             outcomes=outcomes,
             evictions=evictions,
@@ -195,11 +196,11 @@ class Loop:
 
     def _shadowed(self, snapshot: Snapshot, now_ns: int) -> tuple[Advice | None, Snapshot]:
         """What the second policy makes of the same snapshot. Where it fails, it has no say in anything, and a source tells."""
-        config = self._config.shadow
-        if config is None:
+        if self._config.shadow is None:
             return None, snapshot
+        config = msgspec.structs.replace(self._config, advisor=self._config.shadow)
         try:
-            judged, self._shadow = judge(snapshot, config, self._config.placing, self._shadow, now_ns)
+            judged, self._shadow = judge(snapshot, config, self._shadow, now_ns)
         except Exception as error:
             log.exception("the shadow policy failed")
             self._shadow = Remembered()

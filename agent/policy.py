@@ -1,19 +1,29 @@
-"""What one policy makes of a snapshot: the advisor's advice, the CPUs that QRM chooses for it, and what both remember. Pure.
+"""What one policy makes of a snapshot: advice, CPUs that QRM chooses, wishes for other knobs, and what is remembered. Pure.
 
 The agent's loop, a policy in the shadow and a replay of recorded rounds all go through here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 import msgspec
 
 from agent.advisor.advise import advise
+from agent.advisor.assembler import RECLAIM_POOL
+from agent.advisor.memory.advise import advise_memory
+from agent.advisor.memory.gather import named, situation_of
+from agent.advisor.memory.state import MemoryState
 from agent.advisor.state import Memory
-from agent.config import AdvisorConfig
-from agent.config.qrm import CpuPlacementConfig
+from agent.config import Config
+from agent.qrm.asked import Asked, AskedMemory, ask
+from agent.qrm.cpu import decide
 from agent.qrm.placing.place import place
 from agent.qrm.placing.state import FALLBACK, CpuState, Placement, with_bindings
-from api.decisions import Advice
+from agent.qrm.wishes import resolve
+from api.decisions import Advice, Decision
+from api.knobs import Knob
+from api.memory_advice import MemoryAdvice
 from api.samples import Snapshot
 
 
@@ -21,28 +31,56 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of earlier rounds."""
 
     advisor: Memory = Memory()
+    memory: MemoryState = MemoryState()
     cpus: CpuState = CpuState()
+    asked: AskedMemory = AskedMemory()
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be, with the CPUs of the pools in the advice; both None where the policy is `none`."""
+    """What is to be, with the CPUs of the pools in the advice; advice and placement are None where the policy is `none`."""
 
     advice: Advice | None = None
     placement: Placement | None = None
+    memory: MemoryAdvice | None = None
+    named: frozenset[str] = frozenset()
+    """Cgroups that are no pod's, and that the settings allow to be changed."""
+    asked: Asked = Asked()
+
+    def decisions(self, snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]) -> tuple[Decision, ...]:
+        """Every knob that something is to be said about, by the knobs that the kernel has for each cgroup: what the advice
+        says of CPU comes first, and nothing that is wished for contradicts it."""
+        taken = () if self.advice is None else decide(self.advice, snapshot, knobs, self.placement)
+        wishes = (*(self.memory.wishes if self.memory is not None else ()), *self.asked.wishes)
+        return (*taken, *resolve(wishes, snapshot, knobs, taken, self.named))
 
 
-def judge(
-    snapshot: Snapshot, advisor: AdvisorConfig, placing: CpuPlacementConfig, known: Remembered, now_ns: int
-) -> tuple[Judged, Remembered]:
+def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) -> tuple[Judged, Remembered]:
     """One round; `now_ns` is CLOCK_MONOTONIC."""
     # Whom QRM bound to NUMA nodes, the advisor provides for there.
     snapshot = msgspec.structs.replace(snapshot, pods=with_bindings(snapshot.pods, known.cpus))
-    advice, memory = advise(snapshot, advisor, known.advisor, now_ns)
-    if advice is None or not snapshot.topology.cpus:
-        return Judged(), Remembered(advisor=memory, cpus=known.cpus)
-    placement, cpus = place(advice.cpu.sizes, snapshot.pods, snapshot.topology, known.cpus, placing, now_ns)
-    # `fallback` is no pool of its own: it is all that are not reclaimed pods'.
-    pools = tuple(pool for pool in placement.pools if pool.name != FALLBACK)
-    memory = msgspec.structs.replace(memory, pools={pool.name: pool.cpus for pool in pools}, cpus=placement.cpus)
-    judged = Judged(advice=msgspec.structs.replace(advice, pools=pools), placement=placement)
-    return judged, Remembered(advisor=memory, cpus=cpus)
+    previous = known.advisor.previous
+    advice, advisor = advise(snapshot, config.advisor, known.advisor, now_ns)
+    placement, cpus = None, known.cpus
+    if advice is not None and snapshot.topology.cpus:
+        placement, cpus = place(advice.cpu.sizes, snapshot.pods, snapshot.topology, known.cpus, config.placing, now_ns)
+        # `fallback` is no pool of its own: it is all that are not reclaimed pods'.
+        pools = tuple(pool for pool in placement.pools if pool.name != FALLBACK)
+        advisor = msgspec.structs.replace(advisor, pools={pool.name: pool.cpus for pool in pools}, cpus=placement.cpus)
+        lent = float(sum(len(pool.cpus) for pool in pools if pool.name == RECLAIM_POOL))
+        # Where pools are asked for that do not fit together, less is there to be lent than their sizes leave.
+        lent = advice.lent_cores if advice.idle else min(advice.lent_cores, lent)
+        advice = msgspec.structs.replace(advice, pools=pools, lent_cores=lent)
+    elif advice is not None:
+        advice = None
+    situation = situation_of(snapshot, advisor, config, now_ns)
+    memory, remembered = advise_memory(situation, known.memory, config.memory)
+    if advice is not None and advice.headroom is not None:
+        headroom = msgspec.structs.replace(
+            advice.headroom, memory_bytes=memory.headroom_bytes, memory_by_numa=memory.headroom_by_numa
+        )
+        advice = msgspec.structs.replace(advice, headroom=headroom)
+    asked, asked_memory = ask(snapshot, previous, config.knobs, known.asked)
+    judged = Judged(
+        advice=advice, placement=placement, memory=memory, named=named(situation, config.memory), asked=asked
+    )
+    return judged, Remembered(advisor=advisor, memory=remembered, cpus=cpus, asked=asked_memory)

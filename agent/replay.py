@@ -15,10 +15,9 @@ import msgspec
 from agent.advisor.culprits import blamed
 from agent.advisor.estimation import online_containers
 from agent.advisor.measured import reclaimed_use_cores
-from agent.config import AdvisorConfig
-from agent.config.qrm import CpuPlacementConfig
+from agent.config import Config
 from agent.policy import Remembered, judge
-from agent.qrm.cpu import decide, managed
+from agent.qrm.cpu import managed
 from agent.qrm.table import TABLE
 from api.decisions import Advice, Decision, Round
 from api.histograms import SLOTS, quantile_ns
@@ -28,7 +27,6 @@ from api.rates import Rates, members, rates
 from api.samples import Snapshot
 
 NS_PER_S = 1_000_000_000
-PLACING = CpuPlacementConfig()
 HELD_BACK = 0.95
 """Batch work that used so much of what it was lent would have used more."""
 
@@ -73,7 +71,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 class Player:
     """One policy, played through rounds as they come."""
 
-    def __init__(self, config: AdvisorConfig) -> None:
+    def __init__(self, config: Config) -> None:
         self._config = config
         self._remembered = Remembered()
         self._known: dict[tuple[str, Knob], str] = {}
@@ -82,19 +80,19 @@ class Player:
 
     def judge(self, snapshot: Snapshot) -> tuple[Advice | None, int]:
         """The policy's advice, and how many knobs it would have turned."""
-        judged, self._remembered = judge(snapshot, self._config, PLACING, self._remembered, snapshot.taken_at_ns)
+        judged, self._remembered = judge(snapshot, self._config, self._remembered, snapshot.taken_at_ns)
         advice = judged.advice
         if advice is None:
             return None, 0
         knobs = dict.fromkeys(managed(snapshot.pods), frozenset(TABLE))
-        self.decisions = decide(advice, snapshot, knobs, judged.placement)
+        self.decisions = judged.decisions(snapshot, knobs)
         wanted = {(decision.cgroup, decision.knob): decision.value for decision in self.decisions}
         changes = sum(self._known.get(key) != value for key, value in wanted.items())
         self._known = wanted
         return advice, changes
 
 
-def play(rounds: Iterable[Round], policies: Mapping[str, AdvisorConfig]) -> Iterator[tuple[Fact, dict[str, Mark]]]:
+def play(rounds: Iterable[Round], policies: Mapping[str, Config]) -> Iterator[tuple[Fact, dict[str, Mark]]]:
     """Every round from the second of each boot on, with what each policy would have made of it."""
     players = {name: Player(config) for name, config in policies.items()}
     before: Round | None = None

@@ -10,6 +10,7 @@ import msgspec
 from api.advice import CpuAdvice, Headroom
 from api.evictions import Evictions, KillEvent
 from api.knobs import Knob, Verdict
+from api.memory_advice import MemoryAdvice
 from api.samples import Snapshot
 
 
@@ -59,7 +60,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     cgroup: str
     cgroup_id: int
     pod: str
-    """`namespace/name`."""
+    """`namespace/name`; empty of a cgroup that is no pod's and that the settings name."""
     knob: Knob
     value: str
     verdict: Verdict
@@ -107,6 +108,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     """`tick`, `wait` (online pods waited too long between ticks), `psi` (a pressure trigger fired), or `end` (the agent
     puts everything back)."""
     advice: Advice | None = None
+    memory: MemoryAdvice | None = None
+    """The same of memory; None where nothing was judged."""
     shadow: Advice | None = None
     """What another policy would have advised; nothing is done about it."""
     outcomes: tuple[Outcome, ...] = ()

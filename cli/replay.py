@@ -8,7 +8,7 @@ import click
 import msgspec
 from rich.console import Console
 
-from agent.config import AdvisorConfig
+from agent.config import Config
 from agent.replay import play
 from agent.settings import ConfigError, load
 from cli import scores
@@ -24,7 +24,7 @@ HORIZON_S = 600.0
 @click.command()
 @click.argument("recording", type=click.Path(path_type=Path, exists=True))
 @click.option("--policy", "policies", multiple=True, metavar="NAME|FILE", help=
-    "A policy by name, or a settings file whose advisor section is taken; once for each. Default: all by name.")  # fmt: skip
+    "A policy by name, or a settings file; once for each. Default: all by name.")  # fmt: skip
 @click.option("--horizon", type=Seconds(min=1), default=HORIZON_S, show_default=True,
     help="Seconds within which a promise of CPU is held against what online pods used.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="The scores and lines as one JSON object.")
@@ -59,14 +59,14 @@ def replay(recording: Path, policies: tuple[str, ...], horizon: float, *, as_jso
     show(tracks, cpus, horizon, as_json=as_json)
 
 
-def config_of(policy: str) -> AdvisorConfig:
-    """The policy of that name with its defaults, or the advisor's settings of a file."""
+def config_of(policy: str) -> Config:
+    """The policy of that name with its defaults, or the settings of a file."""
     if policy in POLICIES:
-        return msgspec.convert({"policy": policy}, AdvisorConfig)
+        return msgspec.convert({"advisor": {"policy": policy}}, Config)
     if not Path(policy).exists():
         raise click.UsageError(f"--policy {policy}: neither one of {', '.join(POLICIES)} nor a file")
     try:
-        return load(Path(policy), registry.NAMES).advisor
+        return load(Path(policy), registry.NAMES)
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
 

@@ -8,10 +8,16 @@ import msgspec
 from msgspec import Meta
 
 from agent.config.eviction import EvictionConfig
-from agent.config.headroom import HeadroomConfig
+from agent.config.forecast import ForecastConfig
+from agent.config.headroom import HeadroomConfig, ReportConfig
+from agent.config.inference import InferenceConfig
+from agent.config.memory import MemoryConfig
+from agent.config.overcommit import OvercommitConfig
+from agent.config.power import PowerConfig
 from agent.config.provision import ProvisionConfig
 from agent.config.qos import QosConfig
 from agent.config.qrm import CpuPlacementConfig
+from agent.config.qrm_knobs import KnobsConfig
 from agent.config.units import SMALL_NODE_SHARE, Cores, Ratio, Seconds, reclaim_reserve
 
 
@@ -99,7 +105,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Probes beside run-queue waits, by name; unless set all of them but counters and wakeups, none for []."""
     qos: QosConfig = QosConfig()
     advisor: AdvisorConfig = AdvisorConfig()
+    memory: MemoryConfig = MemoryConfig()
+    forecast: ForecastConfig = ForecastConfig()
+    inference: InferenceConfig = InferenceConfig()
+    report: ReportConfig = ReportConfig()
+    overcommit: OvercommitConfig = OvercommitConfig()
+    power: PowerConfig = PowerConfig()
     placing: CpuPlacementConfig = CpuPlacementConfig()
+    knobs: KnobsConfig = KnobsConfig()
     eviction: EvictionConfig = EvictionConfig()
     shadow: AdvisorConfig | None = None
     """A second policy that judges every round and touches nothing: what it would lend and promise is shown beside the first."""

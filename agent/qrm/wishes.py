@@ -11,9 +11,13 @@ from api.samples import Snapshot
 
 
 def resolve(
-    wishes: Iterable[Wish], snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]], taken: Iterable[Decision] = ()
+    wishes: Iterable[Wish],
+    snapshot: Snapshot,
+    knobs: Mapping[str, Collection[Knob]],
+    taken: Iterable[Decision] = (),
+    named: Collection[str] = (),
 ) -> tuple[Decision, ...]:
-    """A decision for each wish about a managed container, in the order of the wishes.
+    """A decision for each wish about a container, or a cgroup that the settings name, in the order of the wishes.
 
     Of two wishes for one knob the first counts, and none counts where `taken` has decided already. What no cgroup of the
     node has a knob for is dropped; where only this one lacks it the decision is made, so that its refusal is seen.
@@ -23,16 +27,21 @@ def resolve(
     decided = {(decision.cgroup, decision.knob) for decision in taken}
     found: list[Decision] = []
     for wish in wishes:
-        sample, pod = snapshot.cgroups.get(wish.cgroup), owners.get(wish.cgroup)
+        sample = snapshot.cgroups.get(wish.cgroup)
         key = (wish.cgroup, wish.knob)
-        if sample is None or pod is None or wish.knob not in known or key in decided:
+        if (
+            sample is None
+            or (wish.cgroup not in owners and wish.cgroup not in named)
+            or wish.knob not in known
+            or key in decided
+        ):
             continue
         decided.add(key)
         found.append(
             Decision(
                 cgroup=wish.cgroup,
                 cgroup_id=sample.id,
-                pod=pod,
+                pod=owners.get(wish.cgroup, ""),
                 knob=wish.knob,
                 value=wish.value,
                 verdict=wish.verdict,

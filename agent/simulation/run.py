@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from agent.config import AdvisorConfig
+from agent.config import Config
 from agent.replay import Fact, Mark, Player, fact_of, mark
 from agent.simulation.machine import Plan
 from agent.simulation.model import Simulation
@@ -14,7 +14,7 @@ from api.decisions import Act, Round
 from api.rates import rates
 
 
-def run(plan: Plan, config: AdvisorConfig, *, seconds: float, interval_s: float) -> Iterator[tuple[Round, Fact, Mark]]:
+def run(plan: Plan, config: Config, *, seconds: float, interval_s: float) -> Iterator[tuple[Round, Fact, Mark]]:
     """Every round from the second on, with what happened in it. Nothing in it is an assumption about another policy."""
     simulation, player = Simulation(plan), Player(config)
     before: Round | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.config import AdvisorConfig
+from agent.config import AdvisorConfig, Config
 from agent.replay import Fact, Mark, Tally, mark, play
 from agent.simulation.machine import node
 from agent.simulation.run import run
@@ -95,18 +95,16 @@ def test_means_are_over_time_not_over_rounds() -> None:
 
 def test_the_policy_that_was_live_is_played_as_it_was() -> None:
     """Its own rounds judged again give the same advice, round for round: memory and all."""
-    rounds = [
-        r for r, _, _ in run(node(8, 1, ["bursty"], online=2, seed=3), AdvisorConfig(), seconds=600, interval_s=1)
-    ]
+    rounds = [r for r, _, _ in run(node(8, 1, ["bursty"], online=2, seed=3), Config(), seconds=600, interval_s=1)]
     again = [
         marks["again"]
-        for _, marks in play(rounds, {"again": AdvisorConfig(), "other": AdvisorConfig(policy="canonical")})
+        for _, marks in play(rounds, {"again": Config(), "other": Config(advisor=AdvisorConfig(policy="canonical"))})
     ]
     was = [r.advice.lent_cores for r in rounds[1:] if r.advice is not None]
     assert [m.lent_cores for m in again] == was
 
 
 def test_a_boot_begins_anew() -> None:
-    rounds = [r for r, _, _ in run(node(4, 1, ["flat"], online=1, seed=3), AdvisorConfig(), seconds=20, interval_s=1)]
+    rounds = [r for r, _, _ in run(node(4, 1, ["flat"], online=1, seed=3), Config(), seconds=20, interval_s=1)]
     facts = [f for f, _ in play([*rounds[:5], *rounds[:3]], {})]
     assert [f.at_s for f in facts] == [1, 2, 3, 4, 1, 2]

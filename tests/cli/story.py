@@ -12,8 +12,7 @@ from math import cos, erf, log, pi, sqrt
 
 import msgspec
 
-from agent.config import AdvisorConfig
-from agent.config.qrm import CpuPlacementConfig
+from agent.config import Config
 from agent.policy import Remembered, judge
 from agent.qrm.cpu import decide
 from api.cpus import Cpu, Topology
@@ -228,7 +227,7 @@ def tell(
         if t:
             node.pass_second(t)
         snapshot = node.sense(t, pods, sources)
-        judged, known = judge(snapshot, AdvisorConfig(), CpuPlacementConfig(), known, snapshot.taken_at_ns)
+        judged, known = judge(snapshot, Config(), known, snapshot.taken_at_ns)
         advice = judged.advice
         outcomes: tuple[Outcome, ...] = ()
         if advice is not None and act is not Act.OFF:

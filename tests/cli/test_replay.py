@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from agent.config import AdvisorConfig
+from agent.config import Config
 from agent.simulation.machine import node
 from agent.simulation.run import run
 from cli.main import main
@@ -19,7 +19,7 @@ SAMPLE = Path(__file__).resolve().parents[2] / "demo/recording"
 
 def recorded(directory: Path, rounds: int = 120) -> Path:
     plan = node(8, 1, ["bursty"], online=2, seed=3)
-    made = [finished for finished, _, _ in run(plan, AdvisorConfig(), seconds=rounds, interval_s=1)]
+    made = [finished for finished, _, _ in run(plan, Config(), seconds=rounds, interval_s=1)]
     text = header("0.1", "simulated", 0) + b"".join(pack(finished) for finished in made)
     (directory / "00000001.dioptase").write_bytes(text)
     return directory

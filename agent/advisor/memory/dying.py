@@ -34,7 +34,7 @@ def reclaim_dying(situation: Situation, config: MemoryConfig, before_ns: int | N
     settings, snapshot = config.offloading, situation.snapshot
     if not settings.dying or not elapsed(situation.now_ns, before_ns, settings.dying_interval_s):
         return Dying((), before_ns)
-    groups = [path for path in snapshot.cgroups if any(_matches(path, each) for each in settings.dying_cgroups)]
+    groups = [path for path in snapshot.cgroups if is_named(path, config)]
     members: dict[str, list[int | None]] = {path: [] for path in groups}
     for path, sample in snapshot.cgroups.items():
         above = members.get(path.rpartition("/")[0])
@@ -60,6 +60,12 @@ def reclaim_dying(situation: Situation, config: MemoryConfig, before_ns: int | N
 def _unmeasured(path: str) -> Verdict:
     text = f"Not known: the memory of {path} or of a member. What removed members left there is not reclaimed."
     return Verdict(rule="memory_dying_unknown", text=text, inputs={"missing": "memory", "cgroup": path})
+
+
+def is_named(path: str, config: MemoryConfig) -> bool:
+    """Whether the settings say that what removed members left in this cgroup is to be reclaimed."""
+    settings = config.offloading
+    return settings.dying and any(_matches(path, each) for each in settings.dying_cgroups)
 
 
 def _matches(path: str, pattern: str) -> bool:

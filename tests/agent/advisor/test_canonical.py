@@ -10,8 +10,7 @@ from agent.advisor.containers import ContainerMemory
 from agent.advisor.estimation import container_cores
 from agent.advisor.headroom.region import region_cores
 from agent.advisor.state import Memory
-from agent.config import AdvisorConfig
-from agent.config.qrm import CpuPlacementConfig
+from agent.config import AdvisorConfig, Config
 from agent.policy import Judged, Remembered, judge
 from api.pods import Container
 from api.qos import QoSLevel
@@ -71,7 +70,7 @@ def test_tutorial_of_a_48_core_node(usage_per_s: float | None, waiting: int, sha
             usage_s={} if usage_per_s is None else {"shared-normal-pod": second * usage_per_s},
             wait={"shared-normal-pod": waits({waiting * 1_000_000: second})} if pods else {},
         )
-        judged, known = judge(seen, CONFIG, CpuPlacementConfig(), known, seen.taken_at_ns)
+        judged, known = judge(seen, Config(advisor=CONFIG), known, seen.taken_at_ns)
     advice = judged.advice
     assert advice is not None
     sizes = {pool.name: len(pool.cpus) for pool in advice.pools}
@@ -85,7 +84,7 @@ def test_with_smt_no_core_serves_both_pools_even_where_the_pool_is_as_large_as_i
     known, judged, before = Remembered(), Judged(), set[int]()
     for second in range(12):
         seen = snapshot(second, [pod("web", QoSLevel.SHARED)], cpus=node, usage_s={"web": 100.0 * second})
-        judged, known = judge(seen, CONFIG, CpuPlacementConfig(), known, seen.taken_at_ns)
+        judged, known = judge(seen, Config(advisor=CONFIG), known, seen.taken_at_ns)
         assert judged.advice is not None
         pools = {pool.name: set(pool.cpus) for pool in judged.advice.pools}
         assert pools["share"] | pools["reclaim"] == set(node.ids)
@@ -121,7 +120,7 @@ def test_one_failed_read_of_the_cgroups_forgets_no_demand() -> None:
         seen = snapshot(at, [web], cpus=16, usage_s={"web": 8.0 * at})
         if at == 20:
             seen = msgspec.structs.replace(seen, cgroups={})
-        judged, known = judge(seen, config, CpuPlacementConfig(), known, seen.taken_at_ns)
+        judged, known = judge(seen, Config(advisor=config), known, seen.taken_at_ns)
         assert judged.advice is not None
         sizes.append(next(len(pool.cpus) for pool in judged.advice.pools if pool.name == "share"))
     assert sizes[10:] == [12] * 20, "ceil(8 x 1.25 + 4) is 14, and 12 is all that the reclaim pool leaves"

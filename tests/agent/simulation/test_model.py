@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.config import AdvisorConfig
+from agent.config import Config
 from agent.simulation import machine
 from agent.simulation.loads import KINDS
 from agent.simulation.machine import Plan, batch, node, service, topology
@@ -89,7 +89,7 @@ def test_work_that_had_to_wait_is_done_later_or_given_up() -> None:
 def test_nothing_is_made_of_nothing(size: tuple[int, int], kinds: list[str], online: int, policy: str) -> None:
     """No CPU is used twice, counters grow, and nobody has more than asked for."""
     made = node(*size, kinds, online=online, seed=1)
-    config = msgspec.convert({"policy": policy}, AdvisorConfig)
+    config = msgspec.convert({"advisor": {"policy": policy}}, Config)
     before = None
     for finished, fact, mark in run(made, config, seconds=100, interval_s=5):
         snapshot = finished.snapshot

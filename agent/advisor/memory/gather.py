@@ -1,0 +1,58 @@
+"""From a snapshot, and what the advisor remembers, to what memory advice is judged by."""
+
+from __future__ import annotations
+
+from agent.advisor.memory.dying import is_named
+from agent.advisor.memory.situation import ReclaimRoot, Situation
+from agent.advisor.state import Memory
+from agent.config import Config
+from agent.config.memory import MemoryConfig
+from api.pods import Pod
+from api.qos import QoSLevel
+from api.samples import Snapshot
+
+
+def situation_of(snapshot: Snapshot, advisor: Memory, config: Config, now_ns: int) -> Situation:
+    """What is known in this round; `advisor` is what CPU advice remembers after it."""
+    root = _root(snapshot, config.memory.reclaim_root)
+    numa_of = {cpu.id: cpu.numa for cpu in snapshot.topology.cpus}
+    pools = {
+        kind: tuple(sorted({numa_of[cpu] for cpu in advisor.pools[kind] if cpu in numa_of})) or None
+        for kind in ("share", "reclaim")
+        if kind in advisor.pools
+    }
+    found = {numa: f"{root}-{numa}" for numa in snapshot.topology.numa_nodes} if root else {}
+    members = tuple(c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers)
+    return Situation(
+        snapshot=snapshot,
+        now_ns=now_ns,
+        root=ReclaimRoot(path=root, members=members),
+        numa_roots={numa: path for numa, path in found.items() if _root(snapshot, path)},
+        enable_reclaim=config.advisor.enable_reclaim,
+        ramping=frozenset(path for path, known in advisor.containers.items() if known.ramping),
+        share_numa=pools.get("share"),
+        reclaim_numa=pools.get("reclaim"),
+    )
+
+
+def named(situation: Situation, config: MemoryConfig) -> frozenset[str]:
+    """Cgroups that are no container's and that the settings allow to be changed."""
+    roots = {situation.root.path, *situation.numa_roots.values()} - {""}
+    dying = (path for path in situation.snapshot.cgroups if is_named(path, config)) if config.offloading.dying else ()
+    return frozenset(roots.union(config.offloading.cgroups, dying))
+
+
+def _root(snapshot: Snapshot, path: str) -> str:
+    """That cgroup, where it is there and no pod is in it that is not reclaimed: its limit would be theirs too."""
+    path = path.rstrip("/")
+    if path not in snapshot.cgroups or any(_is_below(pod, path) for pod in snapshot.pods if _is_other(pod)):
+        return ""
+    return path
+
+
+def _is_other(pod: Pod) -> bool:
+    return pod.qos is not QoSLevel.RECLAIMED
+
+
+def _is_below(pod: Pod, path: str) -> bool:
+    return any(container.cgroup == path or container.cgroup.startswith(f"{path}/") for container in pod.containers)
