@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent.config import AdvisorConfig
+from agent.config import Config
 from agent.hierarchy import detect
 from agent.replay import Score, Tally
 from agent.simulation import machine
@@ -68,7 +68,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 def measure(node: Node, policy: str, hours: float, interval_s: float) -> Row:
     """Let that time pass there."""
     plan = machine.node(node.cpus, node.numa, node.kinds, online=node.services, seed=SEED)
-    config = msgspec.convert({"policy": policy}, AdvisorConfig)
+    config = msgspec.convert({"advisor": {"policy": policy}}, Config)
     tally, began = Tally(HORIZON_S), time.monotonic()
     for _, fact, mark in run(plan, config, seconds=3600 * hours, interval_s=interval_s):
         tally.add(fact, mark)
@@ -83,8 +83,8 @@ COLUMNS = (
 TEXT = (
     "{hours:g} hours of generated load on computed nodes, a round every {interval_s:g} s, by each policy: `dioptase simulate`, "
     "{took_s:,.0f} s for all of them here. *Harm* is what online pods waited for batch work, *short* what they wanted beyond "
-    "the CPUs of their own pool; a promise is missed where online pods used more within {horizon_s:g} s than it left. A computed "
-    "node has no caches and no memory: it compares policies, and predicts no machine."
+    "the CPUs of their own pool; a promise is missed where online pods used more within {horizon_s:g} s than it left. A "
+    "computed node has no caches and no memory: it compares policies, and predicts no machine."
 )
 
 
