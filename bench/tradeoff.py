@@ -9,7 +9,7 @@ import msgspec
 
 from bench.medians import Reaction, Results, node_use, p99, units
 from bench.modes import BY_NAME
-from bench.plot import Mark, scatter
+from bench.plot import Goal, Mark, scatter
 from bench.scenarios import CURVE_SCENARIO
 
 FLOOR_P99, FLOOR_UNITS, NODE_USE = 1.05, 0.95, 0.95
@@ -83,7 +83,10 @@ def svg(results: Results) -> str:
     """The same as a picture: right is more lent, down is less harm."""
     points = curve(results)
     marks = [Mark(p.batch, p.p99, p.low, p.high, p.mode, joined=p.target_ms is not None) for p in points]
-    goals = ((f"goal {ALONE_P99:g}x alone", ALONE_P99),)
+    floor = [p.p99 for p in points if p.mode == "floor"]
+    goals = [Goal(f"goal when told to protect: {ALONE_P99:g}x alone", y=ALONE_P99)]
+    goals += [Goal(f"goal of ours: {FLOOR_P99:g}x the floor", y=FLOOR_P99 * times) for times in floor]
+    goals += [Goal(f"{FLOOR_UNITS:g} of the floor's batch work", x=FLOOR_UNITS)]
     title = f"What is lent against what it costs the online service ({CURVE_SCENARIO})"
     return scatter(title, "batch work done, part of the floor's", "p99, multiple of alone", marks, goals)
 
