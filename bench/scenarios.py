@@ -7,8 +7,9 @@ import msgspec
 from demo.schedule import Constant, Schedule, bursts
 from demo.workloads import Size
 
-CALM_SHARE, BURST_SHARE, BURSTING = 0.25, 0.85, 0.25
-"""Of the node, between bursts and in them, and the part of the time that they last: 40 % on average."""
+CALM_SHARE, BURST_SHARE, BURSTING = 0.3, 0.7, 0.25
+"""Of the node, between bursts and in them, and the part of the time that they last: 40 % on average. Higher bursts of requests
+that memory makes dearer would be more than the node can serve, and all that is seen then is how long the bursts last."""
 BURST_EVERY_S = 1.0
 
 
