@@ -273,6 +273,7 @@ def write(results: Results, directory: Path) -> None:
     (directory / "colocation.md").write_text(markdown(results))
     (directory / "colocation.svg").write_text(svg(results))
     (directory / "colocation.tradeoff.svg").write_text(tradeoff.svg(results))
+    print("\n".join((*tradeoff.markdown(results), *(goal.line() for goal in tradeoff.verdicts(results)))))
     print(f"wrote {directory}/colocation.md, .json, .svg and .tradeoff.svg")
 
 
