@@ -120,16 +120,17 @@ class Budget:
         return self.fits(seconds + self.planned_s)
 
 
-def run(args: argparse.Namespace, bed: Bed, plan: Plan, budget: Budget) -> tuple[list[Measured], list[str]]:
-    """All cells; one that fails is named and the others go on, and so is one for which there is no time."""
+def run(args: argparse.Namespace, bed: Bed, plan: Plan, budget: Budget) -> tuple[list[Measured], list[str], list[str]]:
+    """All cells; which failed, while the others went on; and for which there was no time."""
     cells: list[Measured] = []
     failures: list[str] = []
+    left_out: list[str] = []
     for done, (number, mode, scenario) in enumerate(plan, 1):
         began, where = time.monotonic(), f"[{done}/{len(plan)}]"
         budget.planned_s -= expected_s(mode, args.seconds)
         if number > 1 and not budget.fits(expected_s(mode, args.seconds)):
-            failures.append(f"{mode} in {scenario}, round {number}: no time left")
-            print(f"{where} {failures[-1]}", flush=True)
+            left_out.append(f"{mode} in {scenario}, round {number}")
+            print(f"{where} {left_out[-1]}: no time left", flush=True)
             continue
         try:
             cell = _quiet_cell(bed, (number, mode, scenario), 1 if args.quick else TRIES, budget)
@@ -139,7 +140,7 @@ def run(args: argparse.Namespace, bed: Bed, plan: Plan, budget: Budget) -> tuple
             continue
         cells.append(cell)
         print(f"{where} {_line(cell)} ({time.monotonic() - began:.0f} s)", flush=True)
-    return cells, failures
+    return cells, failures, left_out
 
 
 def _quiet_cell(bed: Bed, which: tuple[int, str, str], tries: int, budget: Budget) -> Measured:
@@ -253,13 +254,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     minutes = (budget.planned_s + reactions_s(args)) / 60
     print(f"{len(plan)} cells, and {args.steps} jumps of each kind: about {minutes:.0f} minutes", flush=True)
     reacted = reactions(args, bed)
-    cells, failures = run(args, bed, plan, budget)
+    cells, failures, left_out = run(args, bed, plan, budget)
     results = Results(
         machine=this_machine(hierarchy.mode),
         settings=settings(args, bed),
         cells=tuple(cells),
         reactions=tuple(reacted),
         failures=tuple(failures),
+        left_out=tuple(left_out),
     )
     if source is not None:
         source.close()

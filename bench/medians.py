@@ -54,6 +54,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     cells: tuple[Measured, ...]
     reactions: tuple[Reaction, ...] = ()
     failures: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """Repetitions for which there was no time."""
 
     def group(self, mode: str, scenario: str) -> Group | None:
         """None where that was not measured."""

@@ -42,6 +42,8 @@ def markdown(results: Results) -> str:
     out += tradeoff.markdown(results) + _reactions(results) + _waits(results) + _service(results)
     if results.failures:
         out += ["### Cells that failed", "", *(f"- {failure}" for failure in results.failures), ""]
+    if results.left_out:
+        out += ["### Repetitions for which there was no time", "", *(f"- {which}" for which in results.left_out), ""]
     return "\n".join(out)
 
 

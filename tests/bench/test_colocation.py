@@ -8,9 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench import tradeoff
-from bench.cell import Measured, Noise
-from bench.colocation import Budget, expected_s, options, plan_of, reactions_s
+from agent.hierarchy import Hierarchy
+from bench import colocation, tradeoff
+from bench.cell import Bed, Measured, Noise
+from bench.colocation import Budget, expected_s, options, plan_of, reactions_s, run
 from bench.machine import Machine
 from bench.medians import Reaction, Results
 from bench.modes import COMPARED_MODES, CURVE_MODES, MAIN_MODES
@@ -79,6 +80,19 @@ def test_repetitions_have_only_what_the_plan_leaves() -> None:
     budget.planned_s = 0
     assert budget.spares(590)
     assert not budget.fits(601)
+
+
+def test_repetitions_that_no_longer_fit_are_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Round 1 is measured whatever time it takes; each cell here takes none, and there is time for none."""
+    monkeypatch.setattr(
+        colocation, "measure", lambda _bed, mode, scenario, _n: cell(mode.name, 1, 1, scenario=scenario.name)
+    )
+    args = options(["--quick", "--modes", "alone,floor", "--scenarios", "memory"])
+    bed = Bed(hierarchy=Hierarchy(v1={}, v2=None), cpus=(0, 1), size=size_for(2), pieces=1, seconds=2)
+    plan = [(1, "alone", "memory"), (1, "floor", "memory"), (2, "floor", "memory"), (2, "alone", "memory")]
+    cells, failures, left_out = run(args, bed, plan, Budget(0, planned_s=60))
+    assert [found.mode for found in cells] == ["alone", "floor"]
+    assert (failures, left_out) == ([], ["floor in memory, round 2", "alone in memory, round 2"])
 
 
 @pytest.mark.parametrize("name", [*DEFAULT_SCENARIOS, CURVE_SCENARIO])

@@ -65,6 +65,7 @@ RESULTS = Results(
         ),
     ),
     failures=("partition in memory, round 1: no",),
+    left_out=("floor in memory, round 4",),
 )
 
 
@@ -98,6 +99,7 @@ def test_the_table_shows_medians_spread_and_what_failed() -> None:
     assert f"| ours | 5 steps | 4 | 52 ms | {later} | {later} | 1 | 2 | 65, 90 | 75, 95 | psi 1, wait 1 |" in text
     assert "| memory | ours | 0.300 | 0.020 | 2.250 |  |" in text
     assert "- partition in memory, round 1: no" in text
+    assert "for which there was no time\n\n- floor in memory, round 4" in text
     assert MACHINE.line() in text
 
 
