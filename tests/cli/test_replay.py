@@ -96,7 +96,7 @@ def test_a_machine_that_cannot_be_is_refused() -> None:
 
 
 def test_the_recording_of_the_demo_can_still_be_replayed() -> None:
-    """Two and a half minutes of this product on a real machine, as docs and README tell people to replay it."""
+    """A while of this product on a real machine, as docs and README tell people to replay it."""
     assert sum(file.stat().st_size for file in SAMPLE.iterdir()) < 1 << 20
     arguments = ["replay", str(SAMPLE), "--policy", "latency", "--policy", "canonical", "--horizon", "10", "--json"]
     done = CliRunner().invoke(main, arguments)
