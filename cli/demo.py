@@ -60,6 +60,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     online: str = "dioptase-demo-online"
     batch: str = "dioptase-demo-batch"
     """Names of the two cgroups."""
+    record: Path | None = None
+    """Where the agent records its rounds."""
 
     @property
     def alone_s(self) -> float:
@@ -297,6 +299,7 @@ def _run(settings: Settings) -> int:
         act = Act.DRY_RUN if groups is None and settings.act is Act.ON else settings.act
         options = ["--pods", str(directory / "pods.yaml"), "--state-dir", str(_state_dir()), "--act", act.value]
         options += [] if settings.config is None else ["--config", str(settings.config.absolute())]
+        options += ["--record", str(settings.record)] if settings.record is not None else []
         log = stack.enter_context((directory / "agent.log").open("wb"))
         agent = AgentChild(options, host=settings.host, port=settings.port, output=log, command=settings.command)
         stack.callback(agent.stop)
@@ -358,8 +361,12 @@ def _tail(path: Path, lines: int = 20) -> str:
     "--config", type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Settings of the agent (YAML), see docs/operations.md; docs/eviction.md has some to try.",
 )  # fmt: skip
+@click.option("--record", type=click.Path(path_type=Path, file_okay=False, resolve_path=True),
+    help="Record the agent's rounds into this directory, for `dioptase replay`.")  # fmt: skip
 @click.pass_context
-def demo(ctx: click.Context, duration: float | None, act: str, listen: str, config: Path | None) -> None:
+def demo(
+    ctx: click.Context, duration: float | None, act: str, listen: str, config: Path | None, record: Path | None
+) -> None:
     """See it work: an online service and a batch job on this machine, with the agent between them. Ctrl-C ends it."""
     host, port = parse_listen(listen)
     if port == 0:
@@ -369,4 +376,4 @@ def demo(ctx: click.Context, duration: float | None, act: str, listen: str, conf
             raise click.UsageError(f"--listen: {listen} is in use; end who has it or name another port")
         port = free_port(host)
         say(f"port {DEFAULT_LISTEN} is in use: taking {port}")
-    sys.exit(run(Settings(duration_s=duration, act=Act(act), host=host, port=port, config=config)))
+    sys.exit(run(Settings(duration_s=duration, act=Act(act), host=host, port=port, config=config, record=record)))

@@ -71,20 +71,25 @@ class Workloads:
         self.client = Counters(directory / "client.counters", CLIENT_CELLS)
         self.batch = Counters(directory / "batch.counters", size.burners)
 
-    def start_online(self) -> None:
-        """Start the service on the socket bound here, so that no request finds nobody even while it starts."""
+    def start_online(self, *, pieces: int | None = None) -> None:
+        """Start the service on the socket bound here, so that no request finds nobody even while it starts.
+
+        With `pieces` its requests are so much work on memory, else so much CPU time.
+        """
         assert self._socket is not None
         fd = self._socket.fileno()
         sizes = ["--workers", str(self.size.workers), "--service-us", str(self.size.service_us)]
+        sizes += ["--pieces", str(pieces)] if pieces is not None else []
         command = [*python("demo.online"), "--fd", str(fd), *sizes]
         self._processes["online"] = launch(command, procs=self._procs["online"], pass_fds=[fd])
         self._socket.close()
         self._socket = None
 
-    def start_batch(self, *, idle: bool = False) -> None:
-        """Start the burners, under SCHED_IDLE if `idle`."""
+    def start_batch(self, *, idle: bool = False, memory: bool = False) -> None:
+        """Start the burners, under SCHED_IDLE if `idle`, on memory and page cache if `memory`."""
         where = ["--burners", str(self.size.burners), "--counters", str(self._directory / "batch.counters")]
         command = [*python("demo.batch"), *where, *(["--idle"] if idle else [])]
+        command += ["--file", str(self._directory / "batch.data")] if memory else []
         self._processes["batch"] = launch(command, procs=self._procs["batch"])
 
     def start_client(

@@ -17,6 +17,8 @@ from cli.main import main
 from exporters.recording import header, pack
 from tests.fakes import BATCH, MIB, WEB, busy_round
 
+SAMPLE = Path(__file__).resolve().parents[2] / "demo/recording"
+
 
 def recorded(directory: Path, rounds: int = 120) -> Path:
     plan = node(8, 1, ["bursty"], online=2, seed=3)
@@ -112,6 +114,7 @@ def test_simulations_are_the_same_again() -> None:
     first, second = (CliRunner().invoke(main, arguments) for _ in range(2))
     assert first.exit_code == 0, first.output
     assert first.stdout == second.stdout
+    assert "0.5 hours, 2 times, took" in first.stderr
     canonical = json.loads(first.stdout)["policies"]["canonical"]["score"]
     assert canonical["harm_ms_per_s"] == 0
 
@@ -119,3 +122,18 @@ def test_simulations_are_the_same_again() -> None:
 def test_a_machine_that_cannot_be_is_refused() -> None:
     done = CliRunner().invoke(main, ["simulate", "--cpus", "7", "--numa", "2"])
     assert (done.exit_code, "7 CPUs cannot be dealt out to 2 NUMA nodes" in done.output) == (2, True)
+
+
+def test_the_recording_of_the_demo_can_still_be_replayed() -> None:
+    """A while of this product on a real machine, as docs and README tell people to replay it."""
+    assert sum(file.stat().st_size for file in SAMPLE.iterdir()) < 1 << 20
+    arguments = ["replay", str(SAMPLE), "--policy", "latency", "--policy", "canonical", "--horizon", "10", "--json"]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, done.output
+    assert "damaged" not in done.stderr
+    found = json.loads(done.stdout)
+    scores = {name: policy["score"] for name, policy in found["policies"].items()}
+    assert min(score["rounds"] for score in scores.values()) >= 120
+    assert scores["canonical"]["lent_cores"] < scores["latency"]["lent_cores"] <= found["node_cpus"]
+    assert 0 < scores["canonical"]["batch_cores"] < scores["latency"]["batch_cores"]
+    assert scores["canonical"]["short_ms_per_s"] > scores["latency"]["short_ms_per_s"] == 0

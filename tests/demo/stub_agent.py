@@ -40,6 +40,7 @@ class Handler(BaseHTTPRequestHandler):
 def main() -> None:
     options = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
     note = Path(os.environ["STUB_NOTE"])
+    Path(options["--record"]).mkdir()
     note.write_text(f"{options['--act']}\n{Path(options['--pods']).read_text()}")
 
     def end(*_: object) -> None:
