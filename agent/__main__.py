@@ -21,6 +21,7 @@ import msgspec
 from agent.config import Config
 from agent.eviction.evictor import Evictor
 from agent.eviction.signals import SignalKiller
+from agent.forecast_state import ForecastFile
 from agent.hierarchy import V1_CONTROLLERS, Hierarchy, detect
 from agent.loop import Loop
 from agent.qrm.actuator import Actuator
@@ -170,6 +171,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             triggers=_triggers(hierarchy, stack),
             evictor=_open_evictor(config, act, hierarchy, stack),
             checkpoint=Checkpoint(options.state_dir, boot_id(PROC)) if act is Act.ON else None,
+            forecasts=_open_forecasts(options, config, originals, stack),
             banner=(*state_missing, *act_missing, *waits_missing),
         )
         _few_collections()
@@ -313,6 +315,17 @@ def _open_evictor(config: Config, act: Act, hierarchy: Hierarchy, stack: AsyncEx
         killer = SignalKiller(hierarchy)
         stack.callback(killer.close)
     return Evictor(config.eviction, killer)
+
+
+def _open_forecasts(
+    options: Options, config: Config, originals: Originals | None, stack: AsyncExitStack
+) -> ForecastFile | None:
+    """The predictor's history, where this agent judges, has the state directory to itself and keeps score."""
+    if originals is None or options.act is Act.OFF or config.forecast.method != "calibrated":
+        return None
+    kept = ForecastFile(options.state_dir, boot_id(PROC))
+    stack.callback(kept.close)
+    return kept
 
 
 def _triggers(hierarchy: Hierarchy, stack: AsyncExitStack) -> TriggerSet | None:

@@ -13,11 +13,13 @@ from collections.abc import Sequence
 import msgspec
 
 from agent.advisor.estimation import online_containers
+from agent.advisor.forecast.outlook import Watched
 from agent.advisor.latency import breach_ns, can_shrink
 from agent.advisor.state import Memory
 from agent.advisor.waits import alarmed
 from agent.config import Config
 from agent.eviction.evictor import Evictor
+from agent.forecast_state import ForecastFile
 from agent.policy import Remembered, judge
 from agent.qrm.actuator import Actuator
 from agent.qrm.checkpoint import Checkpoint
@@ -28,6 +30,7 @@ from agent.sense.triggers import TriggerSet
 from api.decisions import Act, Advice, Outcome, Round
 from api.evictions import Evictions, KillEvent
 from api.facts import Wait
+from api.forecasts import Outlook
 from api.memory_advice import MemoryAdvice
 from api.pods import Pod
 from api.ports import Sink, Unavailable
@@ -51,6 +54,7 @@ class Loop:
         triggers: TriggerSet | None = None,
         checkpoint: Checkpoint | None = None,
         evictor: Evictor | None = None,
+        forecasts: ForecastFile | None = None,
         banner: tuple[str, ...] = (),
     ) -> None:
         """Raises Unavailable where the checkpoint cannot be read."""
@@ -62,7 +66,15 @@ class Loop:
             cpus = checkpoint.load(time.monotonic_ns())
             self._damaged = bool(checkpoint.messages)
             self._banner += checkpoint.messages
-        self._known = Remembered(advisor=Memory(lent_cores=actuator.inherited_cores()), cpus=cpus or CpuState())
+        self._forecasts, series = forecasts, None
+        if forecasts is not None:
+            series = forecasts.load(time.monotonic_ns(), time.time_ns())
+            self._banner += forecasts.messages
+        self._known = Remembered(
+            advisor=Memory(lent_cores=actuator.inherited_cores()),
+            cpus=cpus or CpuState(),
+            forecasts=Watched(series=series),
+        )
         self._shadow = Remembered()
         self._evictor = evictor
         self._previous: Snapshot | None = None
@@ -119,6 +131,7 @@ class Loop:
         snapshot = self._sensor.snapshot(self._seq, started, time.time_ns())
         advice: Advice | None = None
         memory: MemoryAdvice | None = None
+        forecasts: tuple[Outlook, ...] = ()
         outcomes: tuple[Outcome, ...] = ()
         stage = "advisor"
         try:
@@ -128,7 +141,7 @@ class Loop:
                 if self._damaged:
                     self._damaged, self._known = False, self._rebuilt(snapshot, started)
                 judged, self._known = judge(snapshot, self._config, self._known, started)
-                advice, memory = judged.advice, judged.memory
+                advice, memory, forecasts = judged.advice, judged.memory, judged.forecasts
                 stage = "actuator"
                 ours = managed(snapshot.pods)
                 # What nobody decides on any more, and an earlier policy changed, is given back.
@@ -148,6 +161,7 @@ class Loop:
             trigger=trigger,
             advice=advice,
             memory=memory,
+            forecasts=forecasts,
             shadow=shadow,
             outcomes=outcomes,
             evictions=evictions,
@@ -171,14 +185,17 @@ class Loop:
         return msgspec.structs.replace(self._known, cpus=cpus)
 
     def _saved(self, snapshot: Snapshot) -> Snapshot:
-        """Have it on disk who has which CPUs, so that a restart moves nobody."""
-        if self._checkpoint is None:
-            return snapshot
+        """Have it on disk who has which CPUs, so that a restart moves nobody, and what forecasts are made of."""
         try:
-            self._checkpoint.save(self._known.cpus)
+            if self._checkpoint is not None:
+                self._checkpoint.save(self._known.cpus)
         except Unavailable as error:
-            status = SourceStatus(name="cpu-state", ok=False, error=error.reason, remedy=error.remedy)
-            return msgspec.structs.replace(snapshot, sources=(*snapshot.sources, status))
+            snapshot = _with_unavailable(snapshot, "cpu-state", error)
+        try:
+            if self._forecasts is not None and (series := self._known.forecasts.series) is not None:
+                self._forecasts.save(series, snapshot.taken_at_ns, snapshot.wall_time_ns)
+        except Unavailable as error:
+            snapshot = _with_unavailable(snapshot, "forecast-state", error)
         return snapshot
 
     def _evicted(
@@ -199,6 +216,9 @@ class Loop:
         if self._config.shadow is None:
             return None, snapshot
         config = msgspec.structs.replace(self._config, advisor=self._config.shadow)
+        if self._act is not Act.OFF:
+            # What online work uses does not depend on who looks: history is kept once.
+            self._shadow = msgspec.structs.replace(self._shadow, forecasts=self._known.forecasts)
         try:
             judged, self._shadow = judge(snapshot, config, self._shadow, now_ns)
         except Exception as error:
@@ -253,6 +273,11 @@ class Loop:
     def _pressed(self) -> None:
         if self._triggers is not None and self._triggers.fired() and self._can_shrink():
             self._ring("psi")
+
+
+def _with_unavailable(snapshot: Snapshot, name: str, error: Unavailable) -> Snapshot:
+    status = SourceStatus(name=name, ok=False, error=error.reason, remedy=error.remedy)
+    return msgspec.structs.replace(snapshot, sources=(*snapshot.sources, status))
 
 
 def _with_failure(snapshot: Snapshot, stage: str, error: Exception) -> Snapshot:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from agent.advisor.advise import advise
+from agent.advisor.forecast.outlook import Watched, look_ahead
 from agent.advisor.memory.advise import advise_memory
 from agent.advisor.memory.gather import named, situation_of
 from agent.advisor.memory.state import MemoryState
@@ -21,6 +22,7 @@ from agent.qrm.placing.place import place
 from agent.qrm.placing.state import FALLBACK, CpuState, Placement, with_bindings
 from agent.qrm.wishes import resolve
 from api.decisions import Advice, Decision
+from api.forecasts import Outlook
 from api.knobs import Knob
 from api.memory_advice import MemoryAdvice
 from api.samples import Snapshot
@@ -33,6 +35,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryState = MemoryState()
     cpus: CpuState = CpuState()
     asked: AskedMemory = AskedMemory()
+    forecasts: Watched = Watched()
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +47,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     named: frozenset[str] = frozenset()
     """Cgroups that are no pod's, and that the settings allow to be changed."""
     asked: Asked = Asked()
+    forecasts: tuple[Outlook, ...] = ()
 
     def decisions(self, snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]) -> tuple[Decision, ...]:
         """Every knob that something is to be said about, by the knobs that the kernel has for each cgroup: what the advice
@@ -58,6 +62,7 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
     # Whom QRM bound to NUMA nodes, the advisor provides for there.
     snapshot = msgspec.structs.replace(snapshot, pods=with_bindings(snapshot.pods, known.cpus))
     previous = known.advisor.previous
+    watched = look_ahead(previous, snapshot, known.forecasts, config.forecast, now_ns)
     advice, advisor = advise(snapshot, config.advisor, known.advisor, now_ns)
     placement, cpus = None, known.cpus
     if advice is not None and snapshot.topology.cpus:
@@ -77,6 +82,7 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
         advice = msgspec.structs.replace(advice, headroom=headroom)
     asked, asked_memory = ask(snapshot, previous, config.knobs, known.asked)
     judged = Judged(
-        advice=advice, placement=placement, memory=memory, named=named(situation, config.memory), asked=asked
-    )
-    return judged, Remembered(advisor=advisor, memory=remembered, cpus=cpus, asked=asked_memory)
+        advice=advice, placement=placement, memory=memory, named=named(situation, config.memory), asked=asked,
+        forecasts=watched.outlooks,
+    )  # fmt: skip
+    return judged, Remembered(advisor=advisor, memory=remembered, cpus=cpus, asked=asked_memory, forecasts=watched)

@@ -53,7 +53,7 @@ def test_a_trace_of_one_day_is_judged_after_half_of_it() -> None:
 
 def row(**changes: float) -> Row:
     values = dict.fromkeys(Judged.__struct_fields__, 0) | {"evaluated": 100, "lent": 34.0, "missed": 7} | changes
-    return Row(traces="t", used=0.5, predictor="ours", judged=msgspec.convert(values, Judged))
+    return Row(traces="t", used=0.5, predictor="calibrated", judged=msgspec.convert(values, Judged))
 
 
 @pytest.mark.parametrize(

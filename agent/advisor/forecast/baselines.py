@@ -79,7 +79,7 @@ def _over(minutes: int, rule: str, peak_of: Callable[[Sequence[float]], float], 
 
 
 METHODS: dict[str, Method] = {
-    "ours": Method(
+    "calibrated": Method(
         Predictor, predictor.observe, predictor.predict, "regression on recent and seasonal peaks, conformal margin"
     ),
     "koordinator": Method(

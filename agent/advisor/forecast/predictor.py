@@ -119,6 +119,15 @@ def predict(state: Predictor, now_ns: int, horizon_ns: int = HORIZON_NS, config:
     )
 
 
+def resumed(state: Predictor, shift_ns: int) -> Predictor:
+    """The same on a clock that shows `shift_ns` more, to the nearest bucket, with totals that start again."""
+    totals = Accuracy(recent=state.accuracy.recent)
+    if state.bucket is None:
+        return msgspec.structs.replace(state, accuracy=totals)
+    bucket = state.bucket + (shift_ns + BUCKET_NS // 2) // BUCKET_NS
+    return msgspec.structs.replace(state, bucket=bucket, last_ns=state.last_ns + shift_ns, accuracy=totals)
+
+
 def _close(state: Predictor, config: ForecastConfig) -> Predictor:
     """The next bucket is open; the forecast that ends with this one is compared with what came."""
     peaks = (*state.peaks[-KEPT + 1 :], state.open_peak)
