@@ -13,6 +13,7 @@ import msgspec
 
 from api.cpus import format_cpu_list
 from api.decisions import Advice, Outcome, Round, Status
+from api.forecasts import Outlook
 from api.histograms import BOUNDS_NS
 from api.rates import Rates, rates
 from api.samples import CgroupSample, Snapshot, SourceStatus
@@ -54,6 +55,23 @@ class ShadowView(msgspec.Struct, frozen=True, kw_only=True):
     headroom_cores: float | None
 
 
+class ForecastView(msgspec.Struct, frozen=True, kw_only=True):
+    """What online work will use at the most within an hour: cores of `cpu`, bytes of `memory`."""
+
+    resource: str
+    used: float | None
+    peak: float | None
+    margin: float
+    alarm: bool
+    trusted: bool
+    reason: str
+    promised_miss_ratio: float
+    miss_ratio: float | None
+    """Of the last day; None before the first hour is over."""
+    evaluated: int
+    """Forecasts whose hour is over, since the agent started."""
+
+
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """One round for the eye."""
 
@@ -84,6 +102,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     headroom_cores: float | None
     """What can be promised to reclaimed pods in all, what they use now included."""
     shadow: ShadowView | None = None
+    forecasts: tuple[ForecastView, ...] = ()
     pools: Mapping[str, str]
     """CPU list of each pool."""
     node: NodeView = NodeView()
@@ -134,6 +153,7 @@ def build(finished: Round) -> View:
         requirement_cores=advice.requirement_cores if advice else None,
         headroom_cores=advice.headroom_cores if advice else None,
         shadow=_shadow(finished.shadow),
+        forecasts=tuple(map(forecast_view, finished.forecasts)),
         pools={pool.name: format_cpu_list(pool.cpus) for pool in advice.pools} if advice else {},
         node=node_view(snapshot, previous, change.node.interval_ns if change else None, ended, reclaims.values()),
         containers=containers,
@@ -157,11 +177,32 @@ def _shadow(advice: Advice | None) -> ShadowView | None:
     )
 
 
+def forecast_view(outlook: Outlook) -> ForecastView:
+    """One resource's forecast, and how it fared."""
+    forecast, score = outlook.forecast, outlook.score
+    return ForecastView(
+        resource=outlook.resource.value,
+        used=outlook.used,
+        peak=forecast.peak,
+        margin=forecast.margin,
+        alarm=forecast.alarm,
+        trusted=forecast.trusted,
+        reason=forecast.verdict.text,
+        promised_miss_ratio=outlook.promised_miss_ratio,
+        miss_ratio=score.miss_ratio if score else None,
+        evaluated=score.evaluated if score else 0,
+    )
+
+
 def past(view: View) -> View:
     """What five minutes of rounds are kept of: the pictures over time need no more, and memory is dear."""
     node = msgspec.structs.replace(view.node, zones=(), oom_victims=())
     return msgspec.structs.replace(
-        view, node=node, containers=tuple(map(past_of, view.containers)), others=tuple(map(past_of, view.others))
+        view,
+        node=node,
+        forecasts=(),
+        containers=tuple(map(past_of, view.containers)),
+        others=tuple(map(past_of, view.others)),
     )
 
 

@@ -124,7 +124,9 @@ def test_a_spike_is_told_as_misses_and_their_size() -> None:
     assert memory.score.bias == pytest.approx(0.0, abs=1.0)
 
 
-@pytest.mark.parametrize(("method", "peak"), [("koordinator", 1.7139), ("n-sigma", 1.5), ("rc-like", 1.5), ("max", 1.5)])
+@pytest.mark.parametrize(
+    ("method", "peak"), [("koordinator", 1.7139), ("n-sigma", 1.5), ("rc-like", 1.5), ("max", 1.5)]
+)
 def test_peers_foretell_from_the_same_samples_and_keep_no_score(method: str, peak: float) -> None:
     cpu = hours(msgspec.convert({"method": method}, ForecastConfig), 3).outlooks[0]
     assert cpu.forecast.peak == pytest.approx(peak, abs=1e-4)
