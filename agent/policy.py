@@ -11,9 +11,12 @@ import msgspec
 
 from agent.advisor.advise import advise
 from agent.advisor.forecast.outlook import Watched, look_ahead
+from agent.advisor.headroom.found import with_memory
+from agent.advisor.headroom.gather import capacity
 from agent.advisor.memory.advise import advise_memory
 from agent.advisor.memory.gather import named, situation_of
 from agent.advisor.memory.state import MemoryState
+from agent.advisor.reporter import ReporterMemory, report
 from agent.advisor.state import Memory
 from agent.config import Config
 from agent.qrm.asked import Asked, AskedMemory, ask
@@ -33,6 +36,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
 
     advisor: Memory = Memory()
     memory: MemoryState = MemoryState()
+    reporter: ReporterMemory = ReporterMemory()
     cpus: CpuState = CpuState()
     asked: AskedMemory = AskedMemory()
     forecasts: Watched = Watched()
@@ -66,7 +70,9 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
     advice, advisor = advise(snapshot, config.advisor, known.advisor, now_ns)
     placement, cpus = None, known.cpus
     if advice is not None and snapshot.topology.cpus:
-        placement, cpus = place(advice.cpu.sizes, snapshot.pods, snapshot.topology, known.cpus, config.placing, now_ns)
+        by_numa = {} if advice.headroom is None else advice.headroom.cores_by_numa
+        known_cpus = msgspec.structs.replace(known.cpus, numa_headroom=by_numa)
+        placement, cpus = place(advice.cpu.sizes, snapshot.pods, snapshot.topology, known_cpus, config.placing, now_ns)
         # `fallback` is no pool of its own: it is all that are not reclaimed pods'.
         pools = tuple(pool for pool in placement.pools if pool.name != FALLBACK)
         advisor = msgspec.structs.replace(advisor, pools={pool.name: pool.cpus for pool in pools}, cpus=placement.cpus)
@@ -75,14 +81,18 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
         advice = None
     situation = situation_of(snapshot, advisor, config, now_ns)
     memory, remembered = advise_memory(situation, known.memory, config.memory)
+    reporter = known.reporter
     if advice is not None and advice.headroom is not None:
-        headroom = msgspec.structs.replace(
-            advice.headroom, memory_bytes=memory.headroom_bytes, memory_by_numa=memory.headroom_by_numa
-        )
-        advice = msgspec.structs.replace(advice, headroom=headroom)
+        found = with_memory(advice.headroom, memory.headroom_bytes, memory.headroom_by_numa, config.advisor)
+        lends = config.advisor.enable_reclaim
+        advertised, reporter = report(found, capacity(snapshot), reporter, config.report, now_ns, enable_reclaim=lends)
+        advice = msgspec.structs.replace(advice, headroom=found, advertised=advertised)
+        advisor = msgspec.structs.replace(advisor, advertised_by_numa=advertised.cores_by_numa)
     asked, asked_memory = ask(snapshot, previous, config.knobs, known.asked)
     judged = Judged(
         advice=advice, placement=placement, memory=memory, named=named(situation, config.memory), asked=asked,
         forecasts=watched.outlooks,
     )  # fmt: skip
-    return judged, Remembered(advisor=advisor, memory=remembered, cpus=cpus, asked=asked_memory, forecasts=watched)
+    return judged, Remembered(
+        advisor=advisor, memory=remembered, reporter=reporter, cpus=cpus, asked=asked_memory, forecasts=watched
+    )

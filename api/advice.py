@@ -75,6 +75,8 @@ class RegionAdvice(msgspec.Struct, frozen=True, kw_only=True):
     upper_cores: float
     lower_cores: float
     headroom_cores: float | None = None
+    """What it leaves by the policy of headroom for its kind; shown, but not summed: regions share what they may grow to."""
+    headroom_verdict: Verdict | None = None
     signals: tuple[Signal, ...] = ()
     verdict: Verdict
 

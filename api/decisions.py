@@ -40,10 +40,10 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """and the CPUs that QRM chose."""
     requirement_cores: float | None
     """What the online pods need, estimated; None where inputs are missing."""
-    headroom_cores: float | None
-    """What may be promised to reclaimed pods, today's use of theirs included (Katalyst's reclaimed_millicpu / 1000)."""
     headroom: Headroom | None = None
-    """The same by NUMA node, with its reasons; None where only the sum is known."""
+    """What may be promised to reclaimed pods, found in this round; None in recordings that are older than that,"""
+    advertised: Headroom | None = None
+    """and what the node advertises of it (Katalyst's reclaimed_millicpu / 1000, reclaimed_memory)."""
     lent_cores: float
     """What reclaimed pods may use right now; equals the node's CPUs when nothing holds them back but priority."""
     idle: bool
@@ -53,6 +53,11 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     """`grow`, `hold`, `shrink` or `freeze`."""
     verdict: Verdict
+
+    @property
+    def headroom_cores(self) -> float | None:
+        """CPU that may be promised in all; None where an input is missing."""
+        return None if self.headroom is None else self.headroom.cores
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

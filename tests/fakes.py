@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import accumulate
 
+from api.advice import Headroom
 from api.cpus import Cpu, Topology
 from api.decisions import Act, Advice, Decision, Outcome, Pool, Round, Status
 from api.facts import CpuTimes, Pressure, Wait
@@ -173,7 +174,7 @@ def advice(action: str = "grow", lent_cores: float = 2.5) -> Advice:
         policy="latency",
         pools=(Pool(name="share", cpus=(0, 1, 2, 3)), Pool(name="reclaim", cpus=(2, 3))),
         requirement_cores=1.5,
-        headroom_cores=0.25,
+        headroom=Headroom(cores=0.25, verdict=Verdict(rule="estimate", text="0.25 cores can be promised")),
         lent_cores=lent_cores,
         idle=True,
         action=action,

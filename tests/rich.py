@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from api.advice import Headroom
 from api.decisions import Round
 from api.facts import (
     Blame,
@@ -40,7 +41,9 @@ from tests.fakes import ABOUT, BOOTED_AT_NS, MIB, MS, S, advice, busy_round
 RICH_ABOUT = msgspec.structs.replace(
     ABOUT, traced=True, recording=RecordingState(writable=True, size_bytes=5 * MIB, rounds=40, lost_rounds=2)
 )
-RICH_SHADOW = msgspec.structs.replace(advice(), policy="canonical", lent_cores=1.0, headroom_cores=0.5)
+RICH_SHADOW = msgspec.structs.replace(
+    advice(), policy="canonical", lent_cores=1.0, headroom=Headroom(cores=0.5, verdict=advice().verdict)
+)
 FORECASTS = (
     Outlook(
         resource=Resource.CPU,

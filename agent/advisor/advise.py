@@ -10,17 +10,14 @@ from msgspec.structs import replace
 from agent.advisor import latency
 from agent.advisor.culprits import claims
 from agent.advisor.estimation import average, remember, requirement_cores
-from agent.advisor.headroom.assembler import PoolSituation, assemble
-from agent.advisor.headroom.exclusion import bound_nodes, lendable
-from agent.advisor.headroom.gather import reclaimed_use
-from agent.advisor.headroom.region import region_cores
+from agent.advisor.headroom.found import Lending, find
 from agent.advisor.measured import blames_of, online_waits, reclaimed_use_cores
 from agent.advisor.provision.provide import provision
 from agent.advisor.provision.situation import Situation
 from agent.advisor.state import Memory
 from agent.advisor.waits import NS_PER_MS, breaching
 from agent.config import AdvisorConfig
-from api.advice import UNBOUND, CpuAdvice, Headroom, PoolSize
+from api.advice import UNBOUND, CpuAdvice, PoolSize
 from api.decisions import Advice
 from api.knobs import Verdict
 from api.qos import QoSLevel
@@ -87,13 +84,10 @@ def _latency(
         taken_ratio=1 - lending.level_cores / before if lending.action == "shrink" else 0.0,
         healed=config.latency.grow_ratio_per_s * elapsed_ns / NS_PER_S if lending.action == "grow" else 0.0,
     )
-    reserve = config.reclaim_reserve_cores(len(cpus), len(snapshot.topology.numa_nodes))
     advice = Advice(
         policy="latency",
         requirement_cores=need,
-        headroom_cores=min(
-            region_cores(len(cpus) - reserve, need, config.reserve_cores(len(cpus)), reserve), lending.lent_cores
-        ),
+        headroom=find(snapshot, change, config, memory, Lending(need_cores=need, lent_cores=lending.lent_cores)),
         lent_cores=lending.lent_cores,
         idle=True,
         claims=kept,
@@ -191,7 +185,7 @@ def _canonical(
     """Katalyst's way: online pools are as large as their policies say, and what is left is reclaimed pods'."""
     lent = float(sum(s.cpus + sum(s.overlap.values()) for s in cpu.sizes if s.pool == "reclaim"))
     before = lent if memory.lent_cores is None else memory.lent_cores
-    found = _headroom(snapshot, change, config, memory)
+    found = find(snapshot, change, config, memory, Lending(need_cores=need, sizes=cpu.sizes))
     verdict = max((one.verdict for one in cpu.regions), key=lambda v: len(v.inputs), default=NOBODY)
     if len(cpu.regions) > 1:
         verdict = replace(verdict, text=" ".join(one.verdict.text for one in cpu.regions))
@@ -199,7 +193,6 @@ def _canonical(
         policy="canonical",
         cpu=cpu,
         requirement_cores=need,
-        headroom_cores=found.cores,
         headroom=found,
         lent_cores=lent,
         idle=False,
@@ -207,24 +200,3 @@ def _canonical(
         verdict=verdict,
     )
     return advice, replace(memory, lent_cores=lent)
-
-
-def _headroom(snapshot: Snapshot, change: Rates | None, config: AdvisorConfig, memory: Memory) -> Headroom:
-    """What the reclaim pool, as it was placed last, can be promised for."""
-    topology = snapshot.topology
-    numa_of = {cpu.id: cpu.numa for cpu in topology.cpus}
-    cpus: dict[int, tuple[int, ...]] = {}
-    for cpu in memory.pools.get("reclaim", ()):
-        if cpu in numa_of:
-            cpus[numa_of[cpu]] = (*cpus.get(numa_of[cpu], ()), cpu)
-    bound = bound_nodes(snapshot.pods, memory.cpus, topology)
-    situation = PoolSituation(
-        topology=topology,
-        cpus=cpus if change is not None else {},
-        busy=change.node.per_cpu_busy_ratio if change is not None else {},
-        use_cores=reclaimed_use(snapshot, change, bound),
-        bound=bound,
-        lendable=lendable(topology, (), ()),
-        enable_reclaim=config.enable_reclaim,
-    )
-    return assemble(situation, config.headroom)

@@ -38,3 +38,5 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """CPUs of the pools as QRM placed them last; empty before it has."""
     cpus: Mapping[str, tuple[int, ...]] = {}
     """The same of every listed container, by cgroup."""
+    advertised_by_numa: Mapping[int, float] = {}
+    """Reclaimed CPU that the node advertises, in cores."""

@@ -65,16 +65,16 @@ class KoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class HeadroomConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """How the amount that can be promised is found."""
 
-    policy: Literal["common", "koordinator-batch", "koordinator-mid"] = "common"
-    """`common` is Katalyst's assembler on the reclaim pool; the others are Koordinator's sums over the node."""
+    policy: Literal["common", "estimate", "koordinator-batch", "koordinator-mid"] | None = None
+    """`common` is Katalyst's assembler on the reclaim pool; `estimate` is what the need of online pods leaves of the node;
+    the others are Koordinator's sums. Unless set, `common` for the policy `canonical` and `estimate` for `latency`."""
     share_region: RegionPolicy = "canonical"
     """What a pool of shared_cores is shown to leave."""
     isolation_region: RegionPolicy = "canonical"
     dedicated_region: RegionPolicy = "canonical"
-    disable_reclaim_share_pools: tuple[str, ...] = ()
-    """[disableReclaimSharePools] nothing is lent on a socket where one of these pools is bound to a NUMA node."""
     whole_cores: bool | None = None
-    """Round as Katalyst does: up on bound NUMA nodes, down on the others. Unless set, on nodes of 16 CPUs and more."""
+    """`common` rounds as Katalyst does: up on bound NUMA nodes, down on the others. Unless set, on nodes of 16 CPUs and
+    more."""
     util: UtilConfig = UtilConfig()
     koordinator: KoordinatorConfig = KoordinatorConfig()
 

@@ -103,7 +103,8 @@ class ProvisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     quota: bool = False
     """[feature_gate_quota_ctrl_knob] With `overlap`: a quota limits reclaimed pods on NUMA nodes that somebody is bound to."""
     disable_reclaim_share_pools: tuple[str, ...] = ()
-    """[disableReclaimSharePools] Nothing is lent of these; by the pool's name without its NUMA node."""
+    """[disableReclaimSharePools] Nothing is lent of these, and nothing is promised on a socket where one of them is bound to
+    a NUMA node; by the pool's name without its NUMA node."""
     numa_min_reclaimed_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """[numaMinReclaimedResourceRatioForAllocate] Of each NUMA node so much is always reclaimed pods'; 0 leaves it to
     AdvisorConfig's minReclaimedCores, spread over the nodes."""

@@ -8,6 +8,7 @@ from agent.config import AdvisorConfig, Config
 from agent.replay import Fact, Mark, Tally, mark, play
 from agent.simulation.machine import node
 from agent.simulation.run import run
+from api.advice import Headroom
 from api.decisions import Advice, Pool
 from api.histograms import SLOTS
 from api.knobs import Verdict
@@ -26,7 +27,7 @@ def advice(lent: float, share: str = "0123", reclaim: str = "0123", promised: fl
         policy="p",
         pools=tuple(Pool(name=n, cpus=tuple(map(int, c))) for n, c in (("share", share), ("reclaim", reclaim))),
         requirement_cores=None,
-        headroom_cores=promised,
+        headroom=Headroom(cores=promised, verdict=Verdict(rule="r", text="t")),
         lent_cores=lent,
         idle=True,
         action="hold",

@@ -548,4 +548,4 @@ def test_a_full_disk_stops_the_recording_says_so_and_lets_it_go_on(
 
 
 def test_the_bound_is_at_least_one_mebibyte_a_segment() -> None:
-    assert 32 * len(header("1", "b", 0)) <= exporters.LEAST_RECORD_MIB * MIB // recorder_module.SEGMENTS
+    assert 16 * len(header("1", "b", 0)) <= exporters.LEAST_RECORD_MIB * MIB // recorder_module.SEGMENTS

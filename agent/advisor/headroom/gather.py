@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from agent.advisor.containers import ContainerMemory
+from agent.advisor.estimation import container_cores
+from agent.advisor.headroom.exclusion import Tenant
 from agent.advisor.headroom.koordinator import Budget, Demand, Tier
 from agent.advisor.overcommit import PodLoad
+from agent.advisor.regions import bound_nodes, share_pool
+from agent.advisor.reporter import Capacity
+from agent.config import AdvisorConfig
 from api.advice import UNBOUND
 from api.pods import Pod
 from api.qos import QoSLevel
@@ -22,6 +27,9 @@ _NOT_CACHE = (
     ("inactive_anon", "active_anon", "unevictable"),
 )
 """What Koordinator counts as memory in use: everything but the page cache."""
+
+_PEAK_MARGIN = 1.1
+"""[safetyMarginPercent of koordlet's prediction] what is used now may grow by a tenth."""
 
 
 def reclaimed_use(snapshot: Snapshot, change: Rates | None, bound: Collection[int]) -> dict[int, float | None]:
@@ -52,6 +60,41 @@ def pod_loads(
         )
         for pod in snapshot.pods
     )
+
+
+def capacity(snapshot: Snapshot) -> Capacity:
+    """What the node has. Memory by NUMA node is left out where it is not known of all of them."""
+    node, nodes = snapshot.node, snapshot.topology.numa_nodes
+    cores = dict.fromkeys(nodes, 0.0)
+    for cpu in snapshot.topology.cpus:
+        cores[cpu.numa] += 1
+    sizes = {numa: part.meminfo["MemTotal"] for numa, part in node.numa.items() if "MemTotal" in part.meminfo}
+    return Capacity(
+        cores_by_numa=cores,
+        memory_bytes=node.memory_total_bytes,
+        memory_by_numa={numa: float(sizes[numa]) for numa in sorted(sizes)} if set(nodes) <= set(sizes) else {},
+    )
+
+
+def tenants(snapshot: Snapshot, cpus_by_cgroup: Mapping[str, tuple[int, ...]]) -> tuple[Tenant, ...]:
+    """Online pods as far as they decide what may be lent around them."""
+    nodes = snapshot.topology.numa_nodes
+    numa_of = {cpu.id: cpu.numa for cpu in snapshot.topology.cpus}
+    found = []
+    for pod in snapshot.pods:
+        if not pod.qos.online:
+            continue
+        cpus = (cpu for c in pod.containers for cpu in cpus_by_cgroup.get(c.cgroup, ()))
+        bound = bound_nodes(pod, nodes)
+        found.append(
+            Tenant(
+                pod=pod.key,
+                numa_nodes=bound or tuple(sorted({numa_of[cpu] for cpu in cpus if cpu in numa_of})),
+                exclusive=pod.enhancements.numa_exclusive,
+                bound_pool=share_pool(pod, nodes) if bound and pod.qos is QoSLevel.SHARED else "",
+            )
+        )
+    return tuple(found)
 
 
 def cpu_budget(
@@ -104,6 +147,36 @@ def memory_budget(
         prod_reclaimable=prod_reclaimable_bytes,
         node_used=busy,
     )
+
+
+def prod_spare_cores(
+    snapshot: Snapshot, change: Rates | None, needs: Mapping[str, ContainerMemory], config: AdvisorConfig
+) -> float | None:
+    """CPU that prod pods asked for and will not need, by the estimate of each; one that is not measured spares nothing.
+
+    Koordinator has a predictor for it; None in the first round.
+    """
+    if change is None:
+        return None
+    return sum(
+        max(container.cpu_request_cores - container_cores(container, needs.get(container.cgroup), config), 0.0)
+        for pod in snapshot.pods
+        if tier_of(pod) is Tier.PROD
+        for container in pod.containers
+        if container.cpu_request_cores is not None
+    )
+
+
+def prod_spare_bytes(snapshot: Snapshot) -> float:
+    """The same of memory: what the requests are above what is used, page cache left out, with Koordinator's margin."""
+    spare = 0.0
+    for pod in snapshot.pods:
+        if tier_of(pod) is Tier.PROD:
+            for container in pod.containers:
+                used = not_cache(snapshot.cgroups.get(container.cgroup))
+                if used is not None and container.memory_request_bytes is not None:
+                    spare += max(container.memory_request_bytes - used * _PEAK_MARGIN, 0.0)
+    return spare
 
 
 def tier_of(pod: Pod) -> Tier:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from agent.advisor.headroom.found import lent_nodes
 from agent.advisor.memory.dying import is_named
 from agent.advisor.memory.situation import ReclaimRoot, Situation
 from agent.advisor.state import Memory
@@ -32,6 +33,7 @@ def situation_of(snapshot: Snapshot, advisor: Memory, config: Config, now_ns: in
         ramping=frozenset(path for path, known in advisor.containers.items() if known.ramping),
         share_numa=pools.get("share"),
         reclaim_numa=pools.get("reclaim"),
+        forbidden_numa=tuple(lent_nodes(snapshot, advisor, config.advisor).refused),
     )
 
 

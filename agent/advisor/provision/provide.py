@@ -13,7 +13,7 @@ from agent.advisor.indicators import Indicators
 from agent.advisor.isolation import fits, isolate
 from agent.advisor.provision.case import Turn, assigned_cpus, case_of, had_before, need_cores, policies_of
 from agent.advisor.provision.dynamic_quota import dynamic_quota
-from agent.advisor.provision.explain import Decided, explain
+from agent.advisor.provision.explain import Decided, explain, with_headroom
 from agent.advisor.provision.policies import Answer, Case, Proposal, Settings, canonical, none
 from agent.advisor.provision.rama import rama
 from agent.advisor.provision.situation import ProvisionMemory, RegionMemory, Situation
@@ -77,7 +77,7 @@ def provision(
     sizes = (PoolSize(pool=RESERVE_POOL, cpus=reserve), *assembled.sizes) if reserve else assembled.sizes
     note = "; pods with too many tasks are not kept apart, since there is no room" if crowded else ""
     advice = CpuAdvice(
-        regions=tuple(explain(one, assembled, note) for one in decided),
+        regions=tuple(with_headroom(explain(one, assembled, note), one, advisor) for one in decided),
         sizes=sizes,
         isolated=tuple(sorted(apart)),
     )
@@ -116,7 +116,8 @@ def _decide(member: Members, limits: Bounds, turn: Turn, apart: Mapping[str, Ver
             text=apart[member.pods[0].key].text,
         )
         want = Want(region=region, upper=upper, lower=lower, request=max(ceil(request), 1))
-        return Decided(region=region, bounds=limits, proposal=proposal, want=want, cause=apart[member.pods[0].key])
+        need, cause = need_cores(member, turn), apart[member.pods[0].key]
+        return Decided(region=region, bounds=limits, proposal=proposal, want=want, need=need, cause=cause)
     before = had_before(region, request, turn)
     need = need_cores(member, turn)
     case = case_of(member, limits, need, before, turn)

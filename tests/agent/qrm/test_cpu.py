@@ -22,7 +22,7 @@ BATCH = pod("batch", QoSLevel.RECLAIMED)
 
 def advice(lent: float, *, idle: bool = True) -> Advice:
     return Advice(
-        policy="p", requirement_cores=1.0, headroom_cores=1.0, lent_cores=lent, idle=idle, action="hold",
+        policy="p", requirement_cores=1.0, lent_cores=lent, idle=idle, action="hold",
         verdict=Verdict(rule="r", text="t"),
     )  # fmt: skip
 
