@@ -11,7 +11,8 @@ import msgspec
 
 from agent.advisor.advise import advise
 from agent.advisor.forecast.outlook import Watched, look_ahead
-from agent.advisor.headroom.found import with_memory
+from agent.advisor.headroom.foretold import FORECAST, foretold_memory
+from agent.advisor.headroom.found import policy_of, with_memory
 from agent.advisor.headroom.gather import capacity
 from agent.advisor.memory.advise import advise_memory
 from agent.advisor.memory.gather import named, situation_of
@@ -67,7 +68,8 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
     snapshot = msgspec.structs.replace(snapshot, pods=with_bindings(snapshot.pods, known.cpus))
     previous = known.advisor.previous
     watched = look_ahead(previous, snapshot, known.forecasts, config.forecast, now_ns)
-    advice, advisor = advise(snapshot, config.advisor, known.advisor, now_ns)
+    before = msgspec.structs.replace(known.advisor, forecasts=watched.outlooks)
+    advice, advisor = advise(snapshot, config.advisor, before, now_ns)
     placement, cpus = None, known.cpus
     if advice is not None and snapshot.topology.cpus:
         by_numa = {} if advice.headroom is None else advice.headroom.cores_by_numa
@@ -76,11 +78,13 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
         # `fallback` is no pool of its own: it is all that are not reclaimed pods'.
         pools = tuple(pool for pool in placement.pools if pool.name != FALLBACK)
         advisor = msgspec.structs.replace(advisor, pools={pool.name: pool.cpus for pool in pools}, cpus=placement.cpus)
-        advice = msgspec.structs.replace(advice, pools=pools)
+        advice = msgspec.structs.replace(advice, pools=pools, rejected=placement.rejected)
     elif advice is not None:
         advice = None
     situation = situation_of(snapshot, advisor, config, now_ns)
     memory, remembered = advise_memory(situation, known.memory, config.memory)
+    if policy_of(config.advisor) == FORECAST:
+        memory = foretold_memory(memory, watched.outlooks, snapshot, config)
     reporter = known.reporter
     if advice is not None and advice.headroom is not None:
         found = with_memory(advice.headroom, memory.headroom_bytes, memory.headroom_by_numa, config.advisor)

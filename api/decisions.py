@@ -38,6 +38,8 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """How large every pool is to be,"""
     pools: tuple[Pool, ...] = ()
     """and the CPUs that QRM chose."""
+    rejected: Mapping[str, Verdict] = {}
+    """Pods whose wish for CPUs cannot be fulfilled, by `namespace/name`, and why; they have CPUs all the same."""
     requirement_cores: float | None
     """What the online pods need, estimated; None where inputs are missing."""
     headroom: Headroom | None = None

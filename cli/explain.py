@@ -15,7 +15,9 @@ from api.ports import Unavailable
 from api.text import to_json
 from cli import words
 from cli.client import Client, url_option
-from cli.reasons import INPUT_SOURCES, Answer, KnobStory, Now, PoolStory, answer, askable
+from cli.reasons import Answer, KnobStory, Now, answer, askable
+from cli.standing import memory_text, pod_text, pool_text
+from cli.verdicts import verdict_text
 
 LABEL = 11
 TRIGGERS = {
@@ -37,7 +39,7 @@ def knob_text(story: KnobStory, now: Now, now_ns: int) -> Iterator[tuple[str, st
     """Label and text of each part; the first is the heading."""
     # An agent that does not act has put back whatever an earlier one wrote, without a word in the journal.
     verb = "is" if now.act == Act.ON.value else f"was, at {words.clock(story.newest.wall_time_ns / 1e6)},"
-    yield "", f"{story.knob} of {words.clean(story.pod)} {verb} {_value(story.knob, story.value)}"
+    yield "", f"{story.knob} of {words.clean(story.pod or story.cgroup)} {verb} {_value(story.knob, story.value)}"
     yield "cgroup", words.clean(story.cgroup)
     yield from _entry_text("decided", story.newest, now_ns)
     if story.in_force is not None:
@@ -64,13 +66,7 @@ def _entry_text(label: str, entry: JournalEntry, now_ns: int) -> Iterator[tuple[
         "round",
         f"{entry.round_seq:,}, {TRIGGERS.get(entry.trigger, entry.trigger)}; policy {words.clean(entry.policy)}",
     )
-    yield "because", words.clean(verdict.text)
-    limit = "" if verdict.threshold is None else f", threshold {verdict.threshold:g}"
-    yield "rule", f"{words.clean(verdict.rule)}{limit}"
-    for i, (name, value) in enumerate(verdict.inputs.items()):
-        source = INPUT_SOURCES.get(name, "")
-        known = "not known" if value is None else words.clean(f"{value:g}" if isinstance(value, float) else str(value))
-        yield "" if i else "inputs", f"{words.clean(name)} {known}" + (f" (from {source})" if source else "")
+    yield from verdict_text(verdict)
 
 
 def _value(knob: str, value: str | None) -> str:
@@ -79,17 +75,6 @@ def _value(knob: str, value: str | None) -> str:
         return "not known"
     meaning = words.knob_value(knob, value)
     return meaning if meaning == value else f"{meaning} ({words.clean(value) or 'empty'})"
-
-
-def pool_text(pool: PoolStory) -> Iterator[tuple[str, str]]:
-    """One pool of CPUs."""
-    yield "", f"Pool {words.clean(pool.name)} has CPUs {words.clean(pool.cpus) or 'none'}"
-    yield "lent", f"{words.cores(pool.lent_cores)} cores may be used by reclaimed pods"
-    yield "need", f"{words.cores(pool.requirement_cores)} cores is what online pods are estimated to need"
-    yield (
-        "headroom",
-        f"{words.cores(pool.headroom_cores)} cores can be promised to reclaimed pods in all, what they use now included",
-    )
 
 
 def now_text(now: Now) -> Iterator[tuple[str, str]]:
@@ -115,12 +100,12 @@ def text(found: Answer, now_ns: int, width: int) -> Iterator[str]:
     """The whole answer, a section per knob and pool."""
     for story in found.knobs:
         yield from section(knob_text(story, found.now, now_ns), width)
-    for pod in found.untouched:
-        yield from section(
-            iter([("", f"No knob of {words.clean(pod)} was decided on: its cgroup is as its owner made it")]), width
-        )
+    for pod in found.pods:
+        yield from section(pod_text(pod), width)
     for pool in found.pools:
         yield from section(pool_text(pool), width)
+    if found.memory is not None:
+        yield from section(memory_text(found.memory), width)
     yield from section(now_text(found.now), width)
 
 
@@ -143,12 +128,12 @@ def nothing(target: str, kinds: dict[str, list[str]]) -> Iterator[str]:
 
 
 @click.command()
-@click.argument("target", required=False, metavar="[POD|CGROUP|KNOB|POOL|#EVENT]")
+@click.argument("target", required=False, metavar="[POD|CGROUP|KNOB|POOL|REGION|memory|#EVENT]")
 @url_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def explain(target: str | None, url: str, as_json: bool) -> None:
-    """Say why a knob, pod or pool is what it is: the decision, its rule, threshold and inputs, and where those come from.
-    #EVENT is one decision by its number in the journal.
+    """Say why a knob, pod, pool or memory is what it is: the decision, its rule, threshold and inputs, and where those come
+    from. #EVENT is one decision by its number in the journal.
 
     Without a target: everything that the agent ever decided on. Exits with 1 where nothing is known.
     """

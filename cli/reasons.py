@@ -8,21 +8,14 @@ import msgspec
 
 from api.decisions import JournalEntry, Status
 from api.knobs import Knob
+from api.memory_advice import MemoryAdvice
+from api.pods import Pod
 from api.samples import Snapshot, SourceStatus
+from cli.advised import MEMORY, PodStory, PoolStory, memory, pods, pools, troubled
 from exporters.view import ShadowView, View
 
 EARLIER = 3
 IN_FORCE = (Status.APPLIED, Status.UNCHANGED)
-INPUT_SOURCES = {
-    "wait_ms": "waits",
-    "blame_ratio": "blame",
-    "other_culprit": "blame",
-    "waits": "waits",
-    "cgroup": "waits",
-    "reclaimed_use_cores": "cgroups",
-    "requirement_cores": "cgroups",
-}
-"""Which source an input of a verdict was measured by; the others are settings or memory of the policy."""
 
 
 class KnobStory(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,16 +31,6 @@ class KnobStory(msgspec.Struct, frozen=True, kw_only=True):
     """The decision that made the value, where the newest did not: it was dry, refused or met another cgroup."""
     earlier: tuple[JournalEntry, ...]
     """Up to three before it, newest first."""
-
-
-class PoolStory(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool of CPUs, as the latest round advised it."""
-
-    name: str
-    cpus: str
-    lent_cores: float | None
-    requirement_cores: float | None
-    headroom_cores: float | None
 
 
 class Now(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,45 +54,38 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     now: Now
     knobs: tuple[KnobStory, ...] = ()
+    pods: tuple[PodStory, ...] = ()
+    """Those that were asked for; without a target those in trouble."""
     pools: tuple[PoolStory, ...] = ()
-    untouched: tuple[str, ...] = ()
-    """Pods that were asked for, and of which no knob was ever decided on."""
+    memory: MemoryAdvice | None = None
 
     @property
     def found(self) -> bool:
-        return bool(self.knobs or self.pools or self.untouched)
+        return bool(self.knobs or self.pods or self.pools or self.memory)
 
 
 def answer(target: str | None, view: View, entries: Sequence[JournalEntry], snapshot: Snapshot, now_ns: int) -> Answer:
-    """What is known about a pod, a cgroup, a knob or a pool; of everything where no target is given.
+    """What is known about a pod, a cgroup, a knob, a pool, a region or memory; of everything where no target is given.
 
     Entries are oldest first. `now_ns` is CLOCK_REALTIME.
     """
     knobs = tuple(story for story in stories(_until(target, entries)) if target is None or about(story, target))
-    pools = tuple(
-        PoolStory(
-            name=name,
-            cpus=cpus,
-            lent_cores=view.lent_cores,
-            requirement_cores=view.requirement_cores,
-            headroom_cores=view.headroom_cores,
-        )
-        for name, cpus in view.pools.items()
-        if target in (None, name)
-    )
-    touched = {story.pod for story in knobs}
-    pods = {
-        c.pod
-        for c in view.containers
-        if target is not None and (_is_pod(c.pod, target) or _is_cgroup(c.cgroup, target))
-    }
+    wanted = troubled(view, snapshot)
+    if target is not None:
+        wanted = frozenset(pod.key for pod in snapshot.pods if _is_about_pod(pod, target))
     age_s = (now_ns - snapshot.wall_time_ns) / 1e9
     now = Now(
         seq=snapshot.seq, wall_time_ns=snapshot.wall_time_ns, age_s=age_s, act=view.act, policy=view.policy,
         action=view.action, rule=view.rule, text=view.reason, threshold=view.threshold, shadow=view.shadow,
         sources=snapshot.sources,
     )  # fmt: skip
-    return Answer(now=now, knobs=knobs, pools=pools, untouched=tuple(sorted(pods - touched)))
+    return Answer(
+        now=now,
+        knobs=knobs,
+        pods=pods(wanted, {story.pod for story in knobs}, view, snapshot),
+        pools=pools(target, view),
+        memory=memory(target, view),
+    )
 
 
 def _event(target: str | None) -> int | None:
@@ -163,6 +139,10 @@ def about(story: KnobStory, target: str) -> bool:
     )
 
 
+def _is_about_pod(pod: Pod, target: str) -> bool:
+    return _is_pod(pod.key, target) or any(_is_cgroup(container.cgroup, target) for container in pod.containers)
+
+
 def _is_pod(pod: str, target: str) -> bool:
     return target in (pod, pod.partition("/")[2])
 
@@ -175,8 +155,10 @@ def _is_cgroup(cgroup: str, target: str) -> bool:
 def askable(view: View, entries: Sequence[JournalEntry]) -> dict[str, list[str]]:
     """What there is to ask about, by kind."""
     return {
-        "pods": sorted({c.pod for c in view.containers} | {e.outcome.decision.pod for e in entries}),
+        "pods": sorted({c.pod for c in view.containers} | {e.outcome.decision.pod for e in entries} - {""}),
         "cgroups": sorted({c.cgroup for c in view.containers} | {e.outcome.decision.cgroup for e in entries}),
         "knobs": sorted({e.outcome.decision.knob.value for e in entries}) or [knob.value for knob in Knob],
-        "pools": sorted(view.pools),
+        "pools": sorted({*view.pools, *(size.pool for size in view.sizes)}),
+        "regions": sorted(one.region.name for one in view.regions),
+        "more": [] if view.memory is None else [MEMORY],
     }

@@ -19,6 +19,7 @@ from exporters.cgroups import cgroup_families, dropped
 from exporters.forecasts import forecast_families
 from exporters.nodes import MOST_INTERFACES, node_families
 from exporters.points import Distribution, Exemplar, Family, Labels, Point, points
+from exporters.promised import promised_families
 from exporters.traces import exemplar_labels
 
 MAX_CGROUPS = 512
@@ -157,7 +158,7 @@ def _advice(finished: Round) -> Iterator[Family]:
         return
     yield points("dioptase_pool_cpus", (((pool.name,), len(pool.cpus)) for pool in advice.pools))
     yield points("dioptase_share_requirement_cores", [((), advice.requirement_cores)])
-    yield points("dioptase_reclaim_headroom_cores", [((), advice.headroom_cores)])
+    yield from promised_families(advice)
     yield points("dioptase_reclaim_lent_cores", [((), advice.lent_cores)])
 
 

@@ -191,6 +191,7 @@ def _about(finished: Round) -> dict[str, Value | None]:
         "dioptase.lent_cores": advice.lent_cores,
         "dioptase.requirement_cores": advice.requirement_cores,
         "dioptase.headroom_cores": advice.headroom_cores,
+        "dioptase.advertised_cores": None if advice.advertised is None else advice.advertised.cores,
         "dioptase.idle": advice.idle,
     }
 

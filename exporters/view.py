@@ -11,10 +11,13 @@ from heapq import nlargest
 
 import msgspec
 
+from api.advice import Headroom, PoolSize, RegionAdvice
 from api.cpus import format_cpu_list
 from api.decisions import Advice, Outcome, Round, Status
 from api.forecasts import Outlook
 from api.histograms import BOUNDS_NS
+from api.knobs import Verdict
+from api.memory_advice import MemoryAdvice
 from api.rates import Rates, rates
 from api.samples import CgroupSample, Snapshot, SourceStatus
 from exporters.cgroup_view import NS_PER_US, ContainerView, ReclaimView, managed, past_of, reclaim_view, unmanaged
@@ -55,23 +58,6 @@ class ShadowView(msgspec.Struct, frozen=True, kw_only=True):
     headroom_cores: float | None
 
 
-class ForecastView(msgspec.Struct, frozen=True, kw_only=True):
-    """What online work will use at the most within an hour: cores of `cpu`, bytes of `memory`."""
-
-    resource: str
-    used: float | None
-    peak: float | None
-    margin: float
-    alarm: bool
-    trusted: bool
-    reason: str
-    promised_miss_ratio: float
-    miss_ratio: float | None
-    """Of the last day; None before the first hour is over."""
-    evaluated: int
-    """Forecasts whose hour is over, since the agent started."""
-
-
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """One round for the eye."""
 
@@ -99,12 +85,23 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     reclaimed_cores: float | None
     """What they used since the previous round."""
     requirement_cores: float | None
-    headroom_cores: float | None
-    """What can be promised to reclaimed pods in all, what they use now included."""
+    headroom: Headroom | None = None
+    """What can be promised to reclaimed pods in all, what they use now included,"""
+    advertised: Headroom | None = None
+    """and what the node advertises of it."""
     shadow: ShadowView | None = None
-    forecasts: tuple[ForecastView, ...] = ()
+    forecasts: tuple[Outlook, ...] = ()
+    """What online work will use at the most within an hour, and how earlier forecasts of it fared."""
     pools: Mapping[str, str]
     """CPU list of each pool."""
+    sizes: tuple[PoolSize, ...] = ()
+    """How large each is to be, by NUMA node,"""
+    regions: tuple[RegionAdvice, ...] = ()
+    """and what the online pods on it get, with the reasons."""
+    rejected: Mapping[str, Verdict] = {}
+    """Pods whose wish for CPUs cannot be fulfilled, and why."""
+    memory: MemoryAdvice | None = None
+    """What is advised of memory; what it wishes of cgroups is among the changes."""
     node: NodeView = NodeView()
     containers: tuple[ContainerView, ...]
     others: tuple[ContainerView, ...] = ()
@@ -151,10 +148,15 @@ def build(finished: Round) -> View:
         lent_cores=advice.lent_cores if advice else None,
         reclaimed_cores=sum(reclaimed) if reclaimed else None,
         requirement_cores=advice.requirement_cores if advice else None,
-        headroom_cores=advice.headroom_cores if advice else None,
+        headroom=advice.headroom if advice else None,
+        advertised=advice.advertised if advice else None,
         shadow=_shadow(finished.shadow),
-        forecasts=tuple(map(forecast_view, finished.forecasts)),
+        forecasts=finished.forecasts,
         pools={pool.name: format_cpu_list(pool.cpus) for pool in advice.pools} if advice else {},
+        sizes=advice.cpu.sizes if advice else (),
+        regions=advice.cpu.regions if advice else (),
+        rejected=advice.rejected if advice else {},
+        memory=_without_wishes(finished.memory),
         node=node_view(snapshot, previous, change.node.interval_ns if change else None, ended, reclaims.values()),
         containers=containers,
         others=_others(snapshot, previous, change, reclaims, ours) if previous and change else (),
@@ -177,21 +179,8 @@ def _shadow(advice: Advice | None) -> ShadowView | None:
     )
 
 
-def forecast_view(outlook: Outlook) -> ForecastView:
-    """One resource's forecast, and how it fared."""
-    forecast, score = outlook.forecast, outlook.score
-    return ForecastView(
-        resource=outlook.resource.value,
-        used=outlook.used,
-        peak=forecast.peak,
-        margin=forecast.margin,
-        alarm=forecast.alarm,
-        trusted=forecast.trusted,
-        reason=forecast.verdict.text,
-        promised_miss_ratio=outlook.promised_miss_ratio,
-        miss_ratio=score.miss_ratio if score else None,
-        evaluated=score.evaluated if score else 0,
-    )
+def _without_wishes(memory: MemoryAdvice | None) -> MemoryAdvice | None:
+    return None if memory is None else msgspec.structs.replace(memory, wishes=())
 
 
 def past(view: View) -> View:
@@ -203,6 +192,12 @@ def past(view: View) -> View:
         forecasts=(),
         containers=tuple(map(past_of, view.containers)),
         others=tuple(map(past_of, view.others)),
+        sizes=(),
+        regions=(),
+        rejected={},
+        memory=None,
+        headroom=None,
+        advertised=None,
     )
 
 

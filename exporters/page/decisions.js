@@ -38,7 +38,7 @@ function build(entry) {
             el("b", {}, to)), " ",
           el("span", { class: "status" }, el("span", { "aria-hidden": "true" }, `${SIGNS[outcome.status] ?? "?"} `), outcome.status)),
         outcome.error ? el("span", { class: "error" }, outcome.error) : null,
-        el("span", { class: "why" }, el("b", {}, decision.pod), " ", verdict.text)),
+        el("span", { class: "why" }, el("b", {}, decision.pod || decision.cgroup), " ", verdict.text)),
       el("dl", {},
         ...fact("rule", verdict.rule), ...fact("threshold", verdict.threshold), ...fact("cgroup", decision.cgroup),
         ...fact("written", `${raw(outcome.before)} → ${raw(decision.value)}`), ...fact("read back", outcome.after),

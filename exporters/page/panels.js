@@ -46,6 +46,13 @@ function bar(id, value, top) {
   byId(id).style.width = `${value === null || !top ? 0 : Math.min(Math.max(value / top, 0), 1) * 100}%`;
 }
 
+function promise({ headroom, advertised }) {
+  const parts = [];
+  if (headroom !== null && headroom.cores !== null) parts.push(`headroom ${cores(headroom.cores)}, use included`);
+  if (advertised !== null && advertised.cores !== null) parts.push(`advertised ${cores(advertised.cores)}`);
+  return parts.join(" · ");
+}
+
 export function showTiles(view, row, targetUs) {
   document.body.dataset.watch = String(watching(view));
   say(byId("latency-title"), watching(view) ? "Longest wait" : "Online latency and wait");
@@ -53,7 +60,7 @@ export function showTiles(view, row, targetUs) {
   say(byId("lent"), cores(view.lent_cores));
   say(byId("lent-of"), `of ${cpus} cores`);
   bar("lent-bar", view.lent_cores, cpus);
-  say(byId("lent-note"), view.lent_cores !== null && view.lent_cores >= cpus ? "all that online pods leave idle" : view.headroom_cores === null ? "" : `headroom ${cores(view.headroom_cores)}, use included`);
+  say(byId("lent-note"), view.lent_cores !== null && view.lent_cores >= cpus ? "all that online pods leave idle" : promise(view));
   say(byId("used"), cores(view.reclaimed_cores));
   bar("used-bar", view.reclaimed_cores, cpus);
   say(byId("used-note"), view.reclaimed_cores !== null && view.lent_cores ? `${percent(view.reclaimed_cores / view.lent_cores)} of what is lent` : "");

@@ -50,10 +50,11 @@ def test_headroom_is_said_to_hold_what_is_used(browser: Browser, agent: Agent, t
     """Nothing comes on top: right after the spike all of the headroom is in use."""
     agent.show(told.rounds[:206])
     view = build(told.rounds[205])
-    assert view.reclaimed_cores == view.headroom_cores == view.lent_cores
+    assert view.headroom is not None
+    assert view.reclaimed_cores == view.headroom.cores == view.lent_cores
     assert view.lent_cores < 1
     page = opened(browser, agent)
-    assert page.text("#lent-note") == f"headroom {words.cores(view.headroom_cores)}, use included"
+    assert page.text("#lent-note") == f"headroom {words.cores(view.headroom.cores)}, use included"
 
 
 def test_workloads_table_is_the_views(browser: Browser, agent: Agent) -> None:

@@ -71,6 +71,7 @@ def test_age_and_state_of_the_sources_close_the_answer() -> None:
         ("default/batch", {"cpu.idle", "cpu.max"}), ("batch", {"cpu.idle", "cpu.max"}), ("cpu.idle", {"cpu.idle"}),
         ("quota", {"cpu.max"}), ("IDLE", {"cpu.idle"}), ("/dioptase-demo-batch", {"cpu.idle", "cpu.max"}),
         ("#1", {"cpu.idle"}), ("2", {"cpu.max"}), ("#9999", set()),
+        ("memory", set()), ("share", set()),
         ("/", {"cpu.idle", "cpu.max"}), ("/dioptase-demo", set()), (None, {"cpu.idle", "cpu.max"}), ("web", set()),
     ],
 )  # fmt: skip
@@ -81,7 +82,7 @@ def test_what_a_person_may_call_it(target: str | None, knobs: set[str]) -> None:
 def test_a_pod_that_was_never_touched_is_known() -> None:
     found = asked("default/web")
     assert found.found
-    assert found.untouched == ("default/web",)
+    assert [(pod.pod, pod.untouched) for pod in found.pods] == [("default/web", True)]
     assert "No knob of default/web was decided on" in "\n".join(text(found, LATER_NS, 80))
 
 
@@ -91,8 +92,9 @@ def test_a_pool_is_its_cpus_and_what_is_lent(agent: Agent) -> None:
     assert done.exit_code == 0
     assert "Pool reclaim has CPUs 0-3" in done.stdout
     assert f"{words.cores(view.lent_cores)} cores may be used by reclaimed pods" in done.stdout
+    assert view.headroom is not None
     promised = (
-        f"{words.cores(view.headroom_cores)} cores can be promised to reclaimed pods in all, what they use now included"
+        f"{words.cores(view.headroom.cores)} cores can be promised to reclaimed pods in all, what they use now included"
     )
     assert promised in " ".join(done.stdout.split())
 

@@ -1,0 +1,111 @@
+"""`dioptase explain` of what stands behind no single decision: pods, pools, regions and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+
+from agent.advisor.memory.advise import advise_memory
+from agent.advisor.memory.state import MemoryState
+from agent.config import AdvisorConfig, Config
+from agent.config.memory import MemoryConfig
+from api.decisions import Round
+from api.pods import Container, Pod
+from api.qos import QoSLevel
+from cli.explain import text
+from cli.reasons import Answer, answer, askable
+from exporters.view import build
+from tests.agent.advisor.memory.builders import situation
+from tests.cli import story
+
+DB = Pod(
+    uid="default/db", namespace="default", name="db", qos=QoSLevel.DEDICATED, problems=("annotation x: is not y; write z",),
+    containers=(Container(name="db", cgroup="/db", cpu_request_cores=1.0),),
+)  # fmt: skip
+CANONICAL = story.tell(40, others=(DB,), config=Config(advisor=AdvisorConfig(policy="canonical")))
+LAST = CANONICAL.rounds[-1]
+LATER_NS = LAST.snapshot.wall_time_ns + story.S
+
+
+def asked(target: str | None, last: Round = LAST) -> Answer:
+    return answer(target, build(last), CANONICAL.entries, last.snapshot, LATER_NS)
+
+
+def told(target: str | None, last: Round = LAST) -> str:
+    return flat(text(asked(target, last), LATER_NS, 100))
+
+
+def flat(lines: Iterable[str]) -> str:
+    return " ".join(" ".join(lines).split())
+
+
+def test_a_pod_is_told_with_its_region_and_how_that_came_to_its_size() -> None:
+    assert LAST.advice is not None
+    (share,) = [one for one in LAST.advice.cpu.regions if one.region.name == "share"]
+    said = told("web")
+    assert "region share: 1 pod of kind share on pool share" in said
+    assert f"because {share.verdict.text}" in said
+    assert f"rule provision_canonical, threshold {share.upper_cores:g}" in said
+    assert f"estimate_cores {share.verdict.inputs['estimate_cores']:g} (from cgroups)" in said
+    assert "level shared_cores" in said
+
+
+def test_a_pod_whose_wish_cannot_be_fulfilled_says_why_it_cannot() -> None:
+    (found,) = asked("default/db").pods
+    assert found.rejected is not None
+    assert found.rejected.rule == "dedicated_needs_numa_binding"
+    said = told("default/db")
+    assert "rejected it does not have the CPUs that it asks for" in said
+    assert f"because {found.rejected.text} rule dedicated_needs_numa_binding" in said
+    assert "problem annotation x: is not y; write z" in said
+
+
+def test_whoever_asks_for_everything_hears_of_pods_in_trouble_and_of_no_other() -> None:
+    assert [pod.pod for pod in asked(None).pods] == ["default/db"]
+
+
+@pytest.mark.parametrize(("target", "pools"), [("share", ["share"]), ("reclaim", ["reclaim"]), ("cpu.max", [])])
+def test_pools_are_told_with_sizes_and_regions(target: str, pools: list[str]) -> None:
+    assert [pool.name for pool in asked(target).pools] == pools
+
+
+def test_sizes_of_pools_add_up_to_the_node_where_they_are_apart() -> None:
+    found = {pool.name: pool for pool in asked(None).pools}
+    assert sum(size.cpus for pool in found.values() for size in pool.sizes) == story.CPUS
+    assert found["share"].lending is None
+    assert found["reclaim"].lending is not None
+    size = found["share"].sizes[0].cpus
+    assert f"size {size} CPUs" in told("share")
+    assert "cores may be used" not in told("share"), "what is lent is of the reclaim pool alone"
+
+
+def test_a_region_is_asked_for_by_its_name() -> None:
+    view = build(LAST)
+    renamed = msgspec.structs.replace(
+        view.regions[0], region=msgspec.structs.replace(view.regions[0].region, name="share-NUMA0")
+    )
+    view = msgspec.structs.replace(view, regions=(renamed,))
+    found = answer("share-NUMA0", view, CANONICAL.entries, LAST.snapshot, LATER_NS)
+    assert [pool.name for pool in found.pools] == ["share"]
+    assert askable(view, ())["regions"] == ["share-NUMA0"]
+
+
+def test_memory_says_what_is_promised_how_short_it_is_and_why() -> None:
+    advice, _ = advise_memory(situation(), MemoryState(), MemoryConfig())
+    assert advice.headroom_bytes is not None
+    last = msgspec.structs.replace(LAST, memory=advice)
+    said = told("memory", last)
+    assert f"because {advice.headroom_verdict.text}" in said
+    assert f"condition {advice.condition.state.value}: {advice.condition.verdict.text}" in said
+    assert "(from node)" in said
+    assert asked("memory", last).knobs == ()
+    assert "Memory can be promised" in told("reclaim", last)
+    assert "Memory can be promised" not in told("share", last)
+
+
+def test_memory_that_is_not_known_is_not_called_nothing() -> None:
+    said = told("memory")
+    assert "Memory can be promised to reclaimed pods: not known" in said
+    assert "condition unknown: How short memory is on the node is not known" in said
