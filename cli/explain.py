@@ -13,7 +13,7 @@ import click
 from api.decisions import Act, JournalEntry, Status
 from api.ports import Unavailable
 from api.text import to_json
-from cli import words
+from cli import foretold, words
 from cli.client import Client, url_option
 from cli.reasons import Answer, KnobStory, Now, answer, askable
 from cli.standing import memory_text, pod_text, pool_text
@@ -88,6 +88,8 @@ def now_text(now: Now) -> Iterator[tuple[str, str]]:
         lent = words.cores(now.shadow.lent_cores)
         text = f"{words.clean(now.shadow.policy)} would lend {lent} cores: {words.clean(now.shadow.reason)}"
         yield "shadow", text
+    for i, outlook in enumerate(now.forecasts):
+        yield "" if i else "foretold", foretold.sentence(outlook)
     for i, source in enumerate(now.sources):
         fate = f"{words.age(now.age_s)} old, took {words.duration(source.duration_ns / 1000)}"
         if not source.ok:

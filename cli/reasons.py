@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from api.decisions import JournalEntry, Status
+from api.forecasts import Outlook
 from api.knobs import Knob
 from api.memory_advice import MemoryAdvice
 from api.pods import Pod
@@ -46,6 +47,7 @@ class Now(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     threshold: float | None
     shadow: ShadowView | None
+    forecasts: tuple[Outlook, ...]
     sources: tuple[SourceStatus, ...]
 
 
@@ -77,7 +79,7 @@ def answer(target: str | None, view: View, entries: Sequence[JournalEntry], snap
     now = Now(
         seq=snapshot.seq, wall_time_ns=snapshot.wall_time_ns, age_s=age_s, act=view.act, policy=view.policy,
         action=view.action, rule=view.rule, text=view.reason, threshold=view.threshold, shadow=view.shadow,
-        sources=snapshot.sources,
+        forecasts=view.forecasts, sources=snapshot.sources,
     )  # fmt: skip
     return Answer(
         now=now,
