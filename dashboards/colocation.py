@@ -165,8 +165,8 @@ def _forecasts() -> list[Panel]:
         lines(
             "CPU: used and foretold",
             "cores",
-            "All but reclaimed pods, the system too. What is used should stay below what is foretold; the space between is what "
-            "caution costs.",
+            "All but reclaimed pods, the system too. What is used should stay below what is foretold; the space between "
+            "is what caution costs.",
             Query(f"dioptase_forecast_cpu_used_cores{{{NODE}}}", "used on {{instance}}"),
             Query(f"dioptase_forecast_cpu_peak_cores{{{NODE}}}", "foretold on {{instance}}"),
         ),
