@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from agent.advisor.advise import advise
+from agent.advisor.assembler import RECLAIM_POOL
 from agent.advisor.forecast.outlook import Watched, look_ahead
 from agent.advisor.headroom.foretold import FORECAST, foretold_memory
 from agent.advisor.headroom.found import policy_of, with_memory
@@ -78,7 +79,10 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
         # `fallback` is no pool of its own: it is all that are not reclaimed pods'.
         pools = tuple(pool for pool in placement.pools if pool.name != FALLBACK)
         advisor = msgspec.structs.replace(advisor, pools={pool.name: pool.cpus for pool in pools}, cpus=placement.cpus)
-        advice = msgspec.structs.replace(advice, pools=pools, rejected=placement.rejected)
+        lent = float(sum(len(pool.cpus) for pool in pools if pool.name == RECLAIM_POOL))
+        # Where pools are asked for that do not fit together, less is there to be lent than their sizes leave.
+        lent = advice.lent_cores if advice.idle else min(advice.lent_cores, lent)
+        advice = msgspec.structs.replace(advice, pools=pools, lent_cores=lent, rejected=placement.rejected)
     elif advice is not None:
         advice = None
     situation = situation_of(snapshot, advisor, config, now_ns)

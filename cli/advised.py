@@ -10,6 +10,7 @@ from api.advice import Headroom, PoolSize, RegionAdvice
 from api.knobs import Verdict
 from api.memory_advice import MemoryAdvice
 from api.pods import Pod
+from api.qos import QoSLevel
 from api.samples import Snapshot
 from exporters.view import View
 
@@ -46,6 +47,8 @@ class PodStory(msgspec.Struct, frozen=True, kw_only=True):
     qos: str
     regions: tuple[RegionAdvice, ...] = ()
     """That its containers are provided for in; none of a pod that nothing is provided for."""
+    lending: Lending | None = None
+    """Of a reclaimed pod alone: what it has a part in."""
     rejected: Verdict | None = None
     """Why its wish for CPUs cannot be fulfilled."""
     problems: tuple[str, ...] = ()
@@ -64,19 +67,22 @@ def pools(target: str | None, view: View) -> tuple[PoolStory, ...]:
     return tuple(story for name in names if target in ((story := _pool(name, view)).name, None, *_regions_of(story)))
 
 
-def _pool(name: str, view: View) -> PoolStory:
-    lending = Lending(
+def _lending(view: View) -> Lending:
+    return Lending(
         lent_cores=view.lent_cores,
         requirement_cores=view.requirement_cores,
         headroom=view.headroom,
         advertised=view.advertised,
     )
+
+
+def _pool(name: str, view: View) -> PoolStory:
     return PoolStory(
         name=name,
         cpus=view.pools.get(name, ""),
         sizes=tuple(size for size in view.sizes if size.pool == name),
         regions=tuple(one for one in view.regions if one.region.pool == name),
-        lending=lending if name == RECLAIM else None,
+        lending=_lending(view) if name == RECLAIM else None,
     )
 
 
@@ -91,6 +97,7 @@ def pods(wanted: Collection[str], touched: Collection[str], view: View, snapshot
             pod=pod.key,
             qos=pod.qos.value,
             regions=tuple(one for one in view.regions if _provides_for(one, pod)),
+            lending=_lending(view) if pod.qos is QoSLevel.RECLAIMED else None,
             rejected=view.rejected.get(pod.key),
             problems=pod.problems,
             untouched=pod.key not in touched,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from api.advice import UNBOUND, PoolSize, RegionAdvice
 from api.memory_advice import MemoryAdvice
 from cli import words
-from cli.advised import PodStory, PoolStory
+from cli.advised import Lending, PodStory, PoolStory
 from cli.promised import promised_text
 from cli.verdicts import verdict_text
 
@@ -27,6 +27,8 @@ def pod_text(story: PodStory) -> Parts:
     if story.rejected is not None:
         yield "rejected", "it does not have the CPUs that it asks for, and runs on those of others"
         yield from verdict_text(story.rejected)
+    if story.lending is not None:
+        yield from _lending_text(story.lending)
     for one in story.regions:
         yield from _region_text(one)
 
@@ -37,11 +39,15 @@ def pool_text(pool: PoolStory) -> Parts:
     for i, size in enumerate(pool.sizes):
         yield "" if i else "size", _size(size)
     if pool.lending is not None:
-        yield "lent", f"{words.cores(pool.lending.lent_cores)} cores may be used by reclaimed pods"
-        yield "need", f"{words.cores(pool.lending.requirement_cores)} cores is what online pods are estimated to need"
-        yield from promised_text(pool.lending.headroom, pool.lending.advertised)
+        yield from _lending_text(pool.lending)
     for one in pool.regions:
         yield from _region_text(one)
+
+
+def _lending_text(lending: Lending) -> Parts:
+    yield "lent", f"{words.cores(lending.lent_cores)} cores may be used by reclaimed pods"
+    yield "need", f"{words.cores(lending.requirement_cores)} cores is what online pods are estimated to need"
+    yield from promised_text(lending.headroom, lending.advertised)
 
 
 def _size(size: PoolSize) -> str:

@@ -20,7 +20,7 @@ _BY_SOURCE = {
         "reclaimed_requests_bytes", "online_requests_kept_bytes",
     ),
     "threads": ("runnable",),
-    "topology": ("capacity_cores", "reclaim_cpus", "supply_cores"),
+    "topology": ("cpu_list", "capacity_cores", "reclaim_cpus", "supply_cores"),
     "the settings": (
         "quantile", "reserved_for_allocate_cores", "reserved_for_reclaim_cores", "min_critical_bytes", "reserve_bytes",
         "min_cache_ratio", "percent",

@@ -38,6 +38,8 @@ def board() -> Board:
         (
             ("At a glance", _glance()),
             ("What is lent", _lent()),
+            ("Regions and their sizes", _regions()),
+            ("Memory", _memory()),
             ("What it costs online pods", _harm()),
             ("How forecasts fare", _forecasts()),
             ("What another policy would do", _shadow()),
@@ -99,10 +101,22 @@ def _lent() -> list[Panel]:
         lines(
             "Promised and needed",
             "cores",
-            "What can be promised to reclaimed pods, and what online pods are estimated to need: together at most the node.",
+            "What can be promised to reclaimed pods, what the node advertises of it (a mean of minutes, in bounded steps), and "
+            "what online pods are estimated to need.",
             Query(f"dioptase_reclaim_headroom_cores{{{NODE}}}", "promised on {{instance}}"),
+            Query(f"dioptase_reclaim_advertised_cores{{{NODE}}}", "advertised on {{instance}}"),
             Query(f"dioptase_share_requirement_cores{{{NODE}}}", "needed on {{instance}}"),
             Query(f"dioptase_node_cpus{{{NODE}}}", "CPUs of {{instance}}"),
+        ),
+        lines(
+            "Advertised CPU by NUMA node",
+            "cores",
+            "Found in this round, and advertised. Far apart for long: the steps of the reporter are too small, or nothing new "
+            "is known.",
+            Query(f"dioptase_reclaim_numa_headroom_cores{{{NODE}}}", "node {{numa_node}} of {{instance}}, found"),
+            Query(
+                f"dioptase_reclaim_numa_advertised_cores{{{NODE}}}", "node {{numa_node}} of {{instance}}, advertised"
+            ),
         ),
         lines(
             "Batch work by pod",
@@ -123,6 +137,78 @@ def pools() -> Panel:
         "Pools overlap where priority, not partition, separates them.",
         Query(f"dioptase_pool_cpus{{{NODE}}}", "{{pool}} on {{instance}}"),
     )
+
+
+def _regions() -> list[Panel]:
+    return [
+        lines(
+            "Sizes of the pools",
+            units.Short,
+            "CPUs that each pool is to have, by NUMA node; which CPUs they are QRM chooses.",
+            Query(f"dioptase_pool_size_cpus{{{NODE}}}", "{{pool}} {{numa_node}} on {{instance}}"),
+            stacked=True,
+        ),
+        lines(
+            "What regions ask for",
+            "cores",
+            "Each policy's answer for a region of online pods, by Katalyst's control. `dioptase explain POOL` has the formula.",
+            Query(f"dioptase_region_control_cores{{{NODE}}}", "{{region}} by {{policy}}: {{control}} on {{instance}}"),
+        ),
+        lines(
+            "Indicators against their targets",
+            units.PercentUnit,
+            "Above 1 the region is given more. Only policies that look at indicators have any.",
+            Query(
+                f'dioptase_region_signal{{{NODE},value="current"}} / ignoring (value) '
+                f'(dioptase_region_signal{{{NODE},value="target"}} > 0)',
+                "{{region}}: {{indicator}} on {{instance}}",
+            ),
+        ),
+        lines(
+            "Pods whose wish for CPUs cannot be fulfilled",
+            units.Short,
+            "They run all the same, on CPUs of others. `dioptase explain POD` says why.",
+            Query(f"dioptase_rejected_pods{{{NODE}}}", "{{rule}} on {{instance}}"),
+            stacked=True,
+        ),
+    ]
+
+
+def _memory() -> list[Panel]:
+    return [
+        lines(
+            "Memory that can be promised",
+            units.BytesIEC,
+            "To reclaimed pods in all, what they use now included; beside what Katalyst's provisioner would give them.",
+            Query(f"dioptase_memory_headroom_bytes{{{NODE}}}", "promised on {{instance}}"),
+            Query(f"dioptase_reclaim_memory_advertised_bytes{{{NODE}}}", "advertised on {{instance}}"),
+            Query(
+                f"sum by (job, instance) (dioptase_memory_provision_bytes{{{NODE}}})",
+                "by the provisioner on {{instance}}",
+            ),
+        ),
+        lines(
+            "Memory that can be promised, by NUMA node",
+            units.BytesIEC,
+            "Where it is known how it is spread.",
+            Query(f"dioptase_memory_numa_headroom_bytes{{{NODE}}}", "NUMA node {{numa_node}} of {{instance}}"),
+            stacked=True,
+        ),
+        lines(
+            "Memory missing to twice the critical watermark",
+            units.BytesIEC,
+            "Above 0 cgroups are tuned, and below the watermark itself cache is dropped. The node as a whole has no number.",
+            Query(f"dioptase_memory_shortfall_bytes{{{NODE}}}", "{{numa_node}} of {{instance}}"),
+        ),
+        lines(
+            "How short memory is",
+            units.Short,
+            "1 for the state in force: tune_memcg, drop_cache or unknown, when nothing is done. No line: no_risk.",
+            Query(
+                f'dioptase_memory_condition{{{NODE},state!="no_risk"}} == 1', "{{state}} {{numa_node}} on {{instance}}"
+            ),
+        ),
+    ]
 
 
 def _harm() -> list[Panel]:

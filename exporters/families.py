@@ -15,6 +15,7 @@ from api.catalogue import BY_NAME, NS_PER_S
 from api.decisions import Act, Round
 from api.samples import Snapshot
 from api.text import printable
+from exporters.advised import advised_families
 from exporters.cgroups import cgroup_families, dropped
 from exporters.forecasts import forecast_families
 from exporters.nodes import MOST_INTERFACES, node_families
@@ -109,6 +110,7 @@ def _all(observed: Observed) -> Iterator[Family]:
         yield from cgroup_families(snapshot, finished.previous, trace, about.max_cgroups)
         yield _indicators(snapshot)
         yield from _advice(finished)
+        yield from advised_families(finished)
         yield from forecast_families(finished.forecasts)
     yield _tallies("dioptase_decisions_total", observed.decisions)
     yield _tallies("dioptase_rounds_total", observed.rounds)

@@ -22,9 +22,9 @@ def promised_families(advice: Advice) -> Iterator[Family]:
 
 def _amounts(what: str, amounts: Headroom) -> Iterator[Family]:
     yield points(f"dioptase_reclaim_{what}_cores", [((), amounts.cores)])
-    yield points(f"dioptase_reclaim_{what}_bytes", [((), amounts.memory_bytes)])
+    yield points(f"dioptase_reclaim_memory_{what}_bytes", [((), amounts.memory_bytes)])
     yield points(f"dioptase_reclaim_numa_{what}_cores", _by_numa(amounts.cores_by_numa))
-    yield points(f"dioptase_reclaim_numa_{what}_bytes", _by_numa(amounts.memory_by_numa))
+    yield points(f"dioptase_reclaim_numa_memory_{what}_bytes", _by_numa(amounts.memory_by_numa))
 
 
 def _by_numa(parts: Mapping[int, float]) -> Iterator[tuple[Labels, float]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from api.advice import Headroom
+from api.advice import Control, CpuAdvice, Headroom, PoolSize, Region, RegionAdvice, RegionKind, Signal
 from api.decisions import Round
 from api.facts import (
     Blame,
@@ -34,12 +34,60 @@ from api.facts import (
 from api.forecasts import Forecast, Outlook, Resource, Score
 from api.histograms import BOUNDS_NS, SLOTS
 from api.knobs import Verdict
+from api.memory_advice import MemoryAdvice, MemoryCondition, MemoryPressure
 from api.samples import CgroupSample, NodeSample, Snapshot
 from exporters.families import RecordingState
 from tests.fakes import ABOUT, BOOTED_AT_NS, MIB, MS, S, advice, busy_round
 
 RICH_ABOUT = msgspec.structs.replace(
     ABOUT, traced=True, recording=RecordingState(writable=True, size_bytes=5 * MIB, rounds=40, lost_rounds=2)
+)
+RICH_CPU = CpuAdvice(
+    regions=(
+        RegionAdvice(
+            region=Region(name="share-NUMA0", kind=RegionKind.SHARE, pool="share-NUMA0", numa_nodes=(0,), bound=True,
+                          containers=("/web",), pods=("default/web",)),
+            policy="rama",
+            controls={Control.REQUIREMENT: 3.0},
+            upper_cores=4.0,
+            lower_cores=1.0,
+            headroom_cores=2.5,
+            headroom_verdict=Verdict(rule="region_canonical", text="Region share-NUMA0 leaves 2.50 cores."),
+            signals=(Signal(name="cpu_sched_wait", current=450.0, target=400.0),),
+            verdict=Verdict(rule="provision_rama", text="share-NUMA0: it gets 3.", threshold=4.0, inputs={"cpus": 3}),
+        ),
+    ),
+    sizes=(PoolSize(pool="share-NUMA0", numa=0, cpus=3), PoolSize(pool="reclaim", cpus=1, quota_cores=1.5)),
+)  # fmt: skip
+RICH_REJECTED = {"default/db": Verdict(rule="dedicated_needs_numa_binding", text="default/db asks for the impossible.")}
+RICH_MEMORY = MemoryAdvice(
+    policy="canonical",
+    headroom_bytes=3072.0 * MIB,
+    headroom_by_numa={0: 3072.0 * MIB},
+    headroom_verdict=Verdict(rule="memory_headroom_canonical", text="3 GiB are promised.", inputs={"total_bytes": 8192 * MIB}),
+    provision_by_numa={0: 2048.0 * MIB},
+    condition=MemoryCondition(state=MemoryPressure.NO_RISK, verdict=Verdict(rule="memory_no_risk", text="4 GiB are free.")),
+    numa_conditions={
+        0: MemoryCondition(state=MemoryPressure.TUNE_MEMCG, target_bytes=256 * MIB,
+                           verdict=Verdict(rule="memory_tune_memcg", text="NUMA node 0 has 4 GiB free.")),
+        1: MemoryCondition(state=MemoryPressure.UNKNOWN,
+                           verdict=Verdict(rule="memory_pressure_unknown", text="MemFree of NUMA node 1 is missing.")),
+    },
+    verdicts=(Verdict(rule="memory_reap_disabled", text="The cache reaper is switched off."),),
+)  # fmt: skip
+RICH_PROMISE = Headroom(
+    cores=0.25,
+    cores_by_numa={0: 0.25},
+    memory_bytes=3072.0 * MIB,
+    memory_by_numa={0: 3072.0 * MIB},
+    verdict=Verdict(rule="estimate", text="0.25 cores can be promised."),
+)
+RICH_ADVERTISED = Headroom(
+    cores=0.5,
+    cores_by_numa={0: 0.5},
+    memory_bytes=2048.0 * MIB,
+    memory_by_numa={0: 2048.0 * MIB},
+    verdict=Verdict(rule="advertised", text="CPU: 0.50 cores advertised, of a level of 0.50 cores."),
 )
 RICH_SHADOW = msgspec.structs.replace(
     advice(), policy="canonical", lent_cores=1.0, headroom=Headroom(cores=0.5, verdict=advice().verdict)
@@ -182,13 +230,25 @@ def rich_snapshot(snapshot: Snapshot) -> Snapshot:
     )
 
 
+def rich_judgement(finished: Round) -> Round:
+    """The round with something of everything that policies can say."""
+    said = msgspec.structs.replace(
+        finished.advice or advice(),
+        cpu=RICH_CPU,
+        rejected=RICH_REJECTED,
+        headroom=RICH_PROMISE,
+        advertised=RICH_ADVERTISED,
+    )
+    return msgspec.structs.replace(finished, advice=said, memory=RICH_MEMORY, shadow=RICH_SHADOW, forecasts=FORECASTS)
+
+
 def rich_round(seq: int = 2, *, cgroups: int = 0) -> Round:
     """A round of which every row of the catalogue has something to show; `cgroups` more, owned by nobody, like /web."""
     finished = busy_round(seq, cgroups=cgroups)
-    return msgspec.structs.replace(
-        finished,
-        snapshot=rich_snapshot(finished.snapshot),
-        previous=None if finished.previous is None else rich_snapshot(finished.previous),
-        shadow=RICH_SHADOW,
-        forecasts=FORECASTS,
+    return rich_judgement(
+        msgspec.structs.replace(
+            finished,
+            snapshot=rich_snapshot(finished.snapshot),
+            previous=None if finished.previous is None else rich_snapshot(finished.previous),
+        )
     )

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Mapping
 
 from api.decisions import Outcome, Round, Status
+from api.knobs import Verdict
 from api.samples import SourceStatus
 
 log = logging.getLogger("dioptase")
@@ -22,6 +24,7 @@ class RoundLog:
     def __init__(self) -> None:
         self._said: OrderedDict[tuple[str, str], tuple[Status, str, str]] = OrderedDict()
         self._failing: dict[str, str] = {}
+        self._rejected = frozenset[str]()
         self._pods: tuple[str, ...] | None = None
 
     def publish(self, finished: Round) -> None:
@@ -31,6 +34,7 @@ class RoundLog:
                 log.warning("%s", line)
         self._tell_pods(finished)
         self._tell_sources(finished.snapshot.sources)
+        self._tell_rejected({} if finished.advice is None else finished.advice.rejected)
         for outcome in finished.outcomes:
             self._tell(outcome)
 
@@ -49,6 +53,14 @@ class RoundLog:
         for name in self._failing.keys() - failing.keys():
             log.info("%s: works again", name)
         self._failing = failing
+
+    def _tell_rejected(self, rejected: Mapping[str, Verdict]) -> None:
+        reasons = frozenset(rejected)
+        for pod in sorted(reasons - self._rejected):
+            log.warning("%s does not get the CPUs that it asks for: %s", pod, rejected[pod].text)
+        for pod in sorted(self._rejected - reasons):
+            log.info("%s: its wish for CPUs is fulfilled, or it is gone", pod)
+        self._rejected = reasons
 
     def _tell(self, outcome: Outcome) -> None:
         decision = outcome.decision

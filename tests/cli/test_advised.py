@@ -11,7 +11,9 @@ from agent.advisor.memory.advise import advise_memory
 from agent.advisor.memory.state import MemoryState
 from agent.config import AdvisorConfig, Config
 from agent.config.memory import MemoryConfig
+from api.advice import Headroom
 from api.decisions import Round
+from api.knobs import Verdict
 from api.pods import Container, Pod
 from api.qos import QoSLevel
 from cli.explain import text
@@ -109,3 +111,24 @@ def test_memory_that_is_not_known_is_not_called_nothing() -> None:
     said = told("memory")
     assert "Memory can be promised to reclaimed pods: not known" in said
     assert "condition unknown: How short memory is on the node is not known" in said
+
+
+def test_the_reclaim_pool_tells_what_is_promised_and_what_the_node_advertises_of_it() -> None:
+    two = Headroom(
+        cores=3.5,
+        cores_by_numa={0: 2.5, 1: 1.0},
+        memory_bytes=3.0 * (1 << 30),
+        memory_by_numa={0: 2.0 * (1 << 30), 1: 1.0 * (1 << 30)},
+        verdict=Verdict(rule="stale_decayed", text="CPU: 3.50 cores advertised; nothing new was known for 400 s."),
+    )
+    assert LAST.advice is not None
+    assert LAST.advice.headroom is not None
+    last = msgspec.structs.replace(LAST, advice=msgspec.structs.replace(LAST.advice, advertised=two))
+    said = told("reclaim", last)
+    cores = LAST.advice.headroom.cores
+    assert f"headroom {cores:.2f} cores can be promised to reclaimed pods in all" in said
+    assert f"because {LAST.advice.headroom.verdict.text} rule pool_supply" in said
+    assert "advertised 3.50 cores and 3.00 GiB by the node, to whoever schedules" in said
+    assert "NUMA node 0 2.50 cores and 2.00 GiB; NUMA node 1 1.00 cores and 1.00 GiB" in said
+    assert "nothing new was known for 400 s. rule stale_decayed" in said
+    assert "leaves Region share leaves" in told("share", last)

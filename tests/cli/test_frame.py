@@ -10,8 +10,10 @@ import msgspec
 import pytest
 from rich.console import Console, Group
 
+from api.advice import Headroom
 from api.decisions import Act, JournalEntry
 from api.histograms import BOUNDS_NS
+from api.knobs import Verdict
 from cli import words
 from cli.charts import bar, gather, histogram, online, reclaimed, sparkline
 from cli.frame import lines, wrapped
@@ -62,6 +64,7 @@ def test_numbers_of_the_frame_can_be_computed_by_hand() -> None:
     frame = text(views[-1], views, entries, 140, 40)
     assert "3.75 of 4 busy · online 1.50 · other 0.00" in frame
     assert "2.50 of 4 lent · 2.25 used · need 1.50 · headroom 0.25" in frame
+    assert "advertised" not in frame
     web = next(line for line in frame.splitlines() if line.startswith("default/web"))
     # 100 waits a second: the 50th of 90 in 4-8 us, and the 99th, the last of 9 in 64-128 us.
     assert web.split()[1:7] == ["shared", "1.50", "20%", "8", "64.0M", "6.22µs/128µs"]
@@ -93,6 +96,14 @@ def test_frame_never_leaves_its_terminal(size: tuple[int, int], kind: str) -> No
     assert len(frame) <= height
     assert max(line.cell_len for line in frame) <= width
     assert not any(char for line in frame for char in line.plain if not char.isprintable())
+
+
+def test_what_is_advertised_is_said_where_all_of_it_fits() -> None:
+    views, entries = calm()
+    told = msgspec.structs.replace(views[-1], advertised=Headroom(cores=12.5, verdict=Verdict(rule="r", text="t")))
+    for width, fits in ((80, False), (140, True)):
+        line = next(line for line in text(told, views, entries, width, 24).splitlines() if line.startswith("lent"))
+        assert line.endswith("headroom 0.25 · advertised 12.50" if fits else "headroom 0.25")
 
 
 def test_hostile_names_appear_as_text() -> None:

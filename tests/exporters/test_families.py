@@ -15,7 +15,7 @@ from exporters.cgroups import MOST_CULPRITS, culprits
 from exporters.families import About, Observed, families
 from exporters.points import Distribution, Family
 from exporters.traces import round_ids
-from tests.fakes import BATCH_WAITS, S, bare_round, busy_round, outcome
+from tests.fakes import BATCH_WAITS, MIB, S, bare_round, busy_round, outcome
 from tests.rich import RICH_ABOUT, rich_round
 
 WEB_LABELS = ("/web", "default", "web", "web", "shared_cores")
@@ -58,6 +58,20 @@ def test_every_sample_has_its_rows_labels_and_no_two_are_the_same_series(observe
         ("dioptase_node_cpu_seconds_total", ("steal",), 0.0),
         ("dioptase_node_cpus", (), 4),
         ("dioptase_node_load1", (), 3.5),
+        ("dioptase_pool_size_cpus", ("share-NUMA0", "0"), 3),
+        ("dioptase_pool_size_cpus", ("reclaim", ""), 1),
+        ("dioptase_pool_quota_cores", ("reclaim", ""), 1.5),
+        ("dioptase_region_control_cores", ("share-NUMA0", "share", "rama", "non-reclaimed-cpu-requirement"), 3.0),
+        ("dioptase_region_bound_cores", ("share-NUMA0", "upper"), 4.0),
+        ("dioptase_region_signal", ("share-NUMA0", "cpu_sched_wait", "current"), 450.0),
+        ("dioptase_region_signal", ("share-NUMA0", "cpu_sched_wait", "target"), 400.0),
+        ("dioptase_rejected_pods", ("dedicated_needs_numa_binding",), 1),
+        ("dioptase_memory_headroom_bytes", (), 3072 * MIB),
+        ("dioptase_memory_provision_bytes", ("0",), 2048 * MIB),
+        ("dioptase_memory_condition", ("0", "tune_memcg"), 1),
+        ("dioptase_memory_condition", ("0", "no_risk"), 0),
+        ("dioptase_memory_condition", ("", "no_risk"), 1),
+        ("dioptase_memory_shortfall_bytes", ("0",), 256 * MIB),
         ("dioptase_node_memory_available_bytes", (), 6 * 2**30),
         ("dioptase_node_pressure_seconds_total", ("cpu", "some"), 0.6),
         ("dioptase_node_pressure_seconds_total", ("io", "full"), 0.01),
@@ -362,3 +376,8 @@ def test_who_has_become_worse_is_named_whatever_others_did_in_the_past() -> None
 
     assert "/new" not in culprits("/web", blame(S))
     assert "/new" in culprits("/web", blame(S), blame(S // 2))
+
+
+def test_memory_that_is_not_known_is_not_short_of_nothing(observed: Observed) -> None:
+    assert ("1",) not in points(observed, "dioptase_memory_shortfall_bytes")
+    assert points(observed, "dioptase_memory_condition")["1", "unknown"] == 1

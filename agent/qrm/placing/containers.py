@@ -170,11 +170,11 @@ def _ramp_up(ramp_up_s: float, text: str) -> Verdict:
         rule="ramp_up",
         text=f"New for less than {ramp_up_s:g} s: it may use all pooled CPUs, {text}.",
         threshold=ramp_up_s,
-        inputs={"cpus": text},
+        inputs={"cpu_list": text},
     )
 
 
 def _in_pool(owner: str, text: str) -> Verdict:
     return Verdict(
-        rule="pool", text=f"It runs on the CPUs of pool {owner}: {text}.", inputs={"pool": owner, "cpus": text}
+        rule="pool", text=f"It runs on the CPUs of pool {owner}: {text}.", inputs={"pool": owner, "cpu_list": text}
     )

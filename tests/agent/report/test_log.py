@@ -13,6 +13,7 @@ from api.knobs import Knob, Verdict
 from api.qos import QoSLevel
 from api.samples import SourceStatus
 from tests.agent.advisor.builders import pod, snapshot
+from tests.fakes import advice
 
 SEEN = snapshot(1, [pod("web", QoSLevel.SHARED)])
 
@@ -65,3 +66,13 @@ def test_a_source_that_fails_and_recovers_is_told_once_each(caplog: pytest.LogCa
     bad = (SourceStatus(name="pods", ok=False, error="not YAML", remedy="mend it"),)
     lines = told(caplog, finished(), finished(sources=bad), finished(sources=bad), finished())
     assert lines[1:] == ["WARNING pods: not YAML: mend it", "INFO pods: works again"]
+
+
+def test_a_wish_that_cannot_be_fulfilled_is_told_once_and_that_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    rejected = {"default/db": Verdict(rule="dedicated_resize", text="db asked for 2, and now for 4.")}
+    wrong = msgspec.structs.replace(finished(), advice=msgspec.structs.replace(advice(), rejected=rejected))
+    right = msgspec.structs.replace(finished(), advice=advice())
+    assert told(caplog, right, wrong, wrong, right)[1:] == [
+        "WARNING default/db does not get the CPUs that it asks for: db asked for 2, and now for 4.",
+        "INFO default/db: its wish for CPUs is fulfilled, or it is gone",
+    ]
