@@ -24,6 +24,7 @@ from agent.eviction.signals import SignalKiller
 from agent.forecast_state import ForecastFile
 from agent.hierarchy import V1_CONTROLLERS, Hierarchy, detect
 from agent.loop import Loop
+from agent.putting_back import put_back
 from agent.qrm.actuator import Actuator
 from agent.qrm.checkpoint import Checkpoint
 from agent.qrm.cpu import managed
@@ -42,9 +43,9 @@ from agent.sense.schedstat import SchedstatWaits
 from agent.sense.sensor import Sensor
 from agent.sense.topology import read_topology
 from agent.sense.triggers import TriggerSet
-from agent.settings import load
+from agent.settings import ConfigError, load
 from api import VERSION
-from api.decisions import Act, Status
+from api.decisions import Act
 from api.ports import PodSource, Probe, Sink, Unavailable, WaitSource
 from exporters.families import About
 from exporters.http import STALE_S, Server
@@ -55,6 +56,7 @@ from probes.blame import Blames, beside
 from probes.runqlat import open_waits
 
 if TYPE_CHECKING:
+    from agent.qrm.node_knobs import NodeKnobs
     from exporters.otlp import OtelSink
     from exporters.recorder import Recorder
 
@@ -67,6 +69,8 @@ _COLLECTIONS = (10_000, 10, 10)
 """Instead of (700, 10, 10)."""
 READERS = 2
 """Threads that answer scrapes: more would only keep more memory, for they compute and share one interpreter."""
+NODE_ORIGINALS, RESCTRL_GROUPS = "node-originals.json", "fs/resctrl/dioptase-*"
+"""As agent.qrm.node_files and agent.qrm.resctrl have them, which are loaded only where they are needed."""
 PROC, SYS = Path("/proc"), Path("/sys")
 
 
@@ -97,7 +101,21 @@ def main(options: Options) -> int:
     # Until the loop takes signals over, an end while the probe compiles must clean up as well.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     config = load(options.config, registry.NAMES)
+    if options.config is not None:
+        _held(config, options.config)
     return asyncio.run(_run(options, config, _pods(options.pods, config)))
+
+
+def _held(config: Config, path: Path) -> None:
+    """Raise ConfigError where this node lacks what the settings keep back."""
+    from agent.fitting import misfit  # noqa: PLC0415 - the defaults fit everywhere
+
+    reader = NodeReader(PROC, SYS)
+    node = reader.read()
+    reader.close()
+    numa = {number: one.meminfo["MemTotal"] for number, one in node.numa.items() if "MemTotal" in one.meminfo}
+    if found := misfit(config, read_topology(SYS), node.memory_total_bytes, numa):
+        raise ConfigError(f"{path}: {found}")
 
 
 def _pods(path: Path | None, config: Config) -> PodSource:
@@ -141,13 +159,13 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         stack.callback(waits.close)
         probes = Background(registry.openers(chosen, {BLAME: partial(beside, waits)}))
         stack.callback(probes.close)
+        node_knobs, knobs_missing = _open_node_knobs(options, config, act, hierarchy)
         journal = DecisionJournal(None if originals is None else options.state_dir / "decisions.jsonl")
         stack.callback(journal.close)
         recorder = _open_recorder(options, stack)
         indicators = Indicators()
         # Who asks for Malachite's documents reads back what it has just set, under a time that is to be true.
-        fresh = options.malachite is not None
-        cgroups = CgroupReader(hierarchy, limit=config.max_cgroups, fresh_limits=fresh)
+        cgroups = CgroupReader(hierarchy, limit=config.max_cgroups, fresh_limits=options.malachite is not None)
         stack.callback(cgroups.close)
         node = NodeReader(PROC, SYS)
         stack.callback(node.close)
@@ -170,9 +188,10 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             sinks=sinks,
             triggers=_triggers(hierarchy, stack),
             evictor=_open_evictor(config, act, hierarchy, stack),
+            node_knobs=node_knobs,
             checkpoint=Checkpoint(options.state_dir, boot_id(PROC)) if act is Act.ON else None,
             forecasts=_open_forecasts(options, config, originals, stack),
-            banner=(*state_missing, *act_missing, *waits_missing),
+            banner=(*state_missing, *act_missing, *waits_missing, *knobs_missing),
         )
         _few_collections()
         probes.start()
@@ -181,7 +200,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         try:
             await _until_told(loop, options)
         finally:
-            left = _put_back(originals, files, loop, journal) if act is Act.ON else 0
+            left = put_back(originals, files, node_knobs, loop.latest, journal) if act is Act.ON else 0
             if act is not options.act:
                 log.warning("--act on was asked for, and nothing was written. %s", " ".join(act_missing))
     return 1 if left else 0
@@ -328,6 +347,22 @@ def _open_forecasts(
     return kept
 
 
+def _open_node_knobs(
+    options: Options, config: Config, act: Act, hierarchy: Hierarchy
+) -> tuple[NodeKnobs | None, tuple[str, ...]]:
+    """Settings of disks and caches, where there are any or an earlier agent had some; why they are left alone."""
+    left = act is Act.ON and ((options.state_dir / NODE_ORIGINALS).exists() or any(SYS.glob(RESCTRL_GROUPS)))
+    if act is Act.OFF or not (config.knobs.of_the_node or left):
+        return None, ()
+    from agent.qrm.node_knobs import open_node_knobs  # noqa: PLC0415 - few nodes set any
+
+    state = (options.state_dir, boot_id(PROC))
+    try:
+        return open_node_knobs(config.knobs, hierarchy, state, SYS, dry=act is not Act.ON), ()
+    except Unavailable as error:
+        return None, (f"Disks and caches are left alone: {error.reason}: {error.remedy}.",)
+
+
 def _triggers(hierarchy: Hierarchy, stack: AsyncExitStack) -> TriggerSet | None:
     """Pressure triggers of online cgroups where there is a unified hierarchy; without one, waits have to do."""
     if hierarchy.v2 is None:
@@ -346,26 +381,6 @@ async def _until_told(loop: Loop, options: Options) -> None:
     if options.duration_s is not None:
         running.call_later(options.duration_s, loop.stop)
     await loop.run()
-
-
-def _put_back(originals: Originals | None, files: KnobFiles, loop: Loop, journal: DecisionJournal) -> int:
-    """Restore every original and have that in the journal; how many could not be."""
-    if originals is None:
-        return 0
-    outcomes = originals.restore(files)
-    if loop.latest is not None:
-        journal.publish(msgspec.structs.replace(loop.latest, trigger="end", advice=None, outcomes=outcomes))
-    done = sum(outcome.status in (Status.APPLIED, Status.UNCHANGED) for outcome in outcomes)
-    log.info("%d changed values were put back", done)
-    for outcome in outcomes:
-        if outcome.error and outcome.status is not Status.VANISHED:
-            log.error("%s %s: %s", outcome.decision.cgroup, outcome.decision.knob.value, outcome.error)
-    for message in originals.messages:
-        log.warning("%s", message)
-    left = len(originals.entries())
-    if left:
-        log.error("%d values could not be put back; run `dioptase reset`", left)
-    return left
 
 
 def _no_command() -> int:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -37,6 +38,9 @@ from api.ports import Sink, Unavailable
 from api.rates import members, total
 from api.samples import Snapshot, SourceStatus
 
+if TYPE_CHECKING:
+    from agent.qrm.node_knobs import NodeKnobs
+
 log = logging.getLogger(__name__)
 TICK = "tick"
 
@@ -55,6 +59,7 @@ class Loop:
         checkpoint: Checkpoint | None = None,
         evictor: Evictor | None = None,
         forecasts: ForecastFile | None = None,
+        node_knobs: NodeKnobs | None = None,
         banner: tuple[str, ...] = (),
     ) -> None:
         """Raises Unavailable where the checkpoint cannot be read."""
@@ -76,7 +81,7 @@ class Loop:
             forecasts=Watched(series=series),
         )
         self._shadow = Remembered()
-        self._evictor = evictor
+        self._evictor, self._node_knobs = evictor, node_knobs
         self._previous: Snapshot | None = None
         self._latest: Round | None = None
         self._online_ids: dict[str, list[int]] = {}
@@ -152,6 +157,7 @@ class Loop:
         except Exception as error:
             log.exception("round %d: the %s failed; nothing more is changed in this round", self._seq, stage)
             snapshot = _with_failure(snapshot, stage, error)
+        outcomes, snapshot = self._set_node(outcomes, snapshot, started)
         evictions, kills, snapshot = self._evicted(self._saved(snapshot), advice, started)
         shadow, snapshot = self._shadowed(snapshot, started)
         finished = Round(
@@ -197,6 +203,20 @@ class Loop:
         except Unavailable as error:
             snapshot = _with_unavailable(snapshot, "forecast-state", error)
         return snapshot
+
+    def _set_node(
+        self, outcomes: tuple[Outcome, ...], snapshot: Snapshot, now_ns: int
+    ) -> tuple[tuple[Outcome, ...], Snapshot]:
+        """What settings say of whole disks and of caches, whatever became of the advice."""
+        if self._node_knobs is None:
+            return outcomes, snapshot
+        try:
+            done, failed = self._node_knobs.turn(snapshot, now_ns)
+        except Exception as error:
+            log.exception("the knobs of the node failed; they stay as they are")
+            return outcomes, _with_failure(snapshot, "node-knobs", error)
+        sources = (*snapshot.sources, *failed)
+        return (*outcomes, *done), msgspec.structs.replace(snapshot, sources=sources)
 
     def _evicted(
         self, snapshot: Snapshot, advice: Advice | None, now_ns: int

@@ -63,12 +63,14 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """One knob of one cgroup is to have this value, and why."""
+    """One knob of one cgroup, or of the node, is to have this value, and why."""
 
     cgroup: str
+    """Its path; of a knob of the node the path below /sys of the disk or group that it belongs to."""
     cgroup_id: int
+    """0 of a knob of the node."""
     pod: str
-    """`namespace/name`; empty of a cgroup that is no pod's and that the settings name."""
+    """`namespace/name`; empty of the node's, and of a cgroup that is no pod's and that the settings name."""
     knob: Knob
     value: str
     verdict: Verdict

@@ -78,19 +78,21 @@ def _reset_directory(directory: Path, out: Console, err: Console) -> bool:
 
 def _reset_node(directory: Path, out: Console, err: Console) -> bool:
     """Whether nothing is left of what was set for whole disks, and no group of resctrl."""
-    failures = list(ResctrlGroups().restore())
+    restored = ResctrlGroups().restore()
     try:
         files = NodeFiles(SYS, directory, boot_id())
     except Unavailable as error:
         _complain(err, error)
         return False
     try:
-        for outcome in files.restore():
-            out.print(f"{f'/sys/{outcome.path} {outcome.device}'.rstrip()}: {WORDS[outcome.status]}", markup=False)
-            failures += [outcome.error] if outcome.error else []
+        restored += files.restore()
+        for outcome in restored:
+            decision = outcome.decision
+            out.print(f"{decision.cgroup} {decision.knob.value}: {WORDS[outcome.status]}", markup=False)
     except Unavailable as error:
         _complain(err, error)
         return False
+    failures = [outcome.error for outcome in restored if outcome.error]
     for text in failures:
         err.print(text, markup=False)
     return not failures

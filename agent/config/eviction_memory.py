@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from agent.config.eviction_cpu import Factor, Grace, Share
-from agent.config.units import Ratio, Seconds
+from agent.config.units import Ratio, Seconds, ascending
 from api.qos import QoSLevel
 
 Bytes = Annotated[int, Meta(ge=0, le=1 << 50)]
@@ -171,6 +171,10 @@ class KoordinatorMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_
     """[memoryEvictCoolTimeSeconds] between two rounds of victims."""
     grace_s: Grace | None = None
     """Of its victims; the pod's own unless set."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what no single field's bounds can say."""
+        ascending("lower", self.lower, "threshold", self.threshold)
 
 
 class OomdConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):

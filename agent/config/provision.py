@@ -66,7 +66,7 @@ class IsolationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Shared pods that have far more tasks to run than CPU asked for are kept apart for a while."""
 
     enabled: bool = False
-    """[!isolationDisabled]"""
+    """[!isolationDisabled] Whether it is done at all."""
     disabled_pools: tuple[str, ...] = ()
     """[isolationDisabledPools] Whose pods stay together, by the pool's name without its NUMA node."""
     load_ratio: Positive = 1.5
@@ -90,12 +90,12 @@ class IsolationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class ProvisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """How pools are sized. Names in brackets are Katalyst's. What both ways of lending share is in AdvisorConfig."""
+    """How pools are sized. Names in brackets are Katalyst's. What both ways of lending share is in `advisor`."""
 
     share_policies: tuple[Policy, ...] = ("canonical",)
     """[cpu-provision-policy-priority, share] The first that has what it needs is followed; `canonical` is tried last."""
     dedicated_policies: tuple[Policy, ...] = ("canonical",)
-    """[cpu-provision-policy-priority, dedicated]"""
+    """[cpu-provision-policy-priority, dedicated] the same for dedicated pods."""
     restrict: Mapping[Policy, Policy] = field(default_factory=lambda: {"rama": "dynamic-quota"})
     """[restrict-ref-policy] A policy's quota is never more than that of another, where both are followed."""
     overlap: bool = False
@@ -107,7 +107,7 @@ class ProvisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     a NUMA node; by the pool's name without its NUMA node."""
     numa_min_reclaimed_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """[numaMinReclaimedResourceRatioForAllocate] Of each NUMA node so much is always reclaimed pods'; 0 leaves it to
-    AdvisorConfig's minReclaimedCores, spread over the nodes."""
+    `advisor.minReclaimedCores`, spread over the nodes."""
     numa_min_reclaimed_cores: Annotated[int, Meta(ge=0, le=8192)] = 2
     """[numaMinReclaimedResourceForAllocate] And at least so many CPUs, where that ratio is set."""
     min_dedicated_cores: Annotated[int, Meta(ge=1, le=8192)] = 4

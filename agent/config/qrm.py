@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from agent.config.units import Cores, reclaim_reserve
-from api.cpus import parse_cpu_list
+from api.cpus import format_cpu_list, parse_cpu_list
 
 Count = Annotated[int, Meta(ge=0, le=8192)]
 
@@ -55,9 +55,23 @@ class CpuPlacementConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     native: NativeConfig = NativeConfig()
 
     def __post_init__(self) -> None:
-        parse_cpu_list(self.reserved_cpu_list)
-        parse_cpu_list(self.interrupt_cpu_list)
+        """Raise ValueError for what no single field's bounds can say."""
+        reserved = _cpus("reservedCpuList", self.reserved_cpu_list)
+        if both := reserved & _cpus("interruptCpuList", self.interrupt_cpu_list):
+            listed = format_cpu_list(both)
+            raise ValueError(f"reservedCpuList and interruptCpuList both have CPU {listed}; leave it to one of them")
+        if reserved and self.reserved_cpus not in (0, len(reserved)):
+            raise ValueError(
+                f"reservedCpus is {self.reserved_cpus} and reservedCpuList has {len(reserved)} CPUs; set one of them"
+            )
 
     def reclaim_reserve(self, cpus: int, numa_nodes: int) -> int:
         """CPUs that reclaimed pods always keep: at least one a NUMA node, at most all."""
         return reclaim_reserve(self.min_reclaimed_cpus, cpus, numa_nodes)
+
+
+def _cpus(name: str, text: str) -> set[int]:
+    try:
+        return set(parse_cpu_list(text))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None

@@ -21,5 +21,6 @@ def test_what_only_some_machines_have_is_told_and_is_nothing_wrong(tmp_path: Pat
     assert files.ok
     optional = {check.detail: check for check in checks if check.name.startswith("optional: ")}
     assert optional["no energy counters of RAPL can be read"].name == "optional: energy"
-    assert all(check.ok and check.remedy for check in optional.values())
+    # What a cgroup of somebody else has needs none.
+    assert all(check.ok and (check.remedy or check.detail.startswith("there, ")) for check in optional.values())
     assert {"sysfs has no NUMA nodes", "no energy counters of RAPL can be read"} <= optional.keys()

@@ -48,7 +48,7 @@ def test_levels_have_weights_limits_and_classes() -> None:
     assert [(wish.cgroup, wish.value) for wish in classes] == [("/batch", "65537")]
     assert problems(config) == ()
     assert problems(IoConfig(max={QoSLevel.SHARED: "sda wbps=1"})) == (
-        "io.max of shared_cores: 'sda' is not the number of a device such as 8:16",
+        "max.shared_cores: 'sda' is not the number of a device such as 8:16",
     )
 
 
@@ -56,7 +56,7 @@ def test_disks_are_set_by_their_kind() -> None:
     config = IoConfig(
         wbt_us={"HDD": 75_000, "SSD": 2000, "NVME": -1},
         cost_qos={"sdb": "enable=1 rpct=95.00"},
-        cost_model={"sdz": "x"},
+        cost_model={"sdz": "ctrl=auto"},
     )
     disks = {
         "sda": disk("8:0", "HDD"), "sdb": disk("8:16", "SSD"), "nvme0n1": disk("259:0", "NVME"),
@@ -153,15 +153,27 @@ def made(root: Path, *names: str) -> Groups:
 def test_groups_are_given_their_shares_and_processes_and_removed(tmp_path: Path) -> None:
     ours = made(tmp_path, "dioptase-reclaimed_cores", "dioptase-old", "theirs")
     wanted = groups(ours.caches(), {QoSLevel.RECLAIMED: ResctrlLevel(cat_end_percent=30)})
-    assert ours.apply(wanted, {"dioptase-reclaimed_cores": [77]}) == ()
+    (dry,) = ours.apply(wanted, {"dioptase-reclaimed_cores": [77]}, dry=True)
     group = tmp_path / "dioptase-reclaimed_cores"
+    assert (dry.status, (group / "tasks").read_text(), (tmp_path / "dioptase-old").exists()) == (
+        Status.DRY_RUN,
+        "",
+        True,
+    )
+    made_now, removed = ours.apply(wanted, {"dioptase-reclaimed_cores": [77]})
+    assert (made_now.status, made_now.before, made_now.after) == (
+        Status.APPLIED, "L3:0=7ff;1=7ff MB:0=100;1=100", "L3:0=f;1=f MB:0=100;1=100",
+    )  # fmt: skip
+    assert made_now.decision.cgroup == str(group)
+    assert made_now.decision.verdict.text.startswith("reclaimed_cores has the L3 caches from 0 to 30 %")
+    assert (removed.status, removed.decision.cgroup) == (Status.APPLIED, str(tmp_path / "dioptase-old"))
     assert (group / "schemata").read_text().startswith("L3:0=f;1=f\n")
     assert (group / "tasks").read_text() == "77\n"
     inode = (group / "schemata").stat().st_mtime_ns
-    assert ours.apply(wanted, {"dioptase-reclaimed_cores": [77]}) == ()
+    assert [one.status for one in ours.apply(wanted, {"dioptase-reclaimed_cores": [77]})] == [Status.UNCHANGED]
     assert (group / "schemata").stat().st_mtime_ns == inode, "what is right is not written again"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dioptase-reclaimed_cores", "schemata", "theirs"]
-    assert ours.restore() == ()
+    assert [one.decision.cgroup for one in ours.restore()] == [str(group)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["schemata", "theirs"]
 
 
@@ -170,7 +182,8 @@ def test_without_resctrl_there_is_a_reason(tmp_path: Path) -> None:
         ResctrlGroups(tmp_path / "none").caches()
     assert "mount -t resctrl" in caught.value.remedy
     assert ResctrlGroups(tmp_path / "none").restore() == ()
-    assert ResctrlGroups(tmp_path).apply(groups(parse_schemata(INTEL), {QoSLevel.SHARED: ResctrlLevel()}), {}) != ()
+    (refused,) = ResctrlGroups(tmp_path).apply(groups(parse_schemata(INTEL), {QoSLevel.SHARED: ResctrlLevel()}), {})
+    assert (refused.status, "info/last_cmd_status" in refused.error) == (Status.REFUSED, True)
 
 
 # --- whole disks
@@ -207,6 +220,7 @@ def test_a_disk_s_setting_is_journalled_written_and_put_back(sysfs: Path) -> Non
     assert files.apply([setting(WBT, "2000")])[0].status is Status.UNCHANGED
     # Another process, after the first was killed.
     again = node_files(sysfs)
+    assert again.restore(keep=[setting(WBT, "1")]) == ()
     assert [(o.status, o.after) for o in again.restore()] == [(Status.APPLIED, "75000")]
     assert (sysfs / WBT).read_text() == "75000\n"
     assert not journal.exists()
