@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.config import Config
+from agent.forecast_state import ForecastFile
 from agent.hierarchy import V1_CONTROLLERS, Hierarchy, detect
 from agent.loop import Loop
 from agent.putting_back import put_back
@@ -164,8 +165,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         recorder = _open_recorder(options, stack)
         indicators = Indicators()
         # Who asks for Malachite's documents reads back what it has just set, under a time that is to be true.
-        fresh = options.malachite is not None
-        cgroups = CgroupReader(hierarchy, limit=config.max_cgroups, fresh_limits=fresh)
+        cgroups = CgroupReader(hierarchy, limit=config.max_cgroups, fresh_limits=options.malachite is not None)
         stack.callback(cgroups.close)
         node = NodeReader(PROC, SYS)
         stack.callback(node.close)
@@ -190,6 +190,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             evictor=evictor,
             node_knobs=node_knobs,
             checkpoint=Checkpoint(options.state_dir, boot_id(PROC)) if act is Act.ON else None,
+            forecasts=_open_forecasts(options, config, originals, stack),
             banner=(*state_missing, *act_missing, *waits_missing, *knobs_missing),
         )
         _few_collections()
@@ -350,6 +351,17 @@ def _hardware(config: Config) -> tuple[Probe, ...]:
     from agent.sense.power_caps import PowerCaps  # noqa: PLC0415 - few nodes ask for it
 
     return (PowerCaps(SYS),)
+
+
+def _open_forecasts(
+    options: Options, config: Config, originals: Originals | None, stack: AsyncExitStack
+) -> ForecastFile | None:
+    """The predictor's history, where this agent judges, has the state directory to itself and keeps score."""
+    if originals is None or options.act is Act.OFF or config.forecast.method != "calibrated":
+        return None
+    kept = ForecastFile(options.state_dir, boot_id(PROC))
+    stack.callback(kept.close)
+    return kept
 
 
 def _open_node_knobs(

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.advisor.estimation import online_containers
+from agent.advisor.forecast.outlook import Watched
 from agent.advisor.latency import breach_ns, can_shrink
 from agent.advisor.waits import alarmed
 from agent.config import Config
+from agent.forecast_state import ForecastFile
 from agent.policy import Remembered, inherited, judge
 from agent.qrm.actuator import Actuator
 from agent.qrm.checkpoint import Checkpoint
@@ -27,6 +29,7 @@ from agent.sense.triggers import TriggerSet
 from api.decisions import Act, Advice, Outcome, Round
 from api.evictions import Evictions, KillEvent
 from api.facts import Wait
+from api.forecasts import Outlook
 from api.memory_advice import MemoryAdvice
 from api.node_advice import NodeAdvice
 from api.pods import Pod
@@ -55,6 +58,7 @@ class Loop:
         triggers: TriggerSet | None = None,
         checkpoint: Checkpoint | None = None,
         evictor: Evictor | None = None,
+        forecasts: ForecastFile | None = None,
         node_knobs: NodeKnobs | None = None,
         banner: tuple[str, ...] = (),
     ) -> None:
@@ -67,7 +71,13 @@ class Loop:
             cpus = checkpoint.load(time.monotonic_ns())
             self._damaged = bool(checkpoint.messages)
             self._banner += checkpoint.messages
-        self._known = inherited(cpus or CpuState(), actuator.inherited_cores())
+        self._forecasts, series = forecasts, None
+        if forecasts is not None:
+            series = forecasts.load(time.monotonic_ns(), time.time_ns())
+            self._banner += forecasts.messages
+        self._known = msgspec.structs.replace(
+            inherited(cpus or CpuState(), actuator.inherited_cores()), forecasts=Watched(series=series)
+        )
         self._shadow = Remembered()
         self._evictor, self._node_knobs = evictor, node_knobs
         self._previous: Snapshot | None = None
@@ -125,6 +135,7 @@ class Loop:
         advice: Advice | None = None
         memory: MemoryAdvice | None = None
         node: NodeAdvice | None = None
+        forecasts: tuple[Outlook, ...] = ()
         outcomes: tuple[Outcome, ...] = ()
         stage = "advisor"
         try:
@@ -136,7 +147,7 @@ class Loop:
                 judged, self._known = judge(snapshot, self._config, self._known, started)
                 # Before anything is moved: who is started next goes on from there, wherever this one was killed.
                 snapshot = self._saved(snapshot)
-                advice, memory, node = judged.advice, judged.memory, judged.node
+                advice, memory, node, forecasts = judged.advice, judged.memory, judged.node, judged.forecasts
                 stage = "actuator"
                 ours = managed(snapshot.pods)
                 # What nobody decides on any more, and an earlier policy changed, is given back.
@@ -158,6 +169,7 @@ class Loop:
             advice=advice,
             memory=memory,
             node=node,
+            forecasts=forecasts,
             shadow=shadow,
             outcomes=outcomes,
             evictions=evictions,
@@ -181,14 +193,17 @@ class Loop:
         return inherited(cpus, self._known.advisor.lent_cores)
 
     def _saved(self, snapshot: Snapshot) -> Snapshot:
-        """Have it on disk who has which CPUs, so that a restart moves nobody."""
-        if self._checkpoint is None:
-            return snapshot
+        """Have it on disk who has which CPUs, so that a restart moves nobody, and what forecasts are made of."""
         try:
-            self._checkpoint.save(self._known.cpus)
+            if self._checkpoint is not None:
+                self._checkpoint.save(self._known.cpus)
         except Unavailable as error:
-            status = SourceStatus(name="cpu-state", ok=False, error=error.reason, remedy=error.remedy)
-            return msgspec.structs.replace(snapshot, sources=(*snapshot.sources, status))
+            snapshot = _with_unavailable(snapshot, "cpu-state", error)
+        try:
+            if self._forecasts is not None and (series := self._known.forecasts.series) is not None:
+                self._forecasts.save(series, snapshot.taken_at_ns, snapshot.wall_time_ns)
+        except Unavailable as error:
+            snapshot = _with_unavailable(snapshot, "forecast-state", error)
         return snapshot
 
     def _set_node(
@@ -227,6 +242,9 @@ class Loop:
         if self._config.shadow is None:
             return None, snapshot
         config = msgspec.structs.replace(self._config, advisor=self._config.shadow)
+        if self._act is not Act.OFF:
+            # What online work uses does not depend on who looks: history is kept once.
+            self._shadow = msgspec.structs.replace(self._shadow, forecasts=self._known.forecasts)
         try:
             judged, self._shadow = judge(snapshot, config, self._shadow, now_ns)
         except Exception as error:
@@ -281,6 +299,11 @@ class Loop:
     def _pressed(self) -> None:
         if self._triggers is not None and self._triggers.fired() and self._can_shrink():
             self._ring("psi")
+
+
+def _with_unavailable(snapshot: Snapshot, name: str, error: Unavailable) -> Snapshot:
+    status = SourceStatus(name=name, ok=False, error=error.reason, remedy=error.remedy)
+    return msgspec.structs.replace(snapshot, sources=(*snapshot.sources, status))
 
 
 def _with_failure(snapshot: Snapshot, stage: str, error: Exception) -> Snapshot:

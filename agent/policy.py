@@ -12,7 +12,9 @@ import msgspec
 
 from agent.advisor.advise import advise
 from agent.advisor.assembler import RECLAIM_POOL
-from agent.advisor.headroom.found import with_memory
+from agent.advisor.forecast.outlook import Watched, look_ahead
+from agent.advisor.headroom.foretold import FORECAST, foretold_memory
+from agent.advisor.headroom.found import policy_of, with_memory
 from agent.advisor.headroom.gather import capacity
 from agent.advisor.memory.advise import advise_memory
 from agent.advisor.memory.gather import named, situation_of
@@ -26,6 +28,7 @@ from agent.qrm.placing.place import place
 from agent.qrm.placing.state import FALLBACK, CpuState, Placement, with_bindings
 from agent.qrm.wishes import resolve
 from api.decisions import Advice, Decision
+from api.forecasts import Outlook
 from api.knobs import Knob
 from api.memory_advice import MemoryAdvice
 from api.node_advice import NodeAdvice
@@ -44,6 +47,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     cpus: CpuState = CpuState()
     asked: AskedMemory = AskedMemory()
     node: NodeMemory | None = None
+    forecasts: Watched = Watched()
 
 
 def inherited(cpus: CpuState, lent_cores: float | None) -> Remembered:
@@ -64,6 +68,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     asked: Asked = Asked()
     node: NodeAdvice | None = None
     """Of the node as a whole; None where nothing of it is switched on."""
+    forecasts: tuple[Outlook, ...] = ()
 
     def decisions(self, snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]) -> tuple[Decision, ...]:
         """Every knob that something is to be said about, by the knobs that the kernel has for each cgroup: what the advice
@@ -78,7 +83,9 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
     # Whom QRM bound to NUMA nodes, the advisor provides for there.
     snapshot = msgspec.structs.replace(snapshot, pods=with_bindings(snapshot.pods, known.cpus))
     previous = known.advisor.previous
-    advice, advisor = advise(snapshot, config.advisor, known.advisor, now_ns, config.inference)
+    watched = look_ahead(previous, snapshot, known.forecasts, config.forecast, now_ns)
+    before = msgspec.structs.replace(known.advisor, forecasts=watched.outlooks)
+    advice, advisor = advise(snapshot, config.advisor, before, now_ns, config.inference)
     placement, cpus = None, known.cpus
     if advice is not None and snapshot.topology.cpus:
         by_numa = {} if advice.headroom is None else advice.headroom.cores_by_numa
@@ -95,6 +102,8 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
         advice = None
     situation = situation_of(snapshot, advisor, config, now_ns)
     memory, remembered = advise_memory(situation, known.memory, config.memory)
+    if policy_of(config.advisor) == FORECAST:
+        memory = foretold_memory(memory, watched.outlooks, snapshot, config)
     reporter = known.reporter
     if advice is not None and advice.headroom is not None:
         found = with_memory(advice.headroom, memory.headroom_bytes, memory.headroom_by_numa, config.advisor)
@@ -111,9 +120,16 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
         named=named(situation, config.memory),
         asked=asked,
         node=node,
+        forecasts=watched.outlooks,
     )
     return judged, Remembered(
-        advisor=advisor, memory=remembered, reporter=reporter, cpus=cpus, asked=asked_memory, node=node_memory
+        advisor=advisor,
+        memory=remembered,
+        reporter=reporter,
+        cpus=cpus,
+        asked=asked_memory,
+        node=node_memory,
+        forecasts=watched,
     )
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from api.advice import CpuAdvice, Headroom
 from api.evictions import Evictions, KillEvent
+from api.forecasts import Outlook
 from api.knobs import Knob, Verdict
 from api.memory_advice import MemoryAdvice
 from api.node_advice import NodeAdvice
@@ -124,6 +125,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     """The same of memory; None where nothing was judged."""
     node: NodeAdvice | None = None
     """Of the node as a whole; None where nobody asks for that."""
+    forecasts: tuple[Outlook, ...] = ()
+    """What online work is foretold to use at the most, by resource; empty where nothing was judged."""
     shadow: Advice | None = None
     """What another policy would have advised; nothing is done about it."""
     outcomes: tuple[Outcome, ...] = ()

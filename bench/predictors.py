@@ -45,7 +45,7 @@ def judge(method: Method, trace: Trace) -> Judged:
         if index < warm or index % every or index + ahead >= len(used):
             continue
         began = time.perf_counter_ns()
-        peak = method.predict(state, now_ns, HORIZON_S * NS_PER_S).peak_cores
+        peak = method.predict(state, now_ns, HORIZON_S * NS_PER_S).peak
         predicting += time.perf_counter_ns() - began
         foretold = 1.0 if peak is None else min(peak / CORES, 1.0)
         actual = max(used[index + 1 : index + 1 + ahead])

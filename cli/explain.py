@@ -13,7 +13,7 @@ import click
 from api.decisions import Act, JournalEntry, Status
 from api.ports import Unavailable
 from api.text import to_json
-from cli import words
+from cli import foretold, words
 from cli.client import Client, url_option
 from cli.leaving import eviction_text, threshold_text
 from cli.reasons import Answer, KnobStory, Now, answer, askable
@@ -93,6 +93,8 @@ def now_text(now: Now) -> Iterator[tuple[str, str]]:
         yield "shadow", text
     for said in now.answers:
         yield said.topic, f"{words.clean(said.text)} (rule {words.clean(said.rule)})"
+    for i, outlook in enumerate(now.forecasts):
+        yield "" if i else "foretold", foretold.sentence(outlook)
     for i, source in enumerate(now.sources):
         fate = f"{words.age(now.age_s)} old, took {words.duration(source.duration_ns / 1000)}"
         if not source.ok:

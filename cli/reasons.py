@@ -8,6 +8,7 @@ import msgspec
 
 from api.decisions import JournalEntry, Status
 from api.evictions import EvictionEntry
+from api.forecasts import Outlook
 from api.knobs import Knob
 from api.memory_advice import MemoryAdvice
 from api.pods import Pod
@@ -60,6 +61,7 @@ class Now(msgspec.Struct, frozen=True, kw_only=True):
     threshold: float | None
     shadow: ShadowView | None
     answers: tuple[AnswerView, ...]
+    forecasts: tuple[Outlook, ...]
     sources: tuple[SourceStatus, ...]
 
 
@@ -102,7 +104,7 @@ def answer(
     now = Now(
         seq=snapshot.seq, wall_time_ns=snapshot.wall_time_ns, age_s=age_s, act=view.act, policy=view.policy,
         action=view.action, rule=view.rule, text=view.reason, threshold=view.threshold, shadow=view.shadow,
-        answers=view.answers, sources=snapshot.sources,
+        answers=view.answers, forecasts=view.forecasts, sources=snapshot.sources,
     )  # fmt: skip
     thresholds = view.evictions.thresholds if view.evictions is not None else ()
     return Answer(

@@ -18,6 +18,14 @@ from exporters.recording import NotARecording, read
 from probes import registry
 
 POLICIES = ("latency", "canonical", "none")
+FORECASTS = {
+    "forecast": "calibrated",
+    "forecast-koordinator": "koordinator",
+    "forecast-n-sigma": "n-sigma",
+    "forecast-rc-like": "rc-like",
+    "forecast-max": "max",
+}
+"""Policy `latency` with headroom by a foretold peak, by method."""
 HORIZON_S = 600.0
 
 
@@ -32,7 +40,9 @@ def replay(recording: Path, policies: tuple[str, ...], horizon: float, *, as_jso
     """Judge the rounds of RECORDING (a directory that `dioptase agent --record` wrote, or one of its files) again.
 
     Batch work that was held back is taken to use all that it would have been lent, and what online pods waited for it to
-    grow with what it uses; promises are held against what online pods really used afterwards.
+    grow with what it uses. Policies are latency, canonical, none, and latency that promises by a foretold peak: forecast, or
+    forecast-koordinator, -n-sigma, -rc-like or -max for the peaks of others. Promises are held against what online pods really
+    used afterwards.
     """
     configs = {name: config_of(name) for name in policies or POLICIES}
     tracks = {name: Track(horizon) for name in configs}
@@ -63,8 +73,11 @@ def config_of(policy: str) -> Config:
     """The policy of that name with its defaults, or the settings of a file."""
     if policy in POLICIES:
         return msgspec.convert({"advisor": {"policy": policy}}, Config)
+    if policy in FORECASTS:
+        chosen = {"advisor": {"headroom": {"policy": "forecast"}}, "forecast": {"method": FORECASTS[policy]}}
+        return msgspec.convert(chosen, Config)
     if not Path(policy).exists():
-        raise click.UsageError(f"--policy {policy}: neither one of {', '.join(POLICIES)} nor a file")
+        raise click.UsageError(f"--policy {policy}: neither one of {', '.join((*POLICIES, *FORECASTS))} nor a file")
     try:
         return load(Path(policy), registry.NAMES)
     except ConfigError as error:

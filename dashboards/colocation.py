@@ -41,6 +41,7 @@ def board() -> Board:
             ("Regions and their sizes", _regions()),
             ("Memory", _memory()),
             ("What it costs online pods", _harm()),
+            ("How forecasts fare", _forecasts()),
             ("What another policy would do", _shadow()),
             ("What steers the pools and the node", _steering()),
         ),
@@ -232,6 +233,42 @@ def _harm() -> list[Panel]:
             units.Seconds,
             "The pods' own word, where they publish it: it should stay put while work is lent.",
             Query(quantile(0.99, "dioptase_indicator_latency_seconds", POD), POD_NAME),
+        ),
+    ]
+
+
+def _forecasts() -> list[Panel]:
+    return [
+        lines(
+            "CPU: used and foretold",
+            "cores",
+            "All but reclaimed pods, the system too. What is used should stay below what is foretold; the space between "
+            "is what caution costs.",
+            Query(f"dioptase_forecast_cpu_used_cores{{{NODE}}}", "used on {{instance}}"),
+            Query(f"dioptase_forecast_cpu_peak_cores{{{NODE}}}", "foretold on {{instance}}"),
+        ),
+        lines(
+            "Memory: used and foretold",
+            units.BytesIEC,
+            "The same of memory that could not be had without swapping.",
+            Query(f"dioptase_forecast_memory_used_bytes{{{NODE}}}", "used on {{instance}}"),
+            Query(f"dioptase_forecast_memory_peak_bytes{{{NODE}}}", "foretold on {{instance}}"),
+        ),
+        lines(
+            "Forecasts that were missed, of the last day",
+            units.PercentUnit,
+            "Beside what the settings allow. Above that for a while after the load has changed; for longer: see the runbook.",
+            Query(f"dioptase_forecast_miss_ratio{{{NODE}}}", "{{resource}} on {{instance}}"),
+            Query(f"dioptase_forecast_big_miss_ratio{{{NODE}}}", "{{resource}} by a tenth of {{instance}}"),
+            Query(f"dioptase_forecast_promised_miss_ratio{{{NODE}}}", "{{resource}} allowed on {{instance}}"),
+        ),
+        lines(
+            "CPU: by how much forecasts err",
+            "cores",
+            "Of the last day: the mean of the misses, the worst, and by how much forecasts were above the peak on average.",
+            Query(f"dioptase_forecast_cpu_shortfall_mean_cores{{{NODE}}}", "missed by on {{instance}}"),
+            Query(f"dioptase_forecast_cpu_shortfall_max_cores{{{NODE}}}", "at worst on {{instance}}"),
+            Query(f"dioptase_forecast_cpu_bias_cores{{{NODE}}}", "above the peak on {{instance}}"),
         ),
     ]
 

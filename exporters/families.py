@@ -19,6 +19,7 @@ from api.text import printable
 from exporters.advised import advised_families
 from exporters.cgroups import cgroup_families, dropped
 from exporters.evictions import eviction_families, kills_after, victims_after
+from exporters.forecasts import forecast_families
 from exporters.nodes import MOST_INTERFACES, node_families
 from exporters.points import Distribution, Exemplar, Family, Labels, Point, points
 from exporters.promised import promised_families
@@ -125,6 +126,7 @@ def _all(observed: Observed) -> Iterator[Family]:
         yield from advised_families(finished)
         if finished.evictions is not None:
             yield from eviction_families(finished.evictions)
+        yield from forecast_families(finished.forecasts)
     yield _tallies("dioptase_decisions_total", observed.decisions)
     yield _tallies("dioptase_knob_repairs_total", observed.repairs)
     yield _tallies("dioptase_rounds_total", observed.rounds)

@@ -14,6 +14,7 @@ import msgspec
 from api.advice import Headroom, PoolSize, RegionAdvice
 from api.cpus import format_cpu_list
 from api.decisions import Advice, Outcome, Round, Status
+from api.forecasts import Outlook
 from api.histograms import BOUNDS_NS
 from api.knobs import Verdict
 from api.memory_advice import MemoryAdvice
@@ -102,6 +103,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     shadow: ShadowView | None = None
     answers: tuple[AnswerView, ...] = ()
     """Of the node as a whole, as far as that is switched on."""
+    forecasts: tuple[Outlook, ...] = ()
+    """What online work will use at the most within an hour, and how earlier forecasts of it fared."""
     pools: Mapping[str, str]
     """CPU list of each pool."""
     sizes: tuple[PoolSize, ...] = ()
@@ -164,6 +167,7 @@ def build(finished: Round) -> View:
         advertised=advice.advertised if advice else None,
         shadow=_shadow(finished.shadow),
         answers=_answers(finished.node),
+        forecasts=finished.forecasts,
         pools={pool.name: format_cpu_list(pool.cpus) for pool in advice.pools} if advice else {},
         sizes=advice.cpu.sizes if advice else (),
         regions=advice.cpu.regions if advice else (),
@@ -213,6 +217,7 @@ def past(view: View) -> View:
     return msgspec.structs.replace(
         view,
         node=node,
+        forecasts=(),
         containers=tuple(map(past_of, view.containers)),
         others=tuple(map(past_of, view.others)),
         sizes=(),

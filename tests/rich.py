@@ -32,6 +32,7 @@ from api.facts import (
     ThreadStates,
     Zone,
 )  # fmt: skip
+from api.forecasts import Forecast, Outlook, Resource, Score
 from api.histograms import BOUNDS_NS, SLOTS
 from api.knobs import Verdict
 from api.memory_advice import MemoryAdvice, MemoryCondition, MemoryPressure
@@ -144,6 +145,30 @@ RICH_ADVERTISED = Headroom(
 RICH_SHADOW = msgspec.structs.replace(
     advice(), policy="canonical", lent_cores=1.0, headroom=Headroom(cores=0.5, verdict=advice().verdict)
 )
+FORECASTS = (
+    Outlook(
+        resource=Resource.CPU,
+        used=1.5,
+        forecast=Forecast(
+            peak=2.25, expected=1.75, margin=0.5, season=True, alarm=False, trusted=True, history_s=90_000.0,
+            verdict=Verdict(rule="calibrated", text="1.75 are expected at the most within the hour, 2.25 with the margin."),
+        ),
+        promised_miss_ratio=0.055,
+        score=Score(miss_ratio=0.0625, big_miss_ratio=0.015625, shortfall_mean=0.25, shortfall_max=0.75, bias=0.375,
+                    quantile_ratio=0.95, evaluated=64, missed=4),
+    ),
+    Outlook(
+        resource=Resource.MEMORY,
+        used=2000.0 * MIB,
+        forecast=Forecast(
+            peak=3000.0 * MIB, expected=2500.0 * MIB, margin=500.0 * MIB, alarm=True, trusted=False, history_s=7200.0,
+            verdict=Verdict(rule="drift_alarm", text="Use rose above every forecast within the last hour."),
+        ),
+        promised_miss_ratio=0.055,
+        score=Score(miss_ratio=0.25, big_miss_ratio=0.0, shortfall_mean=64.0 * MIB, shortfall_max=128.0 * MIB,
+                    bias=256.0 * MIB, quantile_ratio=0.94, evaluated=12, missed=3),
+    ),
+)  # fmt: skip
 DEVICE = "253:0"
 
 
@@ -275,6 +300,7 @@ def rich_judgement(finished: Round) -> Round:
         evictions=RICH_EVICTIONS,
         kills=RICH_KILLS,
         node=RICH_NODE,
+        forecasts=FORECASTS,
     )
 
 

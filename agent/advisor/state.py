@@ -9,6 +9,7 @@ import msgspec
 from agent.advisor.containers import ContainerMemory
 from agent.advisor.provision.situation import ProvisionMemory
 from agent.advisor.requests import Requests
+from api.forecasts import Outlook
 from api.samples import Snapshot
 
 
@@ -41,5 +42,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """CPUs of the pools as QRM placed them last; empty before it has."""
     cpus: Mapping[str, tuple[int, ...]] = {}
     """The same of every listed container, by cgroup."""
+    forecasts: tuple[Outlook, ...] = ()
+    """What everything but reclaimed pods is foretold to use, as of this round."""
     advertised_by_numa: Mapping[int, float] = {}
     """Reclaimed CPU that the node advertises, in cores."""

@@ -73,8 +73,9 @@ class KoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class HeadroomConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """How the amount that can be promised is found."""
 
-    policy: Literal["common", "estimate", "koordinator-batch", "koordinator-mid"] | None = None
+    policy: Literal["common", "estimate", "forecast", "koordinator-batch", "koordinator-mid"] | None = None
     """`common` is Katalyst's assembler on the reclaim pool; `estimate` is what the need of online pods leaves of the node;
+    `forecast` is what the foretold peak of their use leaves, of memory too (see `forecast`), for a day never more than those;
     the others are Koordinator's sums. Unless set, `common` for the policy `canonical` and `estimate` for `latency`."""
     share_region: RegionPolicy = "canonical"
     """What a pool of shared_cores is shown to leave."""

@@ -36,7 +36,16 @@ export function showHeader(view) {
   }
   byId("answers").hidden = view.answers.length === 0;
   say(byId("answers"), view.answers.map(({ topic, text }) => `${TOPICS[topic] ?? topic}: ${text}`).join(" "));
+  const told = view.forecasts.filter((one) => one.forecast.peak !== null).map(foretold);
+  byId("forecast").hidden = told.length === 0;
+  say(byId("forecast"), told.length ? `Foretold for the next hour, all but batch work: ${told.join("; ")}.` : "");
   say(byId("reason"), [view.reason || silent, TRIGGERS[view.trigger]].filter(Boolean).join(" "));
+}
+
+function foretold({ resource, used, forecast, score, promised_miss_ratio: allowed }) {
+  const amount = (value) => (resource === "cpu" ? `${cores(value)} cores` : bytes(value));
+  const missed = score === null || score.miss_ratio === null ? "" : `, missed ${percent(score.miss_ratio)} of the last day's (${percent(allowed)} allowed)`;
+  return `at most ${amount(forecast.peak)}${resource === "cpu" ? "" : ` of ${resource}`}, ${amount(used)} now${missed}`;
 }
 
 export function showLimits(view) {

@@ -38,7 +38,8 @@ WRONG = {
     "memory: {offloadin: {}}": "memory: Object contains unknown field `offloadin`, did you mean `offloading`?",
     "knobs: {memoryQos: {shared_cores: {minPercnt: 3}}}": "knobs.memoryQos.shared_cores: Object contains unknown field "
     "`minPercnt`, did you mean `minPercent`?",
-    "forecast: {horizon: 3}": "forecast: Object contains unknown field `horizon`, choose from missRatio, minHistoryS, staleS",
+    "forecast: {horizon: 3}": "forecast: Object contains unknown field `horizon`, choose from method, "
+    "missRatio, minHistoryS, staleS",
     "evict: {}": "top level: Object contains unknown field `evict`, did you mean `eviction`?",
     "knobs: {io: {weights: {shared: 5}}}": f"knobs.io.weights.shared: a key: Invalid enum value 'shared', {LEVELS}",
     "knobs: {io: {wbtUs: {TAPE: 1}}}": "knobs.io.wbtUs.TAPE: a key: Invalid enum value 'TAPE', choose from HDD, SSD, NVME",

@@ -79,7 +79,7 @@ def test_tables_and_lines_fit_a_terminal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--policy", "bold"], "neither one of latency, canonical, none nor a file"),
+        (["--policy", "bold"], "neither one of latency, canonical, none, forecast, "),
         (["--policy", "broken.yaml"], "unknown field"),
     ],
 )

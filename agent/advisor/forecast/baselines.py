@@ -12,7 +12,8 @@ import msgspec
 
 from agent.advisor.forecast import histogram, predictor
 from agent.advisor.forecast.histogram import MINUTE_NS, Histogram
-from agent.advisor.forecast.predictor import HORIZON_NS, Forecast, Predictor
+from agent.advisor.forecast.predictor import HORIZON_NS, Predictor
+from api.forecasts import Forecast
 from api.knobs import Verdict
 
 DAY_MINUTES = 1440
@@ -67,8 +68,8 @@ def _over(minutes: int, rule: str, peak_of: Callable[[Sequence[float]], float], 
         text = "Nothing was seen yet." if peak is None else f"{peak:.6g} is the {what}."
         inputs = {"now_ns": now_ns, "horizon_ns": horizon_ns, "minutes": len(values)}
         return Forecast(
-            peak_cores=peak,
-            base_cores=peak,
+            peak=peak,
+            expected=peak,
             trusted=len(values) >= minutes,
             history_s=60.0 * len(values),
             verdict=Verdict(rule=rule, text=text, inputs=inputs),
@@ -78,7 +79,7 @@ def _over(minutes: int, rule: str, peak_of: Callable[[Sequence[float]], float], 
 
 
 METHODS: dict[str, Method] = {
-    "ours": Method(
+    "calibrated": Method(
         Predictor, predictor.observe, predictor.predict, "regression on recent and seasonal peaks, conformal margin"
     ),
     "koordinator": Method(

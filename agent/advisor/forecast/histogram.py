@@ -10,8 +10,9 @@ from math import ceil, exp2, log
 
 import msgspec
 
-from agent.advisor.forecast.predictor import HORIZON_NS, Forecast
+from agent.advisor.forecast.predictor import HORIZON_NS
 from agent.advisor.forecast.window import NS_PER_S
+from api.forecasts import Forecast
 from api.knobs import Verdict
 
 FIRST_CORES, GROWTH, MOST_CORES = 0.025, 1.05, 1024.0
@@ -86,9 +87,9 @@ def predict(state: Histogram, now_ns: int, horizon_ns: int = HORIZON_NS) -> Fore
     known = percentile(state, PERCENTILE)
     peak = known * SAFETY if state.samples else None
     return Forecast(
-        peak_cores=peak,
-        base_cores=known,
-        margin_cores=(peak or known) - known,
+        peak=peak,
+        expected=known,
+        margin=(peak or known) - known,
         trusted=state.samples >= 1440,
         history_s=60.0 * state.samples,
         verdict=Verdict(

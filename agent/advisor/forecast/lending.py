@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from agent.advisor.forecast.predictor import Forecast
+from api.forecasts import Forecast
 from api.knobs import Verdict
 
 
@@ -30,11 +30,11 @@ def promise(
     free = max(capacity - reserve, 0.0)
     inputs = {"capacity": capacity, "reserve": reserve, "canonical": canonical, "used": used, **forecast.verdict.inputs}
     bound = None if canonical is None else min(max(canonical, 0.0), free)
-    if forecast.peak_cores is None:
+    if forecast.peak is None:
         rule = "canonical_without_forecast"
         text = f"{forecast.verdict.text} Katalyst's formula promises {_text(bound)}."
         return Promise(amount=bound, verdict=Verdict(rule=rule, text=text, inputs=inputs))
-    peak = max(forecast.peak_cores, used or 0.0)
+    peak = max(forecast.peak, used or 0.0)
     amount = max(free - peak, 0.0)
     text = f"{forecast.verdict.text} {capacity:.6g} less {reserve:.6g} kept and a peak of {peak:.6g} leave {amount:.6g}"
     if forecast.trusted:

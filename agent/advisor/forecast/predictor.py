@@ -29,6 +29,7 @@ from agent.advisor.forecast.window import (
     known_peak,
 )
 from agent.config.forecast import ForecastConfig
+from api.forecasts import Forecast
 from api.knobs import Verdict
 
 DEFAULT = ForecastConfig()
@@ -61,26 +62,6 @@ class Predictor(msgspec.Struct, frozen=True, kw_only=True):
     regression: Regression = Regression()
     margin: Margin = Margin()
     accuracy: Accuracy = Accuracy()
-
-
-class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest use to expect within the horizon, in the unit of the samples."""
-
-    peak_cores: float | None
-    """None where nothing can be foretold: promise nothing on its account."""
-    base_cores: float | None = None
-    """The expected peak,"""
-    margin_cores: float = 0.0
-    """and what is added for safety, the alarm's share included."""
-    season: bool = False
-    """Whether yesterday's peaks had a part in it."""
-    alarm: bool = False
-    """Whether use rose above every forecast for it within the last hour."""
-    trusted: bool = False
-    """Whether history is long and fresh enough to promise more than Katalyst's formula would."""
-    history_s: float = 0.0
-    """Time of which a peak is remembered."""
-    verdict: Verdict
 
 
 def observe(state: Predictor, now_ns: int, used_cores: float | None, config: ForecastConfig = DEFAULT) -> Predictor:
@@ -127,15 +108,24 @@ def predict(state: Predictor, now_ns: int, horizon_ns: int = HORIZON_NS, config:
     if not fresh:
         peak = max(peak, highest)
     return Forecast(
-        peak_cores=peak,
-        base_cores=base,
-        margin_cores=peak - base,
+        peak=peak,
+        expected=base,
+        margin=peak - base,
         season=known.season,
         alarm=alarm,
         trusted=fresh and history_s >= config.min_history_s,
         history_s=history_s,
         verdict=_verdict(state, foretold, peak, (age_s, history_s, alarm), config),
     )
+
+
+def resumed(state: Predictor, shift_ns: int) -> Predictor:
+    """The same on a clock that shows `shift_ns` more, to the nearest bucket, with totals that start again."""
+    totals = Accuracy(recent=state.accuracy.recent)
+    if state.bucket is None:
+        return msgspec.structs.replace(state, accuracy=totals)
+    bucket = state.bucket + (shift_ns + BUCKET_NS // 2) // BUCKET_NS
+    return msgspec.structs.replace(state, bucket=bucket, last_ns=state.last_ns + shift_ns, accuracy=totals)
 
 
 def _close(state: Predictor, config: ForecastConfig) -> Predictor:
@@ -193,7 +183,7 @@ def _with_open(state: Predictor) -> tuple[float | None, ...]:
 
 def _unknown(rule: str, text: str, history_s: float) -> Forecast:
     return Forecast(
-        peak_cores=None, history_s=history_s, verdict=Verdict(rule=rule, text=text, inputs={"history_s": history_s})
+        peak=None, history_s=history_s, verdict=Verdict(rule=rule, text=text, inputs={"history_s": history_s})
     )
 
 

@@ -14,6 +14,7 @@ import msgspec
 from agent.advisor.estimation import numa_part, pod_cores
 from agent.advisor.headroom.assembler import PoolSituation, assemble, refusal
 from agent.advisor.headroom.exclusion import Lendable, bound_nodes, lendable
+from agent.advisor.headroom.foretold import FORECAST, foretold_cores, lent_by_pools
 from agent.advisor.headroom.gather import (
     cpu_budget,
     memory_budget,
@@ -188,6 +189,19 @@ def _free_by_numa(case: Case) -> dict[int, float]:
     return {numa: max(size - need[numa] - share * size, 0.0) for numa, size in sizes.items()}
 
 
+def _forecast(case: Case) -> Headroom:
+    """What the foretold peak leaves; by NUMA node as the estimate has it."""
+    topology, config, lending = case.snapshot.topology, case.config, case.lending
+    otherwise = (_common if config.policy == "canonical" else _estimate)(case)
+    lent = lent_by_pools(lending.sizes) if lending.lent_cores is None else lending.lent_cores
+    cpus = len(topology.cpus)
+    cores, verdict = foretold_cores(float(cpus), config.reserve_cores(cpus), case.memory.forecasts, otherwise, lent)
+    weights = _free_by_numa(case)
+    total = sum(weights.values())
+    by_numa = {numa: (cores or 0.0) * weight / total if total > 0 else 0.0 for numa, weight in weights.items()}
+    return Headroom(cores=cores, cores_by_numa={} if cores is None else by_numa, verdict=verdict)
+
+
 def _koordinator(case: Case) -> Headroom:
     snapshot, config = case.snapshot, case.config
     policy = policy_of(config)
@@ -207,6 +221,7 @@ def _koordinator(case: Case) -> Headroom:
 POLICIES: Mapping[str, Callable[[Case], Headroom]] = {
     "common": _common,
     "estimate": _estimate,
+    FORECAST: _forecast,
     "koordinator-batch": _koordinator,
     "koordinator-mid": _koordinator,
 }

@@ -134,7 +134,7 @@ def memory_budget(
     if total is None:
         return None
     busy = None if available is None else float(total - available)
-    used = [(pod, _all(_not_cache(snapshot.cgroups.get(c.cgroup)) for c in pod.containers)) for pod in snapshot.pods]
+    used = [(pod, _all(not_cache(snapshot.cgroups.get(c.cgroup)) for c in pod.containers)) for pod in snapshot.pods]
     demands = [
         Demand(
             tier=tier_of(pod),
@@ -179,7 +179,7 @@ def prod_spare_bytes(snapshot: Snapshot) -> float:
     for pod in snapshot.pods:
         if tier_of(pod) is Tier.PROD:
             for container in pod.containers:
-                used = _not_cache(snapshot.cgroups.get(container.cgroup))
+                used = not_cache(snapshot.cgroups.get(container.cgroup))
                 if used is not None and container.memory_request_bytes is not None:
                     spare += max(container.memory_request_bytes - used * _PEAK_MARGIN, 0.0)
     return spare
@@ -229,7 +229,8 @@ def _resident(sample: CgroupSample | None) -> float | None:
     return next((float(sample.memory_stat[name]) for name in _RESIDENT if name in sample.memory_stat), None)
 
 
-def _not_cache(sample: CgroupSample | None) -> float | None:
+def not_cache(sample: CgroupSample | None) -> float | None:
+    """Memory of a cgroup but for its page cache, in bytes; None where it is not known."""
     if sample is None:
         return None
     for names in _NOT_CACHE:

@@ -35,8 +35,8 @@ def histogram_of(minutes: list[float]) -> Histogram:
 
 def test_a_steady_core_is_foretold_as_the_upper_edge_and_a_tenth() -> None:
     forecast = histogram.predict(histogram_of([1.0] * 30), 30 * MINUTE)
-    assert forecast.base_cores == pytest.approx(1.035762, abs=1e-6)
-    assert forecast.peak_cores == pytest.approx(1.139338, abs=1e-6)
+    assert forecast.expected == pytest.approx(1.035762, abs=1e-6)
+    assert forecast.peak == pytest.approx(1.139338, abs=1e-6)
     assert not forecast.trusted
     assert histogram.predict(histogram_of([1.0] * 1440), DAY).trusted
 
@@ -88,17 +88,17 @@ def test_how_far_back_each_looks(name: str, expected: float) -> None:
     state = method.start()
     for minute in range(1440):
         state = method.observe(state, minute * MINUTE, 50.0 if minute == 1140 else 10.0)
-    assert method.predict(state, DAY).peak_cores == expected
+    assert method.predict(state, DAY).peak == expected
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_all_are_of_one_shape(name: str) -> None:
     method = METHODS[name]
     state = method.start()
-    assert method.predict(state, 0, 3600 * S).peak_cores is None
+    assert method.predict(state, 0, 3600 * S).peak is None
     for minute in range(3 * 60):
         state = method.observe(state, minute * MINUTE, 4.0)
     forecast = method.predict(state, 180 * MINUTE, 3600 * S)
-    assert forecast.peak_cores == pytest.approx(4.0, rel=0.2)
+    assert forecast.peak == pytest.approx(4.0, rel=0.2)
     assert forecast.verdict.text
     assert msgspec.json.decode(msgspec.json.encode(state), type=type(state)) == state
