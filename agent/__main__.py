@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from agent import optional
 from agent.config import Config
-from agent.forecast_state import ForecastFile
 from agent.hierarchy import V1_CONTROLLERS, Hierarchy, detect
 from agent.loop import Loop
 from agent.putting_back import put_back
@@ -55,8 +55,6 @@ from probes.blame import Blames, beside
 from probes.runqlat import open_waits
 
 if TYPE_CHECKING:
-    from agent.eviction.evictor import Evictor
-    from agent.qrm.node_knobs import NodeKnobs
     from exporters.otlp import OtelSink
     from exporters.recorder import Recorder
 
@@ -69,8 +67,6 @@ _COLLECTIONS = (10_000, 10, 10)
 """Instead of (700, 10, 10)."""
 READERS = 2
 """Threads that answer scrapes: more would only keep more memory, for they compute and share one interpreter."""
-NODE_ORIGINALS, RESCTRL_GROUPS = "node-originals.json", "fs/resctrl/dioptase-*"
-"""As agent.qrm.node_files and agent.qrm.resctrl have them, which are loaded only where they are needed."""
 PROC, SYS = Path("/proc"), Path("/sys")
 
 
@@ -145,7 +141,7 @@ def _few_collections() -> None:
 
 
 async def _run(options: Options, config: Config, pods: PodSource) -> int:
-    hierarchy = detect(PROC)
+    hierarchy, state = detect(PROC), (options.state_dir, boot_id(PROC))
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(READERS, "reader"))
     async with AsyncExitStack() as stack:
         files = KnobFiles(hierarchy)
@@ -159,8 +155,8 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         stack.callback(waits.close)
         probes = Background(registry.openers(chosen, {BLAME: partial(beside, waits)}))
         stack.callback(probes.close)
-        node_knobs, knobs_missing = _open_node_knobs(options, config, act, hierarchy)
-        evictor = _open_evictor(config, act, hierarchy, stack)
+        node_knobs, knobs_missing = optional.open_node_knobs(config, act, hierarchy, state, SYS)
+        evictor = optional.open_evictor(config, act, hierarchy, stack)
         journals = open_journals(None if originals is None else options.state_dir, stack, evicting=evictor is not None)
         recorder = _open_recorder(options, stack)
         indicators = Indicators()
@@ -177,7 +173,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             pods=pods,
             waits=waits,
             indicators=indicators,
-            probes=(*probes.probes, *reporting, *_hardware(config)),
+            probes=(*probes.probes, *reporting, *optional.hardware(config, SYS)),
         )
         if options.malachite is not None:
             sinks.append(await _open_malachite(*options.malachite, hierarchy, stack))
@@ -189,8 +185,9 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             triggers=_triggers(hierarchy, stack),
             evictor=evictor,
             node_knobs=node_knobs,
-            checkpoint=Checkpoint(options.state_dir, boot_id(PROC)) if act is Act.ON else None,
-            forecasts=_open_forecasts(options, config, originals, stack),
+            checkpoint=Checkpoint(*state) if act is Act.ON else None,
+            # Of an agent that has the state directory to itself.
+            forecasts=optional.open_forecasts(config, options.act, state, stack) if originals is not None else None,
             banner=(*state_missing, *act_missing, *waits_missing, *knobs_missing),
         )
         _few_collections()
@@ -327,57 +324,6 @@ async def _open_malachite(host: str, port: int, hierarchy: Hierarchy, stack: Asy
     stack.push_async_callback(server.stop)
     log.info("Malachite's documents on http://%s:%d", f"[{host}]" if ":" in host else host, bound)
     return server
-
-
-def _open_evictor(config: Config, act: Act, hierarchy: Hierarchy, stack: AsyncExitStack) -> Evictor | None:
-    """The eviction manager, if a plugin is named; it asks nobody to leave unless the agent acts."""
-    if not config.eviction.plugins or act is Act.OFF:
-        return None
-    from agent.eviction.evictor import Evictor  # noqa: PLC0415 - twenty plugins, which most nodes name none of
-
-    killer = None
-    if act is Act.ON:
-        from agent.eviction.signals import SignalKiller  # noqa: PLC0415
-
-        killer = SignalKiller(hierarchy)
-        stack.callback(killer.close)
-    return Evictor(config, killer)
-
-
-def _hardware(config: Config) -> tuple[Probe, ...]:
-    """Sources that say what the machine lacks for what the settings ask of it."""
-    if not config.power.enable:
-        return ()
-    from agent.sense.power_caps import PowerCaps  # noqa: PLC0415 - few nodes ask for it
-
-    return (PowerCaps(SYS),)
-
-
-def _open_forecasts(
-    options: Options, config: Config, originals: Originals | None, stack: AsyncExitStack
-) -> ForecastFile | None:
-    """The predictor's history, where this agent judges, has the state directory to itself and keeps score."""
-    if originals is None or options.act is Act.OFF or config.forecast.method != "calibrated":
-        return None
-    kept = ForecastFile(options.state_dir, boot_id(PROC))
-    stack.callback(kept.close)
-    return kept
-
-
-def _open_node_knobs(
-    options: Options, config: Config, act: Act, hierarchy: Hierarchy
-) -> tuple[NodeKnobs | None, tuple[str, ...]]:
-    """Settings of disks and caches, where there are any or an earlier agent had some; why they are left alone."""
-    left = act is Act.ON and ((options.state_dir / NODE_ORIGINALS).exists() or any(SYS.glob(RESCTRL_GROUPS)))
-    if act is Act.OFF or not (config.knobs.of_the_node or left):
-        return None, ()
-    from agent.qrm.node_knobs import open_node_knobs  # noqa: PLC0415 - few nodes set any
-
-    state = (options.state_dir, boot_id(PROC))
-    try:
-        return open_node_knobs(config.knobs, hierarchy, state, SYS, dry=act is not Act.ON), ()
-    except Unavailable as error:
-        return None, (f"Disks and caches are left alone: {error.reason}: {error.remedy}.",)
 
 
 def _triggers(hierarchy: Hierarchy, stack: AsyncExitStack) -> TriggerSet | None:

@@ -190,7 +190,8 @@ class Loop:
         """What is known, with who has which CPUs as the cgroups themselves say."""
         policy = self._config.placing.policy
         cpus = rebuild(snapshot.pods, snapshot.cgroups, snapshot.topology, policy, now_ns)
-        return inherited(cpus, self._known.advisor.lent_cores)
+        known = inherited(cpus, self._known.advisor.lent_cores)
+        return msgspec.structs.replace(known, forecasts=self._known.forecasts)
 
     def _saved(self, snapshot: Snapshot) -> Snapshot:
         """Have it on disk who has which CPUs, so that a restart moves nobody, and what forecasts are made of."""

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from api.decisions import Round
 from api.evictions import Evictions
 from cli.explain import explain
-from cli.frame import evictions, lines
+from cli.frame import lines
+from cli.notices import notices
 from exporters.view import build
 from tests.cli.agent import Agent
 from tests.fakes import busy_round
@@ -27,7 +28,7 @@ def told(seq: int, found: Evictions | None) -> Round:
 
 def test_top_has_one_line_while_something_is_met() -> None:
     view = build(told(5, RICH_EVICTIONS))
-    (line,) = evictions(view, 300)
+    (line,) = notices(view)
     assert line.plain == (
         f"✕ evictions: leaving: default/batch · hard {MEMORY_PLUGIN}: 64.0 MiB of memory are free; the watermark is 96.0 MiB. "
         "(and 1 more) · condition MemoryPressure"
@@ -39,7 +40,7 @@ def test_top_has_one_line_while_something_is_met() -> None:
 
 @pytest.mark.parametrize("found", [None, CALM])
 def test_top_has_none_while_nothing_is(found: Evictions | None) -> None:
-    assert evictions(build(told(5, found)), 80) == []
+    assert list(notices(build(told(5, found)))) == []
 
 
 @pytest.fixture(scope="module")
