@@ -186,7 +186,6 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             evictor=evictor,
             node_knobs=node_knobs,
             checkpoint=Checkpoint(*state) if act is Act.ON else None,
-            # Of an agent that has the state directory to itself.
             forecasts=optional.open_forecasts(config, options.act, state, stack) if originals is not None else None,
             banner=(*state_missing, *act_missing, *waits_missing, *knobs_missing),
         )

@@ -47,7 +47,7 @@ def hardware(config: Config, sys: Path) -> tuple[Probe, ...]:
 
 
 def open_forecasts(config: Config, act: Act, state: State, stack: AsyncExitStack) -> ForecastFile | None:
-    """The predictor's history, where this agent judges and keeps score."""
+    """The predictor's history, where this agent judges and keeps score; it must have the state directory to itself."""
     if act is Act.OFF or config.forecast.method != "calibrated":
         return None
     kept = ForecastFile(*state)

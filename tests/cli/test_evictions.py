@@ -63,8 +63,8 @@ def test_a_pod_is_explained_by_why_it_had_to_leave_and_what_became_of_it(agent: 
     assert f"it has to leave, with 1 s of grace, says {MEMORY_PLUGIN}" in told
     assert "#1, " in told
     assert "EvictCreated: Successfully create eviction; reason: x" in told
-    assert "because plugin met threshold: 64.0 MiB are free rule hard_threshold_met, threshold 1.00663e+08" in told
-    assert f"inputs free_bytes {64 << 20}" in told
+    assert "because plugin met threshold: 64.0 MiB are free rule hard_threshold_met, threshold 100,663,296" in told
+    assert f"inputs free_bytes {64 << 20:,} (from node)" in told
     assert "default/stuck" not in told
 
 
