@@ -109,6 +109,8 @@ class Headroom(msgspec.Struct, frozen=True, kw_only=True):
     cores_by_numa: Mapping[int, float] = {}
     memory_bytes: float | None = None
     memory_by_numa: Mapping[int, float] = {}
+    stale: tuple[str, ...] = ()
+    """`cpu` and `memory`, where nothing new was known of it: what was said before stands, or what is left of it."""
     verdict: Verdict
 
 
