@@ -153,10 +153,14 @@ def _judge(situation: Situation, memory: Memory, config: LatencyConfig, lent: fl
         return _breach(harmed, situation, memory, config, lent)
     if not _measured(situation):
         return _unknown(situation, memory, config, lent)
-    if breached(situation.waits, max(target_ms * NS_PER_MS / 2, _OWN_NEAR * (own_ns or 0.0)), config):
+    near = breaching(situation.waits, max(target_ms * NS_PER_MS / 2, _OWN_NEAR * (own_ns or 0.0)), config)
+    if not all(_others_did(situation.blames.get(cgroup), config) for cgroup in near):
         text = f"{what} is above half the target of {target_ms:g} ms: nothing more is lent."
         return _Ruling(lent, "wait_near_target", text, target_ms, uneasy=True)
     rule, state = "wait_below_target", f"below half the target of {target_ms:g} ms"
+    if near:
+        # Holding back work that had no part in it would starve it for what online pods do to themselves.
+        rule, state = "wait_near_by_others", f"below the target of {target_ms:g} ms, and others than batch work made it"
     if own_ns is not None:
         rule, state = "wait_is_own", f"no longer than the {own_ns / NS_PER_MS:.3g} ms that it was without batch work"
     if lent >= node:
