@@ -12,7 +12,8 @@ from api.profiles import PROFILE_KEY, service_profile
 @pytest.mark.parametrize(
     "text",
     ["", "null", "[]", '{"memoryOffloading": ' + "[" * 5000 + "]" * 5000 + "}", '"\ud800"',
-     '{"targets": {"x": {"upper": NaN}}}', '{"targets": {"x": {"upper": 1e999}}}', '{"disableReclaimLevel": "Rack"}', '{"target": {}}'],
+     '{"targets": {"x": {"upper": NaN}}}', '{"targets": {"x": {"upper": 1e999}}}',
+     '{"disableReclaimLevel": "Rack"}', '{"target": {}}'],
     ids=["nothing", "null", "a list", "too deep", "half a character", "no number", "endless", "no level", "no such field"],
 )  # fmt: skip
 def test_what_cannot_be_read_lends_nothing_and_says_so(text: str) -> None:
