@@ -20,6 +20,7 @@ from exporters.advised import advised_families
 from exporters.cgroups import cgroup_families, dropped
 from exporters.evictions import eviction_families, kills_after, victims_after
 from exporters.forecasts import forecast_families
+from exporters.in_force import with_limits_in_force
 from exporters.nodes import MOST_INTERFACES, node_families
 from exporters.points import Distribution, Exemplar, Family, Labels, Point, points
 from exporters.promised import promised_families
@@ -120,7 +121,8 @@ def _all(observed: Observed) -> Iterator[Family]:
         snapshot = finished.snapshot
         trace = exemplar_labels(snapshot, traced=about.traced)
         yield from node_families(snapshot)
-        yield from cgroup_families(snapshot, finished.previous, trace, about.max_cgroups)
+        in_force = with_limits_in_force(finished)
+        yield from cgroup_families(in_force, finished.previous, trace, about.max_cgroups)
         yield _indicators(snapshot)
         yield from _advice(finished)
         yield from advised_families(finished)
