@@ -10,7 +10,7 @@ from agent.config import AdvisorConfig, Config
 from agent.eviction.judgement import PLUGIN_FAILED
 from agent.eviction.killer import Killer, carry_out
 from agent.eviction.manager import judge
-from agent.eviction.situation import Situation
+from agent.eviction.situation import Situation, newly_promised
 from agent.eviction.state import EvictionMemory
 from agent.policy import Remembered
 from agent.qrm.placing.state import with_bindings
@@ -55,7 +55,7 @@ class Evictor:
         situation = Situation(
             snapshot=snapshot,
             now_ns=now_ns,
-            headroom=None if advice is None else advice.advertised,
+            headroom=None if advice is None else newly_promised(advice.advertised),
             advice=None if advice is None else advice.cpu,
             pools=pools,
             shared_limit_cpus=_shared_limit(snapshot, pools, self._all.advisor),

@@ -197,6 +197,31 @@ def test_requests_are_held_against_what_is_advertised_and_not_against_one_round(
         assert not found.victims
 
 
+@pytest.mark.parametrize(
+    ("stale", "met"),
+    [
+        ((), [Met.HARD, Met.SOFT]),
+        (("cpu",), [Met.NOT_MET, Met.SOFT]),
+        (("memory",), [Met.HARD, Met.NOT_MET]),
+        (("cpu", "memory"), [Met.NOT_MET, Met.NOT_MET]),
+    ],
+)
+def test_what_is_promised_on_old_inputs_evicts_nobody(stale: tuple[str, ...], met: list[Met]) -> None:
+    """38 cores requested where 40 were promised: with nothing known for 13.8 minutes 7.6 are left of that, a fifth."""
+    greedy = pod("greedy", cores=38, memory=3 << 30, numa=(0,))
+    left = Headroom(
+        cores=7.59, cores_by_numa={0: 7.59}, memory_bytes=float(2 << 30), memory_by_numa={0: float(2 << 30)},
+        stale=stale, verdict=WHY,
+    )  # fmt: skip
+    for name in (RECLAIMED, NUMA):
+        evictor = Evictor(config(name), None)
+        found = evictor.turn(situation(10, [greedy]).snapshot, advice({}, left), None, Remembered(), 10 * S)
+        ordered = sorted(found.thresholds, key=lambda each: each.scope.endswith("memory"))
+        assert [each.met for each in ordered] == met
+        assert [each.verdict.rule == "input_missing" for each in ordered] == [each is Met.NOT_MET for each in met]
+        assert bool(found.victims) == ("cpu" not in stale)
+
+
 def test_pods_are_judged_on_the_numa_node_that_qrm_bound_them_to() -> None:
     """11 cores requested on NUMA node 1, where half of the 4 cores are to be had that are advertised."""
     greedy = pod("greedy", cores=11)
