@@ -259,17 +259,20 @@ def test_bound_pods_are_judged_on_their_own_numa_node() -> None:
     ]
 
 
-def test_suppression_starts_anew_after_relief_and_stays_without_data() -> None:
-    pods = [tolerant("a", 8, 1.0)]
-    _, memory = suppression.judge(
-        situation(0.0, pods, pools={"reclaim": (0, 1)}), SuppressionMemory(), SuppressionConfig()
-    )
-    _, kept = suppression.judge(situation(200.0, pods), memory, SuppressionConfig())
-    assert kept == memory
-    _, relieved = suppression.judge(
-        situation(200.0, pods, pools={"reclaim": tuple(range(8))}), memory, SuppressionConfig()
-    )
-    assert relieved == SuppressionMemory()
+@pytest.mark.parametrize("cpus", [8, None])
+def test_suppression_starts_anew_after_relief_and_after_a_look_without_a_pool(cpus: int | None) -> None:
+    pods, pool = [tolerant("a", 8, 1.0)], {"reclaim": (0, 1)}
+    gap = pool if cpus is None else {"reclaim": tuple(range(cpus))}
+    memory, found = SuppressionMemory(), ()
+    for at_s in range(0, 605, 5):
+        at = situation(at_s, pods, pools=(gap if cpus else {}) if at_s == 300 else pool)
+        found, memory = suppression.judge(at, memory, SuppressionConfig())
+        if at_s == 300:
+            assert memory == SuppressionMemory()
+    assert names(found[0]) == [], "since 305 s, and not since 0"
+    for at_s in (605, 610):
+        found, memory = suppression.judge(situation(at_s, pods, pools=pool), memory, SuppressionConfig())
+    assert names(found[0]) == ["a"]
 
 
 # CPU of NUMA nodes: two nodes of eight CPUs
