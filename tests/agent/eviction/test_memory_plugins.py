@@ -215,13 +215,27 @@ def test_numa_of_version_2_is_in_bytes() -> None:
     assert names(judged_numa(at, 0)[0]) == ["a"]
 
 
-def test_numa_rounds_stay_where_nothing_is_known() -> None:
+def test_numa_rounds_begin_anew_where_nothing_is_known() -> None:
     at = numa_situation(0, zones=(), files_read_at_ns=BOOT_NS + 100 * S)
     findings, after = numa_memory.judge(at, NumaMemory(rounds={0: 8}), NumaMemoryConfig())
-    assert (findings[0].threshold.verdict.rule, after.rounds) == ("input_missing", {0: 8})
+    assert (findings[0].threshold.verdict.rule, after.rounds) == ("input_missing", {})
     old = numa_situation(0, files_read_at_ns=BOOT_NS + 69 * S)
     findings, after = numa_memory.judge(old, NumaMemory(rounds={0: 8}), NumaMemoryConfig())
-    assert (findings[0].threshold.met, after.rounds) == (NOT_MET, {0: 8})
+    assert (findings[0].threshold.met, after) == (NOT_MET, NumaMemory())
+
+
+def test_numa_counts_each_reading_once() -> None:
+    """Judged every second, zones read every five: the seventh reading is the first above six rounds."""
+    memory, hard = NumaMemory(), []
+    for second in range(35):
+        read_at_s = 100 + second - second % 5
+        at = numa_situation(3 * GIB, inactive=0, at_s=100.0 + second, files_read_at_ns=BOOT_NS + read_at_s * S)
+        findings, memory = numa_memory.judge(at, memory, NumaMemoryConfig())
+        if findings[0].threshold.met is HARD:
+            hard.append((second, names(findings[0])))
+    assert memory.rounds == {0: 7}
+    assert [second for second, _ in hard] == [30, 31, 32, 33, 34]
+    assert [who for _, who in hard] == [["big", "small"], [], [], [], []], "one reading sends one pod"
 
 
 # The node's memory
