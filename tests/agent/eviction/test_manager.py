@@ -165,6 +165,15 @@ def test_pods_that_ask_for_it_are_told_instead() -> None:
     assert not evictions.victims[0].notify
 
 
+def test_requests_softly_above_what_is_promised_make_nobody_leave() -> None:
+    """Twice what is promised, for ten minutes: whoever asks is told from five minutes on, the larger one never."""
+    pods = [pod("a", cores=1.5), pod("b", cores=0.5, annotations={SOFT_NOTIFY: "true"})]
+    result, memory = play([pressed(at, pods) for at in range(100, 700, 5)], config(RECLAIMED))
+    told = [(victim.pod, victim.notify) for each in result for victim in each.victims]
+    assert told == [("default/b", True)] * 60
+    assert memory.sent == ()
+
+
 def test_the_higher_score_leaves_first() -> None:
     pods = [
         pod(name, memory=1, annotations={EVICT_SCORE: score}) for name, score in (("a", "1"), ("b", "7"), ("c", "x"))

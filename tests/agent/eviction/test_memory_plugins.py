@@ -14,6 +14,7 @@ from agent.config.eviction_memory import (
     SystemMemoryConfig,
 )
 from agent.eviction import balancer, koordinator, numa_memory, oomd, reclaimed, rss, system_memory
+from agent.eviction.choosing import SOFT_NOTIFY
 from agent.eviction.judgement import Finding
 from agent.eviction.numa_memory import NumaMemory
 from agent.eviction.oomd import OomdMemory
@@ -82,6 +83,15 @@ def test_the_largest_request_goes_first_with_a_grace_of_a_minute() -> None:
     assert found.candidates[0].grace_s == 60
 
 
+@pytest.mark.parametrize(("cores", "who"), [(1.5, []), (1.501, ["big", "small"]), (5.001, ["a", "b", "big", "small"])])
+def test_softly_only_those_are_told_that_ask_for_it(cores: float, who: list[str]) -> None:
+    """One core is promised. The two largest requests did not ask: they run on until it is hard."""
+    asks, more = {"annotations": {SOFT_NOTIFY: "True"}}, cores - 1.2
+    pods = [pod("a", cores=more), pod("b", cores=0.6), pod("small", cores=0.2, **asks), pod("big", cores=0.4, **asks)]
+    found = reclaimed.judge(situation(pods=pods, headroom=headroom(1.0)), ReclaimedConfig())[0]
+    assert names(found) == who
+
+
 @pytest.mark.parametrize(("size", "met"), [(5 * GIB, SOFT), (5 * GIB + 1, HARD), (GIB, NOT_MET)])
 def test_reclaimed_memory(size: int, met: Met) -> None:
     found = reclaimed.judge(situation(pods=[pod("a", memory=size)], headroom=headroom(None, GIB)), ReclaimedConfig())[1]
@@ -89,10 +99,10 @@ def test_reclaimed_memory(size: int, met: Met) -> None:
 
 
 def test_who_is_on_the_way_out_requests_nothing() -> None:
-    pods = [pod("a", cores=5), pod("b", cores=5)]
+    pods = [pod("a", cores=8), pod("b", cores=8)]
     at = situation(pods=pods, headroom=headroom(1.5), leaving=frozenset({"default/a"}))
     found = reclaimed.judge(at, ReclaimedConfig())[0]
-    assert (found.threshold.observed, names(found)) == (5000, ["b"])
+    assert (found.threshold.observed, names(found)) == (8000, ["b"])
 
 
 def test_requests_by_numa_node() -> None:
