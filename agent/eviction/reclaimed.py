@@ -68,9 +68,12 @@ def _resource(
     )
     shares = {pod.key: _share(pod, request, scope) for pod in pods}
     used = sum(shares.values())
+    shown = (f"{used:.0f}m", f"{total:.0f}m") if cpu else (gib(used), gib(total))
+    if total <= 0:
+        text = f"Reclaimed pods requested {shown[0]}; nothing is promised, and that alone evicts nobody."
+        return not_met(plugin, "nothing_promised", text, scope)
     met = Met.HARD if used > hard * total else Met.SOFT if used > soft * total else Met.NOT_MET
     factor = soft if met is Met.SOFT else hard
-    shown = (f"{used:.0f}m", f"{total:.0f}m") if cpu else (gib(used), gib(total))
     ranked = sorted((pod for pod in pods if shares[pod.key] > 0), key=lambda pod: (-shares[pod.key], pod.key))
     text = f"Reclaimed pods requested {shown[0]}; {shown[1]} are promised, and {factor:g} times that is the threshold."
     if met is not Met.HARD:

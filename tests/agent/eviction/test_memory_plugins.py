@@ -64,7 +64,7 @@ def headroom(cores: float | None, memory: float | None = None, **by_numa: dict[i
         ((5.001,), 1.0, HARD, 5000),
         ((1.5,), 1.0, NOT_MET, 5000),
         ((1.501,), 1.0, SOFT, 1500),
-        ((1,), 0.0, HARD, 0),
+        ((1,), 0.001, HARD, 5),
     ],
 )
 def test_reclaimed_cpu(requests: tuple[float, ...], promised: float, met: Met, value: float) -> None:
@@ -74,6 +74,16 @@ def test_reclaimed_cpu(requests: tuple[float, ...], promised: float, met: Met, v
     assert cpu.threshold.observed == pytest.approx(sum(requests) * 1000)
     assert cpu.threshold.scope == "resource.katalyst.kubewharf.io/reclaimed_millicpu"
     assert memory.threshold.verdict.rule == "input_missing"
+
+
+def test_a_promise_of_nothing_alone_evicts_nobody() -> None:
+    """Reclaiming that was switched off, say: 64 cores and 64 GiB run on as they are, on the node and on its NUMA nodes."""
+    nothing = headroom(0.0, 0.0, cores_by_numa={0: 0.0}, memory_by_numa={0: 0.0})
+    at = situation(pods=[pod("a", cores=64, memory=64 * GIB, numa=(0,))], headroom=nothing)
+    found = (*reclaimed.judge(at, ReclaimedConfig()), *reclaimed.judge_numa(at, ReclaimedConfig()))
+    assert [each.threshold.verdict.rule for each in found] == ["nothing_promised"] * 4
+    assert [names(each) for each in found] == [[]] * 4
+    assert "requested 64000m; nothing is promised" in found[0].threshold.verdict.text
 
 
 def test_the_largest_request_goes_first_with_a_grace_of_a_minute() -> None:
