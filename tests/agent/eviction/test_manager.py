@@ -454,14 +454,20 @@ def test_whatever_is_wrong_nobody_protected_leaves_and_at_most_three_do(pods: li
 
 @given(st.lists(PODS, max_size=12, unique_by=lambda each: each.name), st.booleans())
 def test_without_data_nobody_leaves(pods: list[Pod], old: bool) -> None:
-    """First rounds of trouble, so that every counter is as high as it may be, and then nothing is known of it any more."""
-    _, memory = play([trouble(100.0 + 30 * i, pods, 0.0) for i in range(6)], EVERYTHING)
-    memory = msgspec.structs.replace(memory, sent=(), evicted_at_ns={})
-    last = trouble(600.0, pods, 1.0)
-    blind = msgspec.structs.replace(last, now_ns=700 * 10**9) if old else situation(600.0, pods, numa=2)
-    evictions, after = judge(blind, memory, EVERYTHING)
+    """First rounds of trouble, so that every counter is as high as it may be, and then nothing is known of it any more.
+
+    One plugin at a time and one reading at a time is in test_blind.
+    """
+    _, memory = play([trouble(100.0 + 30 * i, pods, 1.0) for i in range(6)], EVERYTHING)
+    blind = [msgspec.structs.replace(trouble(280.0, pods, 1.0), now_ns=311 * 10**9)]
+    if not old:
+        # Samples stand for a minute at most.
+        blind = [situation(at_s, pods, numa=2) for at_s in (280.0, 310.0, 340.0)]
+    for at in blind:
+        memory = msgspec.structs.replace(memory, sent=(), evicted_at_ns={})
+        evictions, memory = judge(at, memory, EVERYTHING)
     assert evictions.victims == ()
-    assert after.plugins.numa_memory.rounds == {}
+    assert memory.plugins.numa_memory.rounds == {}
 
 
 def test_everything_is_wrong_and_somebody_does_leave() -> None:
