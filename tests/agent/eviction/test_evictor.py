@@ -182,21 +182,6 @@ def test_a_pool_that_is_sized_by_need_is_under_pressure_once_it_cannot_grow(
     assert [(each.subject, each.met) for each in found.thresholds] == [("share", met)]
 
 
-@pytest.mark.parametrize(("dies_at_s", "met"), [(10_000, Met.HARD), (300, Met.NOT_MET)])
-def test_a_load_that_nobody_renews_is_not_known(dies_at_s: int, met: Met) -> None:
-    """Twice as much as the four CPUs bear; with nothing known of waits from 300 s on, the last sample of it is of 330 s."""
-    evictor = Evictor(config(LOAD), None)
-    placed = advice({"share": 4, "reclaim": 4})
-    for at_s in range(100, 1000, 10):
-        loaded = ContainerMemory(
-            cgroup_id=1, first_seen_ns=0, last_seen_ns=at_s * S, ramping=False, load1=8.0,
-            load_at_ns=min(at_s, dies_at_s) * S,
-        )  # fmt: skip
-        known = Remembered(advisor=Memory(containers={"/web": loaded}))
-        found = evictor.turn(situation(at_s, [WEB], cpus=8).snapshot, placed, None, known, at_s * S)
-    assert found.thresholds[0].met is met
-
-
 def test_requests_are_held_against_what_is_advertised_and_not_against_one_round() -> None:
     """12 cores and 300 GiB requested: two times the 6 cores that are advertised, and more than five times the 40 GiB."""
     greedy, pools = pod("greedy", cores=12, memory=300 << 30), {"share": 10, "reclaim": 6}
@@ -250,3 +235,18 @@ def test_pods_are_judged_on_the_numa_node_that_qrm_bound_them_to() -> None:
     here = by_scope["zone1|resource.katalyst.kubewharf.io/reclaimed_millicpu"]
     assert (here.met, here.observed, here.value) == (Met.HARD, 11_000, 5 * 2000)
     assert not any(scope.startswith("zone0") for scope in by_scope)
+
+
+@pytest.mark.parametrize(("dies_at_s", "met"), [(10_000, Met.HARD), (300, Met.NOT_MET)])
+def test_a_load_that_nobody_renews_is_not_known(dies_at_s: int, met: Met) -> None:
+    """Twice as much as the four CPUs bear; with nothing known of waits from 300 s on, the last sample of it is of 330 s."""
+    evictor = Evictor(config(LOAD), None)
+    placed = advice({"share": 4, "reclaim": 4})
+    for at_s in range(100, 1000, 10):
+        loaded = ContainerMemory(
+            cgroup_id=1, first_seen_ns=0, last_seen_ns=at_s * S, ramping=False, load1=8.0,
+            load_at_ns=min(at_s, dies_at_s) * S,
+        )  # fmt: skip
+        known = Remembered(advisor=Memory(containers={"/web": loaded}))
+        found = evictor.turn(situation(at_s, [WEB], cpus=8).snapshot, placed, None, known, at_s * S)
+    assert found.thresholds[0].met is met
