@@ -450,15 +450,7 @@ def test_what_one_rule_releases_is_gone_for_the_next() -> None:
     assert found["cpu-allocatable"].threshold.observed == 4
 
 
-@pytest.mark.parametrize(
-    ("promised", "rule"),
-    [
-        (None, "input_missing"),
-        (Headroom(verdict=WHY), "input_missing"),
-        (Headroom(cores=0.0, verdict=WHY), "nothing_promised"),
-        (Headroom(cores=0.001, verdict=WHY), "hard_threshold_met"),
-    ],
-)
-def test_nothing_known_of_promises_or_nothing_promised_evicts_nobody(promised: Headroom | None, rule: str) -> None:
-    found = play_koordinator({"a": 0.1}, {"a": 1}, 4, headroom=promised)["cpu-allocatable"]
-    assert (found.threshold.verdict.rule, names(found)) == (rule, ["a"] if rule == "hard_threshold_met" else [])
+@pytest.mark.parametrize("promised", [None, Headroom(verdict=WHY)])
+def test_nothing_promised_is_not_zero_promised(promised: Headroom | None) -> None:
+    found = play_koordinator({"a": 0.1}, {"a": 1}, 4, headroom=promised)
+    assert found["cpu-allocatable"].threshold.verdict.rule == "input_missing"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from agent.config.eviction_cpu import KoordinatorCpuConfig
 from agent.config.eviction_memory import (
     KoordinatorMemoryConfig,
     NumaMemoryConfig,
@@ -16,6 +17,7 @@ from agent.config.eviction_memory import (
 from agent.eviction import balancer, koordinator, numa_memory, oomd, reclaimed, rss, system_memory
 from agent.eviction.choosing import SOFT_NOTIFY
 from agent.eviction.judgement import Finding
+from agent.eviction.koordinator import CpuEvictMemory
 from agent.eviction.numa_memory import NumaMemory
 from agent.eviction.oomd import OomdMemory
 from agent.eviction.situation import Situation
@@ -84,6 +86,17 @@ def test_a_promise_of_nothing_alone_evicts_nobody() -> None:
     assert [each.threshold.verdict.rule for each in found] == ["nothing_promised"] * 4
     assert [names(each) for each in found] == [[]] * 4
     assert "requested 64000m; nothing is promised" in found[0].threshold.verdict.text
+
+
+@pytest.mark.parametrize(("cores", "rule"), [(0.0, "nothing_promised"), (0.001, "hard_threshold_met")])
+def test_koordinators_rule_of_promises_takes_no_zero_for_one_either(cores: float, rule: str) -> None:
+    at, config = (
+        situation(pods=[pod("a", cores=1)], headroom=headroom(cores)),
+        KoordinatorCpuConfig(allocatable_threshold=1.5),
+    )
+    found, _ = koordinator.judge_cpu(at, CpuEvictMemory(), config)
+    (by_promise,) = [each for each in found if each.threshold.scope == "cpu-allocatable"]
+    assert (by_promise.threshold.verdict.rule, bool(names(by_promise))) == (rule, cores > 0)
 
 
 def test_the_largest_request_goes_first_with_a_grace_of_a_minute() -> None:
