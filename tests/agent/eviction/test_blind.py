@@ -108,7 +108,7 @@ BLINDED: Mapping[str, Mapping[str, tuple[Hide, int]]] = {
         "use": (no_pod(cpu_usage_ns=None), RING_10), "in the kernel": (no_pod(cpu_system_ns=None), RING_10),
     },
     "koordinator-cpu-evict": {"use": (no_pod(cpu_usage_ns=None), 0), "pools": (without(pools={}), 0)},
-    "koordinator-memory-evict": {"node": (no_node(**FREE), 0), "pods": (no_pod(memory_bytes=None), 0)},
+    "koordinator-memory-evict": {"node": (no_node(**FREE), 0), "pods": (no_pod(memory_bytes=None, memory_stat={}), 0)},
     "oomd-pressure": {"node": (no_node(**FREE, **STALL), 0), "pods": (no_pod(memory_bytes=None), 0)},
     "node_power_pressure": {"answer": (without(power=None), 0)},
 }  # fmt: skip
