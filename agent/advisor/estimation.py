@@ -56,13 +56,14 @@ def remember(
 
 
 def _fold(before: ContainerMemory, rate: CgroupRates | None, now_ns: int, config: AdvisorConfig) -> ContainerMemory:
-    usage, load1, load5 = before.usage_cores, before.load1, before.load5
+    usage, load1, load5, load_at_ns = before.usage_cores, before.load1, before.load5, before.load_at_ns
     if rate is not None and rate.cpu_cores is not None:
         seconds = rate.interval_ns / NS_PER_S
         usage = average(usage, rate.cpu_cores, seconds, USAGE_WINDOW_S)
         if rate.wait_cores is not None:
             load1 = average(load1, rate.cpu_cores + rate.wait_cores, seconds, 60.0)
             load5 = average(load5, rate.cpu_cores + rate.wait_cores, seconds, 300.0)
+            load_at_ns = now_ns
     return ContainerMemory(
         cgroup_id=before.cgroup_id,
         first_seen_ns=before.first_seen_ns,
@@ -71,6 +72,7 @@ def _fold(before: ContainerMemory, rate: CgroupRates | None, now_ns: int, config
         usage_cores=usage,
         load1=load1,
         load5=load5,
+        load_at_ns=load_at_ns,
     )
 
 

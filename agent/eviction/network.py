@@ -25,9 +25,9 @@ class NetworkMemory(msgspec.Struct, frozen=True, kw_only=True):
 def judge(
     situation: Situation, memory: NetworkMemory, config: NetworkConfig
 ) -> tuple[tuple[Finding, ...], NetworkMemory]:
-    """One finding for each card; one that is not listed any more has no past."""
+    """One finding for each card; one that is not listed any more has no past, and none has where no card is known."""
     if not situation.nics:
-        return (missing(NAME, "bandwidth of the network cards", SCOPE),), memory
+        return (missing(NAME, "bandwidth of the network cards", SCOPE),), NetworkMemory()
     down = {
         nic: memory.down_ns.get(nic, situation.now_ns) for nic, bandwidth in situation.nics.items() if bandwidth <= 0
     }

@@ -33,12 +33,15 @@ class SuppressionMemory(msgspec.Struct, frozen=True, kw_only=True):
 def judge(
     situation: Situation, memory: SuppressionMemory, config: SuppressionConfig
 ) -> tuple[tuple[Finding, ...], SuppressionMemory]:
-    """One finding for each NUMA node with bound pods, and one for the pods that are bound to none."""
+    """One finding for each NUMA node with bound pods, and one for the pods that are bound to none.
+
+    Time in which the pool is not known counts for nobody: all begin anew after it.
+    """
     pods = reclaimed(situation.staying)
     if not pods:
         return (not_met(NAME, "no_reclaimed_pods", "There are no reclaimed pods.", SCOPE),), SuppressionMemory()
     if POOL not in situation.pools:
-        return (missing(NAME, "the reclaim pool", SCOPE),), memory
+        return (missing(NAME, "the reclaim pool", SCOPE),), SuppressionMemory()
     groups: dict[int, list[Pod]] = {}
     for pod in pods:
         groups.setdefault(pod.bound_numa[0] if len(pod.bound_numa) == 1 else UNBOUND, []).append(pod)

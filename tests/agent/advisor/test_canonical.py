@@ -40,6 +40,18 @@ def test_estimate_of_a_container(
     assert container_cores(container, known, CONFIG) == pytest.approx(expected)
 
 
+def test_a_load_says_when_its_waits_were_last_known() -> None:
+    """One task runs and two wait; from the 60th second on nobody tells of waits."""
+    known, busy = Remembered(), [pod("web", QoSLevel.SHARED, request=2)]
+    for second in range(100):
+        wait = {"web": waits({2_000_000: second})} if second < 60 else {}
+        seen = snapshot(second, busy, cpus=48, usage_s={"web": float(second)}, wait=wait)
+        _, known = judge(seen, Config(advisor=CONFIG), known, seen.taken_at_ns)
+    (web,) = known.advisor.containers.values()
+    assert web.load1 == pytest.approx(3.0, rel=0.3)
+    assert (web.load_at_ns, web.last_seen_ns) == (seen.taken_at_ns - 40 * 10**9, seen.taken_at_ns)
+
+
 @pytest.mark.parametrize(("allocate", "reclaim", "expected"), [(0, 0, 90), (10, 0, 80), (0, 10, 100)])
 def test_region_headroom(allocate: float, reclaim: float, expected: float) -> None:
     assert region_cores(90, 0, allocate, reclaim) == expected
