@@ -26,6 +26,7 @@ from agent.qrm.asked import Asked, AskedMemory, ask
 from agent.qrm.cpu import decide
 from agent.qrm.placing.place import place
 from agent.qrm.placing.state import FALLBACK, CpuState, Placement, with_bindings
+from agent.qrm.placing.static import not_shared
 from agent.qrm.wishes import resolve
 from api.decisions import Advice, Decision
 from api.forecasts import Outlook
@@ -111,7 +112,9 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
         advertised, reporter = report(found, capacity(snapshot), reporter, config.report, now_ns, enable_reclaim=lends)
         advice = msgspec.structs.replace(advice, headroom=found, advertised=advertised)
         advisor = msgspec.structs.replace(advisor, advertised_by_numa=advertised.cores_by_numa)
-    asked, asked_memory = ask(snapshot, previous, config.knobs, known.asked)
+    # Only where the advisor's policy is `none` may cpusets be suppressed: nothing is placed then.
+    excluded = not_shared(snapshot, config.placing) if config.knobs.suppress.policy == "cpuset" else ()
+    asked, asked_memory = ask(snapshot, previous, config.knobs, known.asked, excluded)
     node, node_memory = _node(snapshot, advisor, config, known, now_ns)
     judged = Judged(
         advice=advice,

@@ -101,6 +101,11 @@ class CpuState(
         entries = self.pod_entries.get(uid, {})
         return {} if POOL_ENTRY in entries else entries
 
+    def alone(self) -> frozenset[int]:
+        """What dedicated containers had."""
+        entries = (item for entry in self.pod_entries.values() for item in entry.values())
+        return frozenset[int]().union(*(item.cpus for item in entries if item.owner_pool_name == DEDICATED))
+
     def pools(self) -> dict[str, tuple[int, ...]]:
         """CPUs of every pool, by name; `fallback` is none."""
         names = (name for name, entry in self.pod_entries.items() if POOL_ENTRY in entry and name != FALLBACK)
