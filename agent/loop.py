@@ -34,6 +34,7 @@ from api.memory_advice import MemoryAdvice
 from api.node_advice import NodeAdvice
 from api.pods import Pod
 from api.ports import Sink, Unavailable
+from api.qos import QoSLevel
 from api.rates import members, total
 from api.samples import Snapshot, SourceStatus
 
@@ -65,7 +66,6 @@ class Loop:
         """Raises Unavailable where the checkpoint cannot be read."""
         self._config, self._sensor, self._actuator, self._act = config, sensor, actuator, actuator.act
         self._sinks, self._triggers, self._banner = sinks, triggers, banner
-        # After a crash in the middle of a breach, growth goes on from what is lent now instead of starting at the node.
         self._checkpoint, self._damaged, cpus = checkpoint, False, None
         if checkpoint is not None:
             cpus = checkpoint.load(time.monotonic_ns())
@@ -75,9 +75,8 @@ class Loop:
         if forecasts is not None:
             series = forecasts.load(time.monotonic_ns(), time.time_ns())
             self._banner += forecasts.messages
-        self._known = msgspec.structs.replace(
-            inherited(cpus or CpuState(), actuator.inherited_cores()), forecasts=Watched(series=series)
-        )
+        self._known = msgspec.structs.replace(inherited(cpus or CpuState()), forecasts=Watched(series=series))
+        self._heir = True
         self._shadow = Remembered()
         self._evictor, self._node_knobs = evictor, node_knobs
         self._previous: Snapshot | None = None
@@ -142,6 +141,8 @@ class Loop:
             inside = members(snapshot.cgroups, (container.cgroup for container in online_containers(snapshot)))
             self._online_ids = {path: [snapshot.cgroups[p].id for p in paths] for path, paths in inside.items()}
             if self._act is not Act.OFF:
+                if self._heir and snapshot.pods:
+                    self._heir, self._known = False, self._inheriting(snapshot)
                 if self._damaged:
                     self._damaged, self._known = False, self._rebuilt(snapshot, started)
                 judged, self._known = judge(snapshot, self._config, self._known, started)
@@ -185,6 +186,14 @@ class Loop:
         for sink in self._sinks:
             sink.publish(finished)
         return finished
+
+    def _inheriting(self, snapshot: Snapshot) -> Remembered:
+        """What is known, with the CPU that an agent before this one left reclaimed pods: after a crash in the middle of a
+        breach growth goes on from there instead of starting at the node."""
+        reclaimed = {c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers}
+        lent = self._actuator.inherited_cores(reclaimed)
+        advisor = msgspec.structs.replace(self._known.advisor, lent_cores=lent)
+        return self._known if lent is None else msgspec.structs.replace(self._known, advisor=advisor)
 
     def _rebuilt(self, snapshot: Snapshot, now_ns: int) -> Remembered:
         """What is known, with who has which CPUs as the cgroups themselves say."""

@@ -51,7 +51,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     forecasts: Watched = Watched()
 
 
-def inherited(cpus: CpuState, lent_cores: float | None) -> Remembered:
+def inherited(cpus: CpuState, lent_cores: float | None = None) -> Remembered:
     """What an agent that was just started knows of the one before it: the CPU that its quotas left, who has which CPUs, and
     how large the pools are. Where reclaimed pods shared those of the others, that says nothing."""
     pools = {} if cpus.overlap else cpus.pools()
