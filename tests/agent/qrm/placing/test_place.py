@@ -149,8 +149,6 @@ def test_system_pods_have_the_node_where_nothing_is_reserved_and_named_ones_thei
         # 30 of 8 minus reclaim's 2: in proportion.
         ((pod("a", cores=10.0), named("b", 20.0)), {}, {"share": 2, "batch": 4, "reclaim": 2}),
         ((pod("a", cores=10.0),), {"min_reclaimed_cpus": 3}, {"share": 5, "reclaim": 3}),
-        # Reclaim disabled: everything but its reserve.
-        ((pod("a", cores=1.0), named("b", 2.0)), {"enable_reclaim": False}, {"share": 2, "batch": 4, "reclaim": 2}),
         ((), {}, {"reclaim": 8}),
     ],
 )  # fmt: skip
