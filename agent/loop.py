@@ -154,7 +154,8 @@ class Loop:
                 # What nobody decides on any more, and an earlier policy changed, is given back.
                 decisions = judged.decisions(snapshot, self._actuator.knobs(ours))
                 outcomes = self._actuator.apply(decisions, started, loosen=judged.asked.loosen)
-                outcomes += self._actuator.release(decisions, ours - snapshot.cgroups.keys())
+                if snapshot.cgroups:  # a tree that cannot be read tells of nobody that he has left
+                    outcomes += self._actuator.release(decisions, (ours | judged.named) - snapshot.cgroups.keys())
                 outcomes += self._actuator.finished()
         except Exception as error:
             log.exception("round %d: the %s failed; nothing more is changed in this round", self._seq, stage)

@@ -34,6 +34,10 @@ class Guarded(NamedTuple):
 def guard(situation: Situation, config: MemoryConfig, before: Mapping[str, int]) -> Guarded:
     """What the reclaim root and those of NUMA nodes may use; `before` is what was asked for the last time."""
     roots = {situation.root.path, *situation.numa_roots.values()} - {""}
+    unseen = {root: size for root, size in before.items() if root not in situation.snapshot.cgroups}
+    if not roots and unseen:
+        text = f"{', '.join(sorted(unseen))} cannot be seen: the limit on reclaimed pods stays as it was."
+        return Guarded((), unseen, Verdict(rule="memory_guard_unknown", text=text))
     if not roots:
         text = "No cgroup holds all reclaimed pods: nothing limits their memory together."
         return Guarded((), {}, Verdict(rule="memory_guard_no_root", text=text))
@@ -59,7 +63,7 @@ def guard(situation: Situation, config: MemoryConfig, before: Mapping[str, int])
         verdict = Verdict(rule="memory_guard_unknown", text=text, inputs={"missing": str(missing)})
         kept = {root: size for root, size in before.items() if root in roots}
         wishes = [wish for root, size in sorted(kept.items()) for wish in _wishes(root, size, config, verdict)]
-        return Guarded(tuple(wishes), kept, verdict)
+        return Guarded(tuple(wishes), unseen | kept, verdict)
     sizes_told = " and ".join(f"{human(size)} in {root}" for root, size in sorted(limits.items()))
     text = f"Reclaimed pods may use {sizes_told}: what is there and what is free beyond the critical watermark."
     inputs: dict[str, float | int | str | None] = {
@@ -72,7 +76,7 @@ def guard(situation: Situation, config: MemoryConfig, before: Mapping[str, int])
     floors = {root: _charged(situation, root) for root in limits}
     sizes = {root: _stepped(max(size, floors[root]), before.get(root)) for root, size in limits.items()}
     wishes = [wish for root, size in sorted(sizes.items()) for wish in _wishes(root, size, config, verdict)]
-    return Guarded(tuple(wishes), sizes, verdict)
+    return Guarded(tuple(wishes), unseen | sizes, verdict)
 
 
 def spare(situation: Situation, config: MemoryConfig, numa: int) -> float:

@@ -126,6 +126,12 @@ def test_switched_off_there_is_no_limit() -> None:
     assert limits(of, config) == {f"{ROOT} memory.max": "max", f"{ROOT} memory.high": "max"}
 
 
+def test_a_root_that_cannot_be_seen_is_remembered_with_its_limit() -> None:
+    of = situation([], [], root=ReclaimRoot())
+    found = guard(of, CONFIG, {ROOT: 5 * GIB})
+    assert (found.wishes, found.bytes, found.verdict.rule) == ((), {ROOT: 5 * GIB}, "memory_guard_unknown")
+
+
 def test_without_a_root_nothing_is_limited() -> None:
     of = situation([pod("batch", QoSLevel.RECLAIMED)], [group(f"{ROOT}/batch", on_numa={0: (1, 1)})])
     assert guard(of, CONFIG, {}).wishes == ()
