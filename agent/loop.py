@@ -19,7 +19,7 @@ from agent.advisor.latency import breach_ns, can_shrink
 from agent.advisor.waits import alarmed
 from agent.config import Config
 from agent.forecast_state import ForecastFile
-from agent.policy import Remembered, inherited, judge
+from agent.policy import Judged, Remembered, inherited, judge
 from agent.qrm.actuator import Actuator
 from agent.qrm.checkpoint import Checkpoint
 from agent.qrm.cpu import managed
@@ -150,13 +150,7 @@ class Loop:
                 snapshot = self._saved(snapshot)
                 advice, memory, node, forecasts = judged.advice, judged.memory, judged.node, judged.forecasts
                 stage = "actuator"
-                ours = managed(snapshot.pods)
-                # What nobody decides on any more, and an earlier policy changed, is given back.
-                decisions = judged.decisions(snapshot, self._actuator.knobs(ours))
-                outcomes = self._actuator.apply(decisions, started, loosen=judged.asked.loosen)
-                if snapshot.cgroups:  # a tree that cannot be read tells of nobody that he has left
-                    outcomes += self._actuator.release(decisions, (ours | judged.named) - snapshot.cgroups.keys())
-                outcomes += self._actuator.finished()
+                outcomes = self._done(judged, snapshot, started)
         except Exception as error:
             log.exception("round %d: the %s failed; nothing more is changed in this round", self._seq, stage)
             snapshot = _with_failure(snapshot, stage, error)
@@ -187,6 +181,15 @@ class Loop:
         for sink in self._sinks:
             sink.publish(finished)
         return finished
+
+    def _done(self, judged: Judged, snapshot: Snapshot, now_ns: int) -> tuple[Outcome, ...]:
+        """Have done what is to be, and given back what nobody decides on any more and an earlier policy changed."""
+        ours = managed(snapshot.pods)
+        decisions = judged.decisions(snapshot, self._actuator.knobs(ours))
+        outcomes = self._actuator.apply(decisions, now_ns, loosen=judged.asked.loosen)
+        if snapshot.cgroups:  # a tree that cannot be read tells of nobody that he has left
+            outcomes += self._actuator.release(decisions, (ours | judged.named) - snapshot.cgroups.keys())
+        return outcomes + self._actuator.finished()
 
     def _inheriting(self, snapshot: Snapshot) -> Remembered:
         """What is known, with the CPU that an agent before this one left reclaimed pods: after a crash in the middle of a
