@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,6 +23,7 @@ from agent.policy import Judged, Remembered, inherited, judge
 from agent.qrm.actuator import Actuator
 from agent.qrm.checkpoint import Checkpoint
 from agent.qrm.cpu import managed
+from agent.qrm.placing.ceiling import below, ceiling_of
 from agent.qrm.placing.state import CpuState, rebuild
 from agent.sense.sensor import Sensor
 from agent.sense.triggers import TriggerSet
@@ -150,7 +151,8 @@ class Loop:
                 snapshot = self._saved(snapshot)
                 advice, memory, node, forecasts = judged.advice, judged.memory, judged.node, judged.forecasts
                 stage = "actuator"
-                outcomes = self._done(judged, snapshot, started)
+                for done in self._done(judged, snapshot, started):
+                    outcomes += done
         except Exception as error:
             log.exception("round %d: the %s failed; nothing more is changed in this round", self._seq, stage)
             snapshot = _with_failure(snapshot, stage, error)
@@ -182,14 +184,14 @@ class Loop:
             sink.publish(finished)
         return finished
 
-    def _done(self, judged: Judged, snapshot: Snapshot, now_ns: int) -> tuple[Outcome, ...]:
+    def _done(self, judged: Judged, snapshot: Snapshot, now_ns: int) -> Iterator[tuple[Outcome, ...]]:
         """Have done what is to be, and given back what nobody decides on any more and an earlier policy changed."""
         ours = managed(snapshot.pods)
         decisions = judged.decisions(snapshot, self._actuator.knobs(ours))
-        outcomes = self._actuator.apply(decisions, now_ns, loosen=judged.asked.loosen)
+        yield self._actuator.apply(decisions, now_ns, loosen=judged.asked.loosen)
         if snapshot.cgroups:  # a tree that cannot be read tells of nobody that he has left
-            outcomes += self._actuator.release(decisions, (ours | judged.named) - snapshot.cgroups.keys())
-        return outcomes + self._actuator.finished()
+            yield self._actuator.release(decisions, (ours | judged.named) - snapshot.cgroups.keys())
+        yield self._actuator.finished()
 
     def _inheriting(self, snapshot: Snapshot) -> Remembered:
         """What is known, with the CPU that an agent before this one left reclaimed pods: after a crash in the middle of a
@@ -202,7 +204,8 @@ class Loop:
     def _rebuilt(self, snapshot: Snapshot, now_ns: int) -> Remembered:
         """What is known, with who has which CPUs as the cgroups themselves say."""
         policy = self._config.placing.policy
-        cpus = rebuild(snapshot.pods, snapshot.cgroups, snapshot.topology, policy, now_ns)
+        topology = below(snapshot, ceiling_of(snapshot, None)).topology
+        cpus = rebuild(snapshot.pods, snapshot.cgroups, topology, policy, now_ns)
         known = inherited(cpus, self._known.advisor.lent_cores)
         return msgspec.structs.replace(known, forecasts=self._known.forecasts)
 
@@ -299,7 +302,8 @@ class Loop:
         }
 
     def _can_shrink(self) -> bool:
-        advisor, previous = self._config.advisor, self._previous
+        # What the advisor remembers has only the CPUs that pods may have.
+        advisor, previous = self._config.advisor, self._known.advisor.previous
         if advisor.policy != "latency" or self._act is Act.OFF or previous is None:
             return False
         return can_shrink(self._known.advisor, len(previous.topology.cpus), advisor.latency)

@@ -64,7 +64,7 @@ def place(
     """CPUs of every pool and container, and what to remember of it for the next time.
 
     Without sizes they are made from requests. The order of pods and sizes does not matter, and what did not change moves
-    no CPU. CPUs that containers must not have whatever else holds (see `within`) are not in `topology`.
+    no CPU. CPUs that containers must not have whatever else holds (see `below`) are not in `topology`.
     """
     if state.policy_name not in ("", config.policy):
         state = CpuState(numa_headroom=state.numa_headroom)
