@@ -29,7 +29,7 @@ def ceiling_of(snapshot: Snapshot, before: Ceiling | None) -> Ceiling | None:
 
     What cannot be read now is as it was `before`. None where only the whole machine is above, which limits nobody.
     """
-    above = [dirname(container.cgroup) for pod in snapshot.pods for container in pod.containers]
+    above = {dirname(container.cgroup) for pod in snapshot.pods for container in pod.containers}
     path = commonpath(above) if above else "/"
     while path not in ("", "/"):
         if cpus := _in_force(snapshot.cgroups.get(path)):
@@ -42,7 +42,7 @@ def ceiling_of(snapshot: Snapshot, before: Ceiling | None) -> Ceiling | None:
 
 def below(snapshot: Snapshot, ceiling: Ceiling | None) -> Snapshot:
     """The same node with no other CPUs than pods may have."""
-    if ceiling is None:
+    if ceiling is None or set(ceiling.cpus).issuperset(snapshot.topology.ids):
         return snapshot
     return msgspec.structs.replace(snapshot, topology=within(snapshot.topology, ceiling.cpus))
 
