@@ -132,15 +132,6 @@ def cpus_of(text: str) -> frozenset[int]:
     return frozenset(parse_cpu_list(text))
 
 
-def remove_pod(state: CpuState, uid: str) -> CpuState:
-    """The state without that pod, which is known to be gone for good."""
-    return msgspec.structs.replace(
-        state,
-        pod_entries={key: entry for key, entry in state.pod_entries.items() if key != uid},
-        residual={key: since for key, since in state.residual.items() if key != uid},
-    )
-
-
 def reboot(state: CpuState, now_ns: int) -> CpuState:
     """The state of an earlier boot: who had what is still good to know, when is not."""
     entries = {
