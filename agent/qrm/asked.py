@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
 from agent.config.qrm_knobs import KnobsConfig
@@ -30,9 +32,13 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ask(
-    snapshot: Snapshot, previous: Snapshot | None, config: KnobsConfig, memory: AskedMemory
+    snapshot: Snapshot,
+    previous: Snapshot | None,
+    config: KnobsConfig,
+    memory: AskedMemory,
+    excluded: Collection[int] = (),
 ) -> tuple[Asked, AskedMemory]:
-    """One round; with settings that ask for nothing, nothing."""
+    """One round; with settings that ask for nothing, nothing. `excluded` are CPUs that reclaimed pods must not be sent to."""
     wishes = (
         *memory_qos(snapshot, config.memory_qos),
         *io_wishes(snapshot, config.io),
@@ -44,7 +50,7 @@ def ask(
     if config.burst.policy != "koordinator" and config.suppress.policy == "off":
         return Asked(wishes=wishes), AskedMemory()
     change = rates(previous, snapshot) if previous is not None else None
-    suppressed, suppress_memory = suppress(snapshot, change, config.suppress, memory.suppress)
+    suppressed, suppress_memory = suppress(snapshot, change, config.suppress, memory.suppress, excluded)
     burst_memory = BurstMemory()
     if config.burst.policy == "koordinator":
         burst, burst_memory = koordinator_burst(snapshot, change, config.burst.koordinator, memory.burst)

@@ -140,11 +140,12 @@ def _quotas(advice: Advice, snapshot: Snapshot) -> Mapping[str, str]:
         cores = None if unlimited else advice.lent_cores * claims[container.cgroup] / total
         if container.cpu_limit_cores is not None:
             cores = container.cpu_limit_cores if cores is None else min(cores, container.cpu_limit_cores)
-        result[container.cgroup] = f"max {PERIODS_US[0]}" if cores is None else _quota(cores)
+        result[container.cgroup] = f"max {PERIODS_US[0]}" if cores is None else quota_of(cores)
     return result
 
 
-def _quota(cores: float) -> str:
+def quota_of(cores: float) -> str:
+    """A quota of so much CPU; a small one in a longer period, for no quota is below the kernel's smallest."""
     period_us = next((period for period in PERIODS_US if round(cores * period) >= MIN_QUOTA_US), PERIODS_US[-1])
     return f"{round(cores * period_us)} {period_us}"
 

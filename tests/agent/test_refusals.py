@@ -53,6 +53,8 @@ WRONG = {
     "value 'x', choose from psi, refault, integrated, senpai",
     "inference: {specialTimes: [{start: '7:00', end: '08:00', offset: 0}]}": "inference.specialTimes[0].start: Expected `str` "
     "matching regex",
+    # said in one place: advisor.enableReclaim sizes the pools, and sizes are always given
+    "placing: {enableReclaim: false}": "placing: Object contains unknown field `enableReclaim`",
     # contradictory
     "{intervalS: 9, watchIntervalS: 9, advisor: {latency: {staleS: 9}}, shadow: {}}": "shadow.latency.staleS: 5 is less than "
     "intervalS, 9: waits would always be too old; raise it",

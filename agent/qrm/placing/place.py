@@ -64,13 +64,13 @@ def place(
     """CPUs of every pool and container, and what to remember of it for the next time.
 
     Without sizes they are made from requests. The order of pods and sizes does not matter, and what did not change moves
-    no CPU. CPUs that containers must not have whatever else holds (see `within`) are not in `topology`.
+    no CPU. CPUs that containers must not have whatever else holds (see `below`) are not in `topology`.
     """
     if state.policy_name not in ("", config.policy):
         state = CpuState(numa_headroom=state.numa_headroom)
     state = _follow(state, pods, config, now_ns)
     node = layout(topology)
-    static = static_pools(node, config, state.pool(RESERVE), _had_alone(state))
+    static = static_pools(node, config, state.pool(RESERVE), state.alone())
     ordered = sorted(pods, key=lambda pod: _turn(pod, state))
     if config.policy == "native":
         return place_native(ordered, node, static, state, config, now_ns)
@@ -88,12 +88,6 @@ def place(
         pools=tuple(Pool(name=name, cpus=tuple(sorted(cpus))) for name, cpus in sorted(shown.items()) if cpus),
     )
     return result, _remember(entries, {**pools, RESERVE: static.reserve, INTERRUPT: static.interrupt}, node, state)
-
-
-def _had_alone(state: CpuState) -> frozenset[int]:
-    """What dedicated containers had."""
-    entries = (item for entry in state.pod_entries.values() for item in entry.values())
-    return NONE.union(*(item.cpus for item in entries if item.owner_pool_name == DEDICATED))
 
 
 def _follow(state: CpuState, pods: Sequence[Pod], config: CpuPlacementConfig, now_ns: int) -> CpuState:

@@ -75,7 +75,7 @@ def complete(
 
     `demand` is the sum of the requests of each pool; `reserve` what reclaimed pods keep of each NUMA node. With no size
     of any pool given, all are made here: requests, with the configured factor where bound, in proportion if they are too
-    much, the rest to reclaim. With reclaim disabled pools grow into all but reclaim's reserve.
+    much, the rest to reclaim.
     """
     given = [size for size in sizes if size.pool not in _NOT_SIZED]
     known = {(size.pool, size.numa) for size in given if size.pool != RECLAIM}
@@ -86,7 +86,7 @@ def complete(
         if (pool, numa) not in known and (numa != UNBOUND or pool not in names)
     }
     if not known:
-        missing = _own(missing, room, reserve, expand=not config.enable_reclaim)
+        missing = _own(missing, room, reserve)
     made = [PoolSize(pool=pool, numa=numa, cpus=cpus) for (pool, numa), cpus in missing.items()]
     if not any(size.pool == RECLAIM for size in given):
         made += _rest([*given, *made], room)
@@ -126,7 +126,7 @@ def _fit(sizes: Sequence[PoolSize], available: int) -> tuple[list[Want], int]:
     return [Want(pool, numa, cpus) for (pool, numa), cpus in regulated.items()], kept
 
 
-def _own(wanted: Mapping[Key, int], room: Room, reserve: Mapping[int, int], *, expand: bool) -> dict[Key, int]:
+def _own(wanted: Mapping[Key, int], room: Room, reserve: Mapping[int, int]) -> dict[Key, int]:
     """The wanted sizes, within what each scope has beyond reclaim's reserve."""
     kept = {node: min(reserve.get(node, 0), max(available - 1, 0)) for node, available in room.bound.items()}
     elsewhere = sum(cpus for node, cpus in reserve.items() if node not in room.bound)
@@ -135,7 +135,7 @@ def _own(wanted: Mapping[Key, int], room: Room, reserve: Mapping[int, int], *, e
     for scope in (*room.bound, UNBOUND):
         here = {key: cpus for key, cpus in wanted.items() if key[1] == scope}
         available = (room.unbound if scope == UNBOUND else room.bound[scope]) - kept[scope]
-        result |= regulate(here, available, expand=expand) or here
+        result |= regulate(here, available) or here
     return result
 
 
