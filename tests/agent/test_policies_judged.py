@@ -17,7 +17,7 @@ from agent.policy import Judged, Remembered, judge
 from agent.settings import ConfigError, parse
 from api.advice import Signal
 from api.cpus import Topology
-from api.facts import CpuTimes, Pressure
+from api.facts import CpuTimes, Pressure, Wait
 from api.node_advice import PowerKind
 from api.pods import Container, Pod
 from api.profiles import ServiceProfile, Target, service_profile
@@ -131,6 +131,29 @@ def test_a_latency_that_is_not_known_any_more_takes_nothing_back_and_gives_nothi
         sizes += share_sizes([judged])
     assert 4 < sizes[-1] < 44
     assert len(set(sizes[20:])) == 1
+
+
+def test_a_pool_does_not_shrink_because_one_of_its_indicators_vanished() -> None:
+    """Waits of 900 us against 460, at 30 % use: the pool grows. From 60 s on nobody tells how long the waits are."""
+    known, found = Remembered(), []
+    for second in range(200):
+        seen = snapshot(second, [pod("web", QoSLevel.SHARED)], cpus=48, usage_s={"web": 14.0 * second})
+        times = msgspec.structs.replace(
+            seen.node.per_cpu[0], user_ns=second * 3 * S // 10, idle_ns=second * 7 * S // 10
+        )
+        waited = {cpu: Wait(sum_ns=second * 90_000_000, count=second * 100) for cpu in range(48)}
+        node = msgspec.structs.replace(
+            seen.node, per_cpu=dict.fromkeys(range(48), times), cpu_waits=waited if second < 60 else {}
+        )
+        seen = msgspec.structs.replace(seen, node=node)
+        judged, known = judge(seen, settings(RAMA), known, seen.taken_at_ns)
+        found.append(judged)
+    sizes = share_sizes(found)
+    assert sizes[59:] == [44] * 141
+    assert found[-1].advice is not None
+    region = found[-1].advice.cpu.regions[0]
+    assert [signal.name for signal in region.signals] == ["cpu_usage_ratio"]
+    assert "cpu_sched_wait is not known any more, so it stays at 44.00" in region.verdict.text
 
 
 # --- inference

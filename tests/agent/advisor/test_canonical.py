@@ -154,7 +154,7 @@ def test_policy_none_advises_nothing() -> None:
 
 @pytest.mark.parametrize("policy", ["canonical", "latency"])
 def test_a_tree_that_stays_unreadable_forgets_no_demand_and_promises_no_more(policy: str) -> None:
-    """48 CPUs, 16 in use: 20 are needed and 4 kept for bursts. After 20 s nothing can be read for two minutes, and a pod comes."""
+    """48 CPUs, 16 in use: 20 are needed and 4 kept for bursts. From 20 s on nothing can be read, and a pod comes."""
     config = msgspec.convert({"policy": policy, "headroom": {"policy": "estimate"}}, AdvisorConfig)
     web, new = pod("web", QoSLevel.SHARED, request=16), pod("new", QoSLevel.SHARED, request=3)
     known, need, promised, lent = Remembered(), [], [], []
