@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from agent.advisor import latency
 from agent.advisor.culprits import claims
 from agent.advisor.estimation import average, remember, requirement_cores
+from agent.advisor.headroom.foretold import lent_by_pools
 from agent.advisor.headroom.found import Lending, find
 from agent.advisor.measured import blames_of, online_waits, reclaimed_use_cores
 from agent.advisor.provision.gather import situation_of
@@ -170,7 +171,7 @@ def _canonical(
     snapshot: Snapshot, change: Rates | None, need: float, config: AdvisorConfig, memory: Memory, cpu: CpuAdvice
 ) -> tuple[Advice, Memory]:
     """Katalyst's way: online pools are as large as their policies say, and what is left is reclaimed pods'."""
-    lent = float(sum(s.cpus + sum(s.overlap.values()) for s in cpu.sizes if s.pool == "reclaim"))
+    lent = lent_by_pools(cpu.sizes) or 0.0
     before = lent if memory.lent_cores is None else memory.lent_cores
     found = find(snapshot, change, config, memory, Lending(need_cores=need, sizes=cpu.sizes))
     verdict = max((one.verdict for one in cpu.regions), key=lambda v: len(v.inputs), default=NOBODY)
