@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
+
+from api.advice import UNBOUND
+from api.cpus import Topology
 
 
 class Regulation(NamedTuple):
@@ -74,3 +77,20 @@ def regulate_overlap(sizes: Mapping[str, int], cpus: int) -> dict[str, int]:
         result[pool] = min(-(-cpus * size // total), size, left)
         left -= result[pool]
     return result
+
+
+def apportion(cores: float, cpus: Mapping[int, int], nodes: Collection[int]) -> dict[int, float]:
+    """What may be used of the whole node in all, by each of these NUMA nodes, and by the others together as UNBOUND if there
+    are any: in proportion to CPUs, so that it is the same in all."""
+    total = sum(cpus.values())
+    parts = {numa: cores * size / total for numa, size in cpus.items() if numa in nodes}
+    others = [size for numa, size in cpus.items() if numa not in nodes]
+    return parts | ({UNBOUND: cores * sum(others) / total} if others else {})
+
+
+def node_cpus(topology: Topology) -> dict[int, int]:
+    """CPUs by NUMA node."""
+    sizes: dict[int, int] = {}
+    for cpu in topology.cpus:
+        sizes[cpu.numa] = sizes.get(cpu.numa, 0) + 1
+    return dict(sorted(sizes.items()))

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.advisor.state import Memory
 from agent.config import Config
 from agent.eviction.manager import judge as evict
 from agent.eviction.situation import Situation
@@ -219,6 +220,25 @@ def test_a_quota_holds_all_reclaimed_pods_of_a_node_that_has_no_other() -> None:
     assert judged.advice is not None
     assert judged.advice.lent_cores == pytest.approx(16 * (0.8 - 0.7) + 3.0)
     assert {d.cgroup: d.value for d in decided if d.knob is Knob.QUOTA} == {"/b": "460000 100000"}
+
+
+@pytest.mark.parametrize(
+    ("bound", "places"),
+    [((), [-1]), ((1,), [-1, 1]), ((0, 1), [0, 1])],
+)
+def test_under_latency_the_quotas_of_all_places_together_are_what_is_lent(
+    bound: tuple[int, ...], places: list[int]
+) -> None:
+    web = [bound_to(pod(f"web{numa}", QoSLevel.SHARED, request=4), numa) for numa in bound]
+    pods, nodes = [*web, pod("free", QoSLevel.SHARED), pod("b", QoSLevel.RECLAIMED)], topology(48, numa=2)
+    known = Remembered(advisor=Memory(lent_cores=41.75))
+    judged, known = judge(snapshot(1, pods, cpus=nodes), Config(), known, S)
+    assert judged.advice is not None
+    quotas = {size.numa: size.quota_cores for size in judged.advice.cpu.sizes if size.pool == "reclaim"}
+    given = {numa: cores for numa, cores in quotas.items() if cores is not None}
+    assert sorted(given) == places
+    assert list(given.values()) == pytest.approx([41.75 / len(places)] * len(places))
+    assert judged.advice.lent_cores == 41.75
 
 
 # --- inference
