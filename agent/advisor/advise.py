@@ -175,7 +175,7 @@ def _canonical(
     snapshot: Snapshot, change: Rates | None, need: float, config: AdvisorConfig, memory: Memory, cpu: CpuAdvice
 ) -> tuple[Advice, Memory]:
     """Katalyst's way: online pools are as large as their policies say, and what is left is reclaimed pods'."""
-    lent = lent_by_pools(cpu.sizes) or 0.0
+    lent = lent_by_pools(cpu.sizes, snapshot.topology.numa_nodes) or 0.0
     before = lent if memory.lent_cores is None else memory.lent_cores
     found = find(snapshot, change, config, memory, Lending(need_cores=need, sizes=cpu.sizes))
     verdict = max((one.verdict for one in cpu.regions), key=lambda v: len(v.inputs), default=NOBODY)

@@ -191,7 +191,7 @@ def _forecast(case: Case) -> Headroom:
     """What the foretold peak leaves; by NUMA node as the estimate has it."""
     topology, config, lending = case.snapshot.topology, case.config, case.lending
     otherwise = (_common if config.policy == "canonical" else _estimate)(case)
-    lent = lent_by_pools(lending.sizes) if lending.lent_cores is None else lending.lent_cores
+    lent = lent_by_pools(lending.sizes, topology.numa_nodes) if lending.lent_cores is None else lending.lent_cores
     cpus = len(topology.cpus)
     cores, verdict = foretold_cores(float(cpus), config.reserve_cores(cpus), case.memory.forecasts, otherwise, lent)
     weights = _free_by_numa(case)
