@@ -20,7 +20,8 @@ from api.samples import Snapshot
 
 NS_PER_S = 1_000_000_000
 FORGET_S = 30.0
-"""A container that is listed but was not seen for so long needs nothing: until then it keeps what it needed."""
+"""A container that is listed but was not seen for so long needs nothing: until then it keeps what it needed. Not to be seen
+where the tree could not be read says nothing."""
 USAGE_WINDOW_S = 5.0
 """Use is averaged over Katalyst's metric interval, so that a one-second round is no more nervous than its five."""
 
@@ -34,12 +35,14 @@ def remember(
     snapshot: Snapshot, change: Rates | None, memory: Memory, config: AdvisorConfig
 ) -> dict[str, ContainerMemory]:
     """The demand of every online container with this interval folded in."""
-    result = {}
+    result, readable = {}, "/" in snapshot.cgroups
     for container in online_containers(snapshot):
         sample = snapshot.cgroups.get(container.cgroup)
         before = memory.containers.get(container.cgroup)
         if sample is None:
-            if before is not None and snapshot.taken_at_ns - before.last_seen_ns < FORGET_S * NS_PER_S:
+            if before is not None and (
+                not readable or snapshot.taken_at_ns - before.last_seen_ns < FORGET_S * NS_PER_S
+            ):
                 result[container.cgroup] = before
             continue
         if before is None or before.cgroup_id != sample.id:
@@ -96,7 +99,7 @@ def requirement_cores(snapshot: Snapshot, memory: Memory, config: AdvisorConfig)
     return sum(
         container_cores(container, memory.containers.get(container.cgroup), config)
         for container in online_containers(snapshot)
-        if container.cgroup in snapshot.cgroups or container.cgroup in memory.containers
+        if _counts(container, snapshot, memory.containers)
     )
 
 
@@ -107,8 +110,13 @@ def pod_cores(
     return sum(
         container_cores(container, needs.get(container.cgroup) if reclaimable else None, config)
         for container in pod.containers
-        if container.cgroup in snapshot.cgroups or container.cgroup in needs
+        if _counts(container, snapshot, needs)
     )
+
+
+def _counts(container: Container, snapshot: Snapshot, needs: Mapping[str, ContainerMemory]) -> bool:
+    """Whether the container is there, was a moment ago, or may be, since the tree could not be read."""
+    return container.cgroup in snapshot.cgroups or container.cgroup in needs or "/" not in snapshot.cgroups
 
 
 def numa_part(numa: int, bound: Collection[int], assigned: Mapping[int, int]) -> float:

@@ -8,7 +8,8 @@ use, a gross one takes it down to a minimum at once; calm gives it back step by 
 The worst-waiting container speaks for all. What is not batch work's doing is not held against it: time for which its own
 quota held a container back is taken out of its waits (`waits.contention`; the alarm between rounds does not know of it),
 and waits that stay when batch work has been down to its minimum for `calm_s` are the pods' own queueing: from then on
-they are what is expected, and only more than that is harm, until they fall below half the target again.
+they are what is expected, and only more than that is harm, until they fall below half the target again. Not so while the
+kernel says that it is batch work, even at its minimum, that some of them wait for.
 
 Where the kernel tells who had the CPU meanwhile (`culprits`), nobody takes from batch work what others did: a wait in which
 it had less than `least_blame_ratio` of the time stops growth and names the culprit. What is taken back, is taken from those
@@ -128,10 +129,12 @@ def _own_wait_ns(
     situation: Situation, memory: Memory, config: LatencyConfig, minimum_since_ns: int | None, wait_ns: float | None
 ) -> float | None:
     """What online pods wait because of themselves: the most that was seen after batch work had been down to its minimum
-    for a while. None as long as nobody knows, and again once waits are short."""
+    for a while, and nobody knows that they waited for it all the same. None until then, and again once waits are short."""
     if wait_ns is None or not breached(situation.waits, config.target_wait_ms * NS_PER_MS / 2, config):
         return None
     if minimum_since_ns is None or situation.now_ns - minimum_since_ns < config.calm_s * NS_PER_S:
+        return memory.own_wait_ns
+    if any(_batch_did(found, config) for found in situation.blames.values()):
         return memory.own_wait_ns
     return max(wait_ns, memory.own_wait_ns or 0.0)
 
@@ -210,6 +213,10 @@ def _breach(
 
 def _others_did(found: Blamed | None, config: LatencyConfig) -> bool:
     return found is not None and found.total_ns > 0 and found.reclaimed_ratio < config.least_blame_ratio
+
+
+def _batch_did(found: Blamed | None, config: LatencyConfig) -> bool:
+    return found is not None and found.total_ns > 0 and found.reclaimed_ratio >= config.least_blame_ratio
 
 
 def _take_back(

@@ -25,9 +25,10 @@ from agent.advisor.headroom.gather import (
 )
 from agent.advisor.headroom.koordinator import koordinator
 from agent.advisor.headroom.region import region_cores
+from agent.advisor.pool_sizes import apportion, node_cpus
 from agent.advisor.state import Memory
 from agent.config import AdvisorConfig
-from api.advice import UNBOUND, Headroom, PoolSize
+from api.advice import Headroom, PoolSize
 from api.knobs import Verdict
 from api.rates import Rates
 from api.samples import Snapshot
@@ -127,10 +128,7 @@ def _quotas(case: Case, bound: Sequence[int]) -> dict[int, float]:
             for size in case.lending.sizes
             if size.pool == "reclaim" and size.quota_cores is not None
         }
-    sizes = _node_cpus(case.snapshot)
-    total = sum(sizes.values())
-    limits = {numa: lent * sizes[numa] / total for numa in bound}
-    return limits | {UNBOUND: lent - sum(limits.values())}
+    return apportion(lent, node_cpus(case.snapshot.topology), bound)
 
 
 def _estimate(case: Case) -> Headroom:
@@ -168,7 +166,7 @@ def _estimate(case: Case) -> Headroom:
 
 def _free_by_numa(case: Case) -> dict[int, float]:
     """CPUs of each NUMA node less what its online pods need; one that is bound to none needs of all alike."""
-    sizes = _node_cpus(case.snapshot)
+    sizes = node_cpus(case.snapshot.topology)
     if len(sizes) < 2:
         return {numa: float(size) for numa, size in sizes.items()}
     numa_of = {cpu.id: cpu.numa for cpu in case.snapshot.topology.cpus}
@@ -193,7 +191,7 @@ def _forecast(case: Case) -> Headroom:
     """What the foretold peak leaves; by NUMA node as the estimate has it."""
     topology, config, lending = case.snapshot.topology, case.config, case.lending
     otherwise = (_common if config.policy == "canonical" else _estimate)(case)
-    lent = lent_by_pools(lending.sizes) if lending.lent_cores is None else lending.lent_cores
+    lent = lent_by_pools(lending.sizes, topology.numa_nodes) if lending.lent_cores is None else lending.lent_cores
     cpus = len(topology.cpus)
     cores, verdict = foretold_cores(float(cpus), config.reserve_cores(cpus), case.memory.forecasts, otherwise, lent)
     weights = _free_by_numa(case)
@@ -250,10 +248,3 @@ def _without(found: Headroom, where: Lendable) -> Headroom:
             found.verdict, text=" ".join([text, *(line for line in refused if line not in text)])
         ),
     )
-
-
-def _node_cpus(snapshot: Snapshot) -> dict[int, int]:
-    sizes: dict[int, int] = {}
-    for cpu in snapshot.topology.cpus:
-        sizes[cpu.numa] = sizes.get(cpu.numa, 0) + 1
-    return dict(sorted(sizes.items()))

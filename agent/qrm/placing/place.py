@@ -79,7 +79,13 @@ def place(
     _admit(ordered, bindings)
     pools = _pools(sizes, ordered, owners, bindings, _Scene(static, state, config))
     homes = Homes(
-        layout=node, static=static, pools=pools, owners=owners, bindings=bindings, fallback=_fallback(pools, static)
+        layout=node,
+        static=static,
+        pools=pools,
+        owners=owners,
+        bindings=bindings,
+        fallback=_fallback(pools, static),
+        limited=_limited(sizes),
     )
     placement, entries = place_containers(ordered, homes, state, config, now_ns)
     shown = {RESERVE: static.reserve, INTERRUPT: static.interrupt, **pools, FALLBACK: homes.fallback}
@@ -226,6 +232,12 @@ def _dedicated(pods: Sequence[Pod], bindings: Bindings) -> Mapping[str, frozense
         for pod in pods
         if pod.qos is QoSLevel.DEDICATED
     }
+
+
+def _limited(sizes: Sequence[PoolSize]) -> frozenset[int]:
+    """NUMA nodes of which reclaimed pods have a quota; none where what they use in all has one too."""
+    limited = {size.numa for size in sizes if size.pool == RECLAIM and size.quota_cores is not None}
+    return frozenset() if UNBOUND in limited else frozenset(limited)
 
 
 def _fallback(pools: Mapping[str, frozenset[int]], static: Static) -> frozenset[int]:

@@ -9,6 +9,7 @@ from math import ceil
 from agent.config.qrm import CpuPlacementConfig
 from agent.qrm.placing.state import DEDICATED, FALLBACK, INTERRUPT, RECLAIM, RESERVE
 from api.advice import UNBOUND, PoolSize
+from api.sizes import in_proportion
 
 Key = tuple[str, int]
 """A pool and its NUMA node, or UNBOUND."""
@@ -45,18 +46,9 @@ def regulate(sizes: Mapping[Key, int], available: int, *, expand: bool = False) 
     """
     if len(sizes) > available:
         return None
-    total = sum(sizes.values())
-    if not sizes or (total <= available and not expand):
+    if not sizes or (sum(sizes.values()) <= available and not expand):
         return sizes
-    result = {key: max(ceil(size * available / max(total, 1)), 1) for key, size in sizes.items()}
-    while sum(result.values()) > available:
-        # The one that got most of what it wanted gives one back; of equals the largest, then the last by name.
-        key = max(
-            (key for key in result if result[key] > 1),
-            key=lambda key: (result[key] / max(sizes[key], 1), result[key], key),
-        )
-        result[key] -= 1
-    return result
+    return in_proportion(sizes, available)
 
 
 def spread(total: int, nodes: Sequence[int]) -> Mapping[int, int]:

@@ -162,3 +162,24 @@ def test_policy_none_advises_nothing() -> None:
     advice, memory = advise(snapshot(0, []), AdvisorConfig(policy="none"), Memory(), 0)
     assert advice is None
     assert memory.previous is not None
+
+
+@pytest.mark.parametrize("policy", ["canonical", "latency"])
+def test_a_tree_that_stays_unreadable_forgets_no_demand_and_promises_no_more(policy: str) -> None:
+    """48 CPUs, 16 in use: 20 are needed and 4 kept for bursts. From 20 s on nothing can be read, and a pod comes."""
+    config = msgspec.convert({"policy": policy, "headroom": {"policy": "estimate"}}, AdvisorConfig)
+    web, new = pod("web", QoSLevel.SHARED, request=16), pod("new", QoSLevel.SHARED, request=3)
+    known, need, promised, lent = Remembered(), [], [], []
+    for at in range(140):
+        seen = snapshot(at, [web], cpus=48, usage_s={"web": 16.0 * at}, wait={"web": waits({10: 1000 * at})})
+        if at >= 20:
+            seen = msgspec.structs.replace(seen, cgroups={}, pods=(web,) if at < 130 else (web, new))
+        judged, known = judge(seen, Config(advisor=config), known, seen.taken_at_ns)
+        assert judged.advice is not None
+        need.append(judged.advice.requirement_cores)
+        promised.append(judged.advice.headroom_cores)
+        lent.append(judged.advice.lent_cores)
+    assert need[19:] == pytest.approx([20.0] * 111 + [23.0] * 10)
+    assert promised[19] == pytest.approx(24.0)
+    assert promised[19:130] == pytest.approx([promised[19]] * 111)
+    assert max(lent[20:]) <= lent[19]

@@ -249,6 +249,19 @@ def test_a_quota_is_the_supply_where_it_is_less() -> None:
     assert names(play_suppression([tolerant("a", 5, 2.0)], 4, 301)[0]) == []
 
 
+def test_the_quotas_of_numa_nodes_add_up_for_pods_that_may_run_on_all_of_them() -> None:
+    """16 CPUs on two nodes, 6 cores lent in all: 3 on node 1, to which an online pod is bound, and 3 elsewhere."""
+    sizes = tuple(PoolSize(pool="reclaim", numa=numa, cpus=0, quota_cores=3.0) for numa in (-1, 1))
+
+    def supplies(*pods: Pod) -> list[object]:
+        found = play_suppression(pods, 16, 301, sizes, numa=2)
+        return [each.threshold.verdict.inputs["supply_cores"] for each in found]
+
+    assert supplies(tolerant("free", 9, 2.0)) == [6.0]
+    assert supplies(tolerant("free", 9, 2.0), tolerant("near", 9, 2.0, numa=(0,))) == [3.0, 3.0]
+    assert supplies(tolerant("free", 9, 2.0), tolerant("near", 9, 2.0, numa=(1,))) == [3.0, 3.0]
+
+
 def test_bound_pods_are_judged_on_their_own_numa_node() -> None:
     """Eight CPUs on each of two nodes; the pool has 0-11: eight on node 0 and four on node 1."""
     pods = [tolerant("bound", 9, 2.0, numa=(1,)), tolerant("free", 15, 2.0)]

@@ -62,10 +62,27 @@ def test_without_any_forecast_the_promise_is_what_it_would_be_otherwise() -> Non
         ((PoolSize(pool="share", cpus=8),), None),
         ((PoolSize(pool="reclaim", cpus=4), PoolSize(pool="reclaim", numa=1, cpus=2, overlap={"share": 6})), 12.0),
         ((PoolSize(pool="reclaim", cpus=8, quota_cores=2.5), PoolSize(pool="reclaim", numa=1, cpus=2)), 4.5),
+        # 16 CPUs of share pools are laid over both NUMA nodes, of which 3 and 9 cores may be used, whoever's CPUs they are
+        (
+            (
+                PoolSize(pool="reclaim", cpus=0, overlap={"share": 16}),
+                PoolSize(pool="reclaim", numa=0, cpus=2, quota_cores=3.0),
+                PoolSize(pool="reclaim", numa=1, cpus=4, quota_cores=9.0),
+            ),
+            12.0,
+        ),
+        (
+            (
+                PoolSize(pool="reclaim", cpus=0, overlap={"share": 4}),
+                PoolSize(pool="reclaim", numa=0, cpus=2),
+                PoolSize(pool="reclaim", numa=1, cpus=4),
+            ),
+            10.0,
+        ),
     ],
 )
 def test_what_pools_lend(sizes: tuple[PoolSize, ...], cores: float | None) -> None:
-    assert lent_by_pools(sizes) == cores
+    assert lent_by_pools(sizes, (0, 1)) == cores
 
 
 def memory(total: float | None, **by_numa: float) -> MemoryAdvice:
