@@ -119,7 +119,7 @@ def _quotas(case: Case, bound: Sequence[int]) -> dict[int, float]:
             for size in case.lending.sizes
             if size.pool == "reclaim" and size.quota_cores is not None
         }
-    sizes = node_cpus(case.snapshot)
+    sizes = node_cpus(case.snapshot.topology)
     total = sum(sizes.values())
     limits = {numa: lent * sizes[numa] / total for numa in bound}
     return limits | {UNBOUND: lent - sum(limits.values())}
@@ -162,7 +162,7 @@ def _estimate(case: Case) -> Headroom:
 
 def _free_by_numa(case: Case) -> dict[int, float]:
     """CPUs of each NUMA node less what its online pods need."""
-    sizes, snapshot, memory = node_cpus(case.snapshot), case.snapshot, case.memory
+    sizes, snapshot, memory = node_cpus(case.snapshot.topology), case.snapshot, case.memory
     if len(sizes) < 2:
         return {numa: float(size) for numa, size in sizes.items()}
     need = on_numa(snapshot, memory, lambda pod: need_cores(pod, snapshot, memory.containers, case.config))

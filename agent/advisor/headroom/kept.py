@@ -10,6 +10,7 @@ from agent.advisor.headroom.exclusion import Lendable, lendable
 from agent.advisor.headroom.gather import tenants
 from agent.advisor.state import Memory
 from agent.config import AdvisorConfig
+from api.cpus import Topology
 from api.pods import Pod
 from api.samples import Snapshot
 
@@ -28,7 +29,7 @@ def lendable_cores(snapshot: Snapshot, where: Lendable, memory: Memory, config: 
     """
     if all(lends(pod, config) for pod in snapshot.pods if pod.qos.online):
         return None
-    sizes = node_cpus(snapshot)
+    sizes = node_cpus(snapshot.topology)
 
     def requested(pod: Pod) -> float:
         return 0.0 if lends(pod, config) else pod_cores(pod, snapshot, memory.containers, config, reclaimable=False)
@@ -51,7 +52,7 @@ def idle_cores(snapshot: Snapshot, memory: Memory, config: AdvisorConfig) -> flo
 
 def on_numa(snapshot: Snapshot, memory: Memory, cores_of: Callable[[Pod], float]) -> dict[int, float]:
     """Cores of the online pods by NUMA node: as a bound pod's CPUs are spread; of one that is bound to none, of all alike."""
-    sizes = node_cpus(snapshot)
+    sizes = node_cpus(snapshot.topology)
     numa_of = {cpu.id: cpu.numa for cpu in snapshot.topology.cpus}
     found, anywhere = dict.fromkeys(sizes, 0.0), 0.0
     for pod in snapshot.pods:
@@ -70,6 +71,6 @@ def on_numa(snapshot: Snapshot, memory: Memory, cores_of: Callable[[Pod], float]
     return {numa: cores + share * sizes[numa] for numa, cores in found.items()}
 
 
-def node_cpus(snapshot: Snapshot) -> dict[int, int]:
+def node_cpus(topology: Topology) -> dict[int, int]:
     """Number of CPUs by NUMA node."""
-    return dict(sorted(Counter(cpu.numa for cpu in snapshot.topology.cpus).items()))
+    return dict(sorted(Counter(cpu.numa for cpu in topology.cpus).items()))
