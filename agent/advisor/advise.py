@@ -12,6 +12,7 @@ from agent.advisor.culprits import claims
 from agent.advisor.estimation import average, remember, requirement_cores
 from agent.advisor.headroom.foretold import lent_by_pools
 from agent.advisor.headroom.found import Lending, find
+from agent.advisor.headroom.kept import lendable_cores, lent_nodes
 from agent.advisor.measured import blames_of, online_waits, reclaimed_use_cores
 from agent.advisor.pool_sizes import apportion, node_cpus
 from agent.advisor.provision.gather import situation_of
@@ -87,6 +88,7 @@ def _latency(
         requirement_cores=need,
         enable_reclaim=config.enable_reclaim,
         blames=blames,
+        most_cores=lendable_cores(snapshot, lent_nodes(snapshot, memory, config), memory, config),
     )
     lending = latency.lend(situation, memory, config.latency)
     before = memory.lent_cores if memory.lent_cores is not None else float(len(cpus))

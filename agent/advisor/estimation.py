@@ -12,9 +12,11 @@ from collections.abc import Collection, Mapping
 from math import exp
 
 from agent.advisor.containers import ContainerMemory
+from agent.advisor.regions import SHARE_POOL
 from agent.advisor.state import Memory
 from agent.config import AdvisorConfig
 from api.pods import Container, Pod
+from api.qos import QoSLevel
 from api.rates import CgroupRates, Rates
 from api.samples import Snapshot
 
@@ -95,12 +97,21 @@ def container_cores(container: Container, known: ContainerMemory | None, config:
 
 
 def requirement_cores(snapshot: Snapshot, memory: Memory, config: AdvisorConfig) -> float:
-    """Estimated need of all online containers that are there, or were until a moment ago, as `memory` knows them."""
-    return sum(
-        container_cores(container, memory.containers.get(container.cgroup), config)
-        for container in online_containers(snapshot)
-        if _counts(container, snapshot, memory.containers)
-    )
+    """Need of all online containers that are there, or were until a moment ago, as `memory` knows them."""
+    return sum(need_cores(pod, snapshot, memory.containers, config) for pod in snapshot.pods if pod.qos.online)
+
+
+def need_cores(pod: Pod, snapshot: Snapshot, needs: Mapping[str, ContainerMemory], config: AdvisorConfig) -> float:
+    """Estimated need of an online pod, and no less than its requests where nothing may be lent of it."""
+    estimate = pod_cores(pod, snapshot, needs, config, reclaimable=True)
+    return estimate if lends(pod, config) else max(estimate, pod_cores(pod, snapshot, needs, config, reclaimable=False))
+
+
+def lends(pod: Pod, config: AdvisorConfig) -> bool:
+    """Whether what an online pod leaves idle may be lent: by its service profile, and by its share pool."""
+    pool = pod.enhancements.cpuset_pool or SHARE_POOL
+    shut = pod.qos is QoSLevel.SHARED and pool in config.provision.disable_reclaim_share_pools
+    return pod.profile.lends and not shut
 
 
 def pod_cores(

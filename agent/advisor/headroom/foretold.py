@@ -11,6 +11,7 @@ from math import inf
 import msgspec
 
 from agent.advisor.forecast.lending import promise
+from agent.advisor.headroom.gather import idle_bytes
 from agent.advisor.memory.stats import human
 from agent.config import Config
 from api.advice import UNBOUND, Headroom, PoolSize
@@ -59,7 +60,7 @@ def foretold_memory(
     nothing = config.memory.policy == "none" or not config.advisor.enable_reclaim
     if nothing or outlook is None or total is None:
         return memory
-    before, reserve = memory.headroom_bytes, config.memory.reserve_bytes(total)
+    before, reserve = memory.headroom_bytes, config.memory.reserve_bytes(total) + idle_bytes(snapshot)
     found = promise(float(total), float(reserve), outlook.forecast, before, outlook.used)
     verdict = found.verdict
     if outlook.forecast.peak is not None and found.amount is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from agent.advisor.headroom.found import lent_nodes
+from agent.advisor.headroom.kept import lent_nodes
 from agent.advisor.memory.dying import is_named
 from agent.advisor.memory.situation import ReclaimRoot, Situation
 from agent.advisor.state import Memory

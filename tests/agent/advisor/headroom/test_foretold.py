@@ -13,6 +13,7 @@ from api.advice import Headroom, PoolSize
 from api.forecasts import Forecast, Outlook, Resource
 from api.knobs import Verdict
 from api.memory_advice import MemoryAdvice, MemoryCondition, MemoryPressure
+from api.profiles import ServiceProfile
 from tests.fakes import MIB, busy_snapshot
 
 SO = Verdict(rule="estimate", text="As estimated.")
@@ -113,6 +114,19 @@ def test_memory_of_a_node_of_8_gib_with_1_kept(
     assert found.headroom_by_numa == ({} if promised is None else {0: promised * GIB})
     if trusted:
         assert found.headroom_verdict.text.endswith("of 8 GiB, 1 GiB kept, 4 GiB are promised.")
+
+
+@pytest.mark.parametrize(("used", "promised"), [({"inactive_anon": 512 * MIB}, 2.5), ({}, 2.0)])
+def test_memory_that_a_pod_requested_which_lends_nothing_is_kept(used: dict[str, int], promised: float) -> None:
+    """2 GiB requested; what is used of it is in the peak."""
+    shot = busy_snapshot(1)
+    container = msgspec.structs.replace(shot.pods[0].containers[0], memory_request_bytes=2 * GIB)
+    profile = ServiceProfile(disable_reclaim_level="Pod")
+    web = msgspec.structs.replace(shot.pods[0], containers=(container,), profile=profile)
+    sample = msgspec.structs.replace(shot.cgroups[container.cgroup], memory_stat=used)
+    shot = msgspec.structs.replace(shot, pods=(web, *shot.pods[1:]), cgroups={**shot.cgroups, container.cgroup: sample})
+    seen = (outlook(Resource.MEMORY, 3.0 * GIB, None),)
+    assert foretold_memory(memory(9.0 * GIB), seen, shot, Config()).headroom_bytes == promised * GIB
 
 
 @pytest.mark.parametrize(
