@@ -73,8 +73,8 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """What online pods waited for batch work, or would have,"""
     short_cores: float
     """and what they wanted beyond the CPUs of their own pool, where the pools are kept apart."""
-    victims: int | None = None
-    """Pods that would have had to leave; None where no eviction plugin is named."""
+    victims: frozenset[str] | None = None
+    """Uids of pods that would have had to leave; None where no eviction plugin is named."""
 
 
 class Player:
@@ -183,7 +183,7 @@ def mark(fact: Fact, advice: Advice | None, changes: int, victims: Sequence[Vict
         batch_cores=would,
         harm_cores=0.0 if apart else fact.harm_cores * share,
         short_cores=max(fact.wanted_cores - len(own), 0.0) if apart else 0.0,
-        victims=None if victims is None else len(victims),
+        victims=None if victims is None else frozenset(each.uid for each in victims if not each.notify),
     )
 
 
@@ -206,7 +206,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     shrinks: int
     changes: int
     victims: int | None
-    """Pods that would have had to leave; they stayed, so one may be counted again. None where no plugin is named."""
+    """Pods that would have had to leave, each once, for they stayed; not who is only told. None where no plugin is named."""
 
 
 class Tally:
@@ -226,7 +226,7 @@ class Tally:
         self._kept = self._missed = 0
         self._missed_cores = 0.0
         self._boot = 0
-        self._victims: int | None = None
+        self._victims: frozenset[str] | None = None
 
     def add(self, fact: Fact, mark: Mark) -> None:
         seconds = fact.interval_s
@@ -239,7 +239,7 @@ class Tally:
         self._shrinks += mark.action == "shrink"
         self._changes += mark.changes
         if mark.victims is not None:
-            self._victims = (self._victims or 0) + mark.victims
+            self._victims = (self._victims or frozenset()) | mark.victims
         self._slots = [a + b for a, b in zip(self._slots, fact.waits, strict=True)]
         if fact.boot != self._boot:
             self._boot = fact.boot
@@ -280,5 +280,5 @@ class Tally:
             missed_cores=self._missed_cores / self._missed if self._missed else None,
             shrinks=self._shrinks,
             changes=self._changes,
-            victims=self._victims,
+            victims=None if self._victims is None else len(self._victims),
         )

@@ -10,6 +10,7 @@ from agent.simulation.machine import node
 from agent.simulation.run import run
 from api.advice import Headroom
 from api.decisions import Advice, Pool
+from api.evictions import Victim
 from api.histograms import SLOTS
 from api.knobs import Verdict
 
@@ -85,6 +86,20 @@ def test_promises_are_held_against_the_most_that_online_pods_used_afterwards() -
     assert (score.missed_ratio, score.missed_cores) == (pytest.approx(3 / 17), pytest.approx(0.5))
     assert (score.rounds, score.changes, score.shrinks) == (20, 20, 0)
     assert (score.lent_cores, score.promised_cores, score.harm_ms_per_s) == (2.0, 2.0, 500.0)
+
+
+def test_a_pod_that_stays_is_one_victim_and_who_is_only_told_is_none() -> None:
+    """Told every five seconds, sent again every 45: two pods would have had to leave, not 48."""
+    tally = Tally(horizon_s=60)
+    for second in range(5, 125, 5):
+        sent = [victim("a"), victim("b")] if second % 45 == 5 else []
+        tally.add(fact(at_s=second), mark(fact(), advice(4.0), 0, [*sent, victim("told", notify=True)]))
+    assert tally.score().victims == 2
+
+
+def victim(uid: str, *, notify: bool = False) -> Victim:
+    why = Verdict(rule="r", text="t")
+    return Victim(pod=uid, uid=uid, plugin="p", scope="s", verdict=why, forced=False, grace_s=None, notify=notify)
 
 
 def test_means_are_over_time_not_over_rounds() -> None:
