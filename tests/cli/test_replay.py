@@ -119,6 +119,16 @@ def test_simulations_are_the_same_again() -> None:
     assert canonical["harm_ms_per_s"] == 0
 
 
+def test_a_simulation_takes_the_whole_settings_file(tmp_path: Path) -> None:
+    """Not its section `advisor` alone: with an eviction plugin, victims are counted."""
+    policy = tmp_path / "strict.yaml"
+    policy.write_text("eviction: {plugins: [rss-overuse-eviction-plugin]}\n")
+    arguments = ["simulate", "--cpus", "4", "--hours", "0.05", "--policy", str(policy), "--policy", "latency", "--json"]
+    found = json.loads(CliRunner().invoke(main, arguments).stdout)["policies"]
+    assert {name: policy["score"]["victims"] for name, policy in found.items()} == {str(policy): 0, "latency": None}
+    assert "whose advisor section" not in CliRunner().invoke(main, ["simulate", "--help"]).output
+
+
 def test_a_machine_that_cannot_be_is_refused() -> None:
     done = CliRunner().invoke(main, ["simulate", "--cpus", "7", "--numa", "2"])
     assert (done.exit_code, "7 CPUs cannot be dealt out to 2 NUMA nodes" in done.output) == (2, True)
