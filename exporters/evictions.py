@@ -34,6 +34,8 @@ class ThresholdView(msgspec.Struct, frozen=True, kw_only=True):
     judged: bool
     """False where an input was missing or the plugin failed."""
     text: str
+    rule: str
+    inputs: Mapping[str, float | int | str | None]
     met_s: float | None
     """For so long it has been met without a break."""
     tolerance_s: float
@@ -126,6 +128,8 @@ def _threshold(threshold: Threshold, now_ns: int) -> ThresholdView:
         operator=threshold.operator,
         judged=threshold.verdict.rule not in NOT_JUDGED,
         text=threshold.verdict.text,
+        rule=threshold.verdict.rule,
+        inputs=threshold.verdict.inputs,
         met_s=None if threshold.since_ns is None else _since(threshold.since_ns, now_ns),
         tolerance_s=threshold.tolerance_s,
         dry_run=threshold.dry_run,
