@@ -359,7 +359,8 @@ CATALOGUE: tuple[Metric, ...] = (
            "1 while the condition is in force, so that the scheduler keeps away. Kind: node or cnr.", ("condition", "kind")),
     Metric("dioptase_eviction_leaving_pods", "gauge", "", "Pods that were asked to leave and are still here."),
     Metric("dioptase_eviction_victims_total", "counter", "",
-           "Pods that had to leave, or in a dry run would have had to; those that were only told are none.",
+           "Pods that had to leave, or in a dry run would have had to: those once, as long as they are there. Who was only "
+           "told is none.",
            ("plugin", "dry_run")),
     Metric("dioptase_eviction_kills_total", "counter", "",
            "What became of evictions, by Katalyst's reasons: EvictCreated, EvictSucceeded, EvictFailed, "

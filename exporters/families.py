@@ -18,7 +18,7 @@ from api.samples import Snapshot
 from api.text import printable
 from exporters.advised import advised_families
 from exporters.cgroups import cgroup_families, dropped
-from exporters.evictions import eviction_families, kills_after, victims_after
+from exporters.evictions import Victims, eviction_families, kills_after
 from exporters.forecasts import forecast_families
 from exporters.in_force import with_limits_in_force
 from exporters.nodes import MOST_INTERFACES, node_families
@@ -74,8 +74,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """By knob."""
     rounds: Mapping[Labels, Tally] = {}
     """By trigger and action; the action is empty where nothing was advised."""
-    victims: Mapping[Labels, int] = {}
-    """By eviction plugin and whether it ran dry."""
+    victims: Victims = Victims()
     kills: Mapping[Labels, int] = {}
     """By Katalyst's reason."""
     dropped: Mapping[str, int] = {}
@@ -102,7 +101,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
             decisions=decisions,
             repairs=repairs,
             rounds=rounds,
-            victims=victims_after(self.victims, finished),
+            victims=self.victims.after(finished),
             kills=kills_after(self.kills, finished),
             dropped={what: self.dropped.get(what, 0) + count for what, count in now.items()},
         )
@@ -132,7 +131,7 @@ def _all(observed: Observed) -> Iterator[Family]:
     yield _tallies("dioptase_decisions_total", observed.decisions)
     yield _tallies("dioptase_knob_repairs_total", observed.repairs)
     yield _tallies("dioptase_rounds_total", observed.rounds)
-    yield points("dioptase_eviction_victims_total", observed.victims.items())
+    yield points("dioptase_eviction_victims_total", observed.victims.counts.items())
     yield points("dioptase_eviction_kills_total", observed.kills.items())
     if finished is not None:
         yield from _agent(finished)

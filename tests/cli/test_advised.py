@@ -101,7 +101,8 @@ def test_memory_says_what_is_promised_how_short_it_is_and_why() -> None:
     said = told("memory", last)
     assert f"because {advice.headroom_verdict.text}" in said
     assert f"condition {advice.condition.state.value}: {advice.condition.verdict.text}" in said
-    assert "(from node)" in said
+    assert "(from files of the node, up to 5 s old)" in said
+    assert "(from files of cgroups, up to 5 s old)" in said
     assert asked("memory", last).knobs == ()
     assert "Memory can be promised" in told("reclaim", last)
     assert "Memory can be promised" not in told("share", last)
