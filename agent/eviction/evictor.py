@@ -58,6 +58,7 @@ class Evictor:
             headroom=None if advice is None else advice.advertised,
             advice=None if advice is None else advice.cpu,
             pools=pools,
+            lent_cores=advice.lent_cores if advice is not None and advice.policy == "latency" else None,
             shared_limit_cpus=_shared_limit(snapshot, pools, self._all.advisor),
             loads=loads,
             power=None if known.node is None else known.node.answered,

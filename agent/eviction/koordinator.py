@@ -8,7 +8,9 @@ reclaimed pods leave for CPU.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 import msgspec
@@ -18,6 +20,7 @@ from agent.config.eviction_memory import KoordinatorMemoryConfig
 from agent.eviction.cpu_use import CpuSample, due, sampled, used
 from agent.eviction.judgement import Candidate, Finding, gib, judged, mean, missing, not_met
 from agent.eviction.situation import NS_PER_S, Situation, memory_bytes, reclaimed, reclaimed_cores
+from api.advice import UNBOUND
 from api.evictions import Met
 from api.pods import Pod
 from api.qos import QoSLevel
@@ -25,6 +28,7 @@ from api.rates import delta
 
 CPU_NAME, MEMORY_NAME = "koordinator-cpu-evict", "koordinator-memory-evict"
 SATISFACTION, ALLOCATABLE, NODE, MEMORY = "be-satisfaction", "cpu-allocatable", "node-cpu", "node-memory"
+RECLAIM = "reclaim"
 SMALL_CORES = 1.0
 """Reclaimed pods that may use less than this count as using all of it."""
 LOWER_BY = 0.02
@@ -88,12 +92,20 @@ def _sampled(situation: Situation, memory: CpuEvictMemory, config: KoordinatorCp
 
 
 def _may_use(situation: Situation) -> float | None:
-    cpus = situation.pools.get("reclaim")
+    """By what one policy says of all of them together, or of each NUMA node the CPUs there within their quota, if any."""
+    cpus = situation.pools.get(RECLAIM)
     if cpus is None:
         return None
+    if situation.lent_cores is not None:
+        return min(float(len(cpus)), situation.lent_cores)
     sizes = situation.advice.sizes if situation.advice is not None else ()
-    quotas = [each.quota_cores for each in sizes if each.pool == "reclaim" and each.quota_cores is not None]
-    return min(float(len(cpus)), sum(quotas)) if quotas else float(len(cpus))
+    quotas = {
+        each.numa: inf if each.quota_cores is None else each.quota_cores for each in sizes if each.pool == RECLAIM
+    }
+    nodes = {cpu.id: cpu.numa for cpu in situation.snapshot.topology.cpus}
+    # What is sized for no NUMA node in particular is on those that have no size of their own.
+    placed = Counter(numa if (numa := nodes.get(cpu, UNBOUND)) in quotas else UNBOUND for cpu in cpus)
+    return sum(min(float(count), quotas.get(numa, inf)) for numa, count in placed.items())
 
 
 def _enough(known: Sequence[Sampled], memory: CpuEvictMemory, window_s: float) -> bool:

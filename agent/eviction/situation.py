@@ -40,6 +40,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Which pod is in which pool."""
     pools: Mapping[str, tuple[int, ...]] = {}
     """CPUs of each pool, as placed."""
+    lent_cores: float | None = None
+    """What reclaimed pods may use in all, by a policy that lends so much wherever they run; None where pools limit them."""
     shared_limit_cpus: float | None = None
     """What all share pools together may grow to. Where it is given, a pool's load counts only while they cannot grow
     [enableReclaim without reservedResourceForAllocate]; else against the pool's size alone."""

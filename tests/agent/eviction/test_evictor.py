@@ -29,6 +29,7 @@ from tests.agent.eviction.builders import MIB, S, pod, situation
 RSS, LOAD = "rss-overuse-eviction-plugin", "cpu-pressure-load-plugin"
 NUMA = "reclaimed-numa-resource-pressure-eviction-plugin"
 RECLAIMED, BALANCER = "reclaimed-resource-pressure-eviction-plugin", "numa-memory-balancer"
+CPU = "koordinator-cpu-evict"
 WHY = Verdict(rule="r", text="t")
 BATCH = pod("batch", memory=100 * MIB)
 WEB = pod("web", QoSLevel.SHARED, memory=100 * MIB)
@@ -180,6 +181,18 @@ def test_a_pool_that_is_sized_by_need_is_under_pressure_once_it_cannot_grow(
     known = Remembered(advisor=Memory(containers={"/web": loaded}))
     found = Evictor(settings, None).turn(snapshot, placed, None, known, 100 * S)
     assert [(each.subject, each.met) for each in found.thresholds] == [("share", met)]
+
+
+@pytest.mark.parametrize(("policy", "may_use"), [("latency", 3.0), ("canonical", 6.0)])
+def test_what_is_lent_by_priority_and_not_the_pool_is_what_reclaimed_pods_may_use(policy: str, may_use: float) -> None:
+    """Three cores are lent of a node on whose six CPUs of the reclaim pool they may run; ten are requested."""
+    placed = msgspec.structs.replace(advice({"share": 10, "reclaim": 6}), policy=policy, lent_cores=3.0)
+    greedy, evictor = pod("greedy", cores=10), Evictor(config(CPU), None)
+    for at_s in range(10, 61, 5):
+        used = {"greedy": {"cpu_usage_ns": at_s * 2 * S}}
+        found = evictor.turn(situation(at_s, [greedy], samples=used).snapshot, placed, None, Remembered(), at_s * S)
+    satisfied = next(each for each in found.thresholds if each.scope == "be-satisfaction")
+    assert satisfied.observed == pytest.approx(may_use / 10)
 
 
 def test_requests_are_held_against_what_is_advertised_and_not_against_one_round() -> None:
