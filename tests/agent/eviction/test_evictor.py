@@ -30,6 +30,7 @@ RSS, LOAD = "rss-overuse-eviction-plugin", "cpu-pressure-load-plugin"
 NUMA = "reclaimed-numa-resource-pressure-eviction-plugin"
 RECLAIMED, BALANCER = "reclaimed-resource-pressure-eviction-plugin", "numa-memory-balancer"
 CPU = "koordinator-cpu-evict"
+BY_NEED = {"policy": "canonical", "reservedForAllocateCores": 0}
 WHY = Verdict(rule="r", text="t")
 BATCH = pod("batch", memory=100 * MIB)
 WEB = pod("web", QoSLevel.SHARED, memory=100 * MIB)
@@ -162,10 +163,13 @@ def test_a_numa_node_that_the_memory_advisor_calls_crowded_loses_its_largest_pod
     ("advisor", "share", "met"),
     [
         # 8 CPUs, of which reclaimed pods always keep 2; a load of 2 tasks.
-        ({}, 6, Met.NOT_MET),  # a reserve is kept: only a load above the 6 CPUs would count
-        ({"reservedForAllocateCores": 0}, 5, Met.NOT_MET),  # the pool can grow by one
-        ({"reservedForAllocateCores": 0}, 6, Met.SOFT),  # it cannot: any load above 1 is told
-        ({"reservedForAllocateCores": 0, "enableReclaim": False}, 6, Met.NOT_MET),
+        ({"policy": "canonical"}, 6, Met.NOT_MET),  # a reserve is kept: only a load above the 6 CPUs would count
+        ({**BY_NEED}, 5, Met.NOT_MET),  # the pool can grow by one
+        ({**BY_NEED}, 6, Met.SOFT),  # it cannot: any load above 1 is told
+        ({**BY_NEED, "enableReclaim": False}, 6, Met.NOT_MET),
+        # Reclaimed pods are on the same CPUs: the pool is as large as it can be, and idle for all that.
+        ({**BY_NEED, "provision": {"overlap": True}}, 6, Met.NOT_MET),
+        ({**BY_NEED, "policy": "latency"}, 6, Met.NOT_MET),
     ],
 )
 def test_a_pool_that_is_sized_by_need_is_under_pressure_once_it_cannot_grow(
