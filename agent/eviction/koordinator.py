@@ -19,7 +19,7 @@ from agent.config.eviction_cpu import KoordinatorCpuConfig
 from agent.config.eviction_memory import KoordinatorMemoryConfig
 from agent.eviction.cpu_use import CpuSample, due, sampled, used
 from agent.eviction.judgement import Candidate, Finding, gib, judged, mean, missing, not_met
-from agent.eviction.situation import NS_PER_S, Situation, memory_bytes, reclaimed, reclaimed_cores
+from agent.eviction.situation import NS_PER_S, Situation, held_bytes, reclaimed, reclaimed_cores
 from api.advice import UNBOUND
 from api.evictions import Met
 from api.pods import Pod
@@ -179,13 +179,15 @@ def judge_memory(situation: Situation, config: KoordinatorMemoryConfig) -> tuple
     """Memory in use over the node's; what is on its way out counts as free."""
     meminfo = situation.snapshot.node.meminfo
     total, available = meminfo.get("MemTotal"), meminfo.get("MemAvailable")
-    if not total or available is None:
-        return (missing(MEMORY_NAME, "memory in use", MEMORY),)
-    in_use = total - available - sum(memory_bytes(situation, pod) or 0.0 for pod in situation.going)
+    going = [held_bytes(situation, pod) for pod in situation.going]
+    freed = [size for size in going if size is not None]
+    if not total or available is None or len(freed) < len(going):
+        return (missing(MEMORY_NAME, "memory in use, or what pods on their way out hold of it,", MEMORY),)
+    in_use = total - available - sum(freed)
     observed, threshold = in_use / total, config.threshold
     lower = threshold - LOWER_BY if config.lower is None else config.lower
     pods = [pod for pod in situation.staying if pod.qos is QoSLevel.RECLAIMED or not config.reclaimed_only]
-    sizes = {pod.key: memory_bytes(situation, pod) for pod in pods}
+    sizes = {pod.key: held_bytes(situation, pod) for pod in pods}
     ranked = sorted(
         pods, key=lambda pod: (pod.qos is not QoSLevel.RECLAIMED, pod.priority, -(sizes[pod.key] or 0.0), pod.key)
     )

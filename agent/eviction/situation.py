@@ -131,6 +131,27 @@ def _rss(situation: Situation, sample: CgroupSample) -> float | None:
     return next((stat[name] for name in ("total_rss", "rss", "anon") if name in stat), None)
 
 
+def held_bytes(situation: Situation, pod: Pod) -> float | None:
+    """What is free only once the pod's containers are gone: anonymous, shared and locked memory, swap and kernel's not.
+
+    Page cache is left out: of it MemAvailable says that it is free.
+    """
+    return containers_sum(situation, pod, lambda sample: _held(situation, sample))
+
+
+def _held(situation: Situation, sample: CgroupSample) -> float | None:
+    if not situation.files_fresh(sample):
+        return None
+    stat = sample.memory_stat
+    # The kernel's lists, of which a page is on one: shared memory is on the anonymous ones, locked on the last.
+    for prefix in ("total_", ""):
+        lists = [stat.get(prefix + name) for name in ("inactive_anon", "active_anon", "unevictable")]
+        known = [size for size in lists if size is not None]
+        if len(known) == len(lists):
+            return sum(known)
+    return None
+
+
 def numa_bytes(situation: Situation, pod: Pod, node: int) -> float | None:
     """Memory of the pod's containers on one NUMA node [mem.total.numa.container]."""
     return containers_sum(situation, pod, lambda sample: _on_node(situation, sample, node))
