@@ -63,6 +63,7 @@ class Evictor:
             loads=loads,
             power=None if known.node is None else known.node.answered,
             leaving=frozenset() if self._killer is None else self._killer.leaving,
+            stuck=frozenset() if self._killer is None else self._killer.stuck,
             crowded={} if memory is None else _crowded(memory.evictions),
         )
         found, self._memory = judge(situation, self._memory, self._config)

@@ -115,7 +115,9 @@ def _enough(known: Sequence[Sampled], memory: CpuEvictMemory, window_s: float) -
     return known[-1].at_ns - known[0].at_ns >= window_s * NS_PER_S * WINDOW_PART
 
 
-def _satisfaction(_: Situation, memory: CpuEvictMemory, pods: Sequence[Pod], config: KoordinatorCpuConfig) -> Finding:
+def _satisfaction(
+    situation: Situation, memory: CpuEvictMemory, pods: Sequence[Pod], config: KoordinatorCpuConfig
+) -> Finding:
     known = [each for each in memory.window if each.used is not None and each.may_use is not None]
     request = sum(reclaimed_cores(pod) for pod in pods)
     if not _enough(known, memory, config.window_s) or request <= 0:
@@ -132,10 +134,15 @@ def _satisfaction(_: Situation, memory: CpuEvictMemory, pods: Sequence[Pod], con
     )
     victims: tuple[Candidate, ...] = ()
     if met:
-        ranked = sorted(pods, key=lambda pod: (pod.priority, -_intensity(memory, pod), pod.key))
+        ranked = sorted(_willing(situation, pods), key=lambda pod: (pod.priority, -_intensity(memory, pod), pod.key))
         release = request * (config.satisfaction_upper - observed)
         victims = _until(release, ranked, reclaimed_cores, config.grace_s)
     return _finding(CPU_NAME, SATISFACTION, _Numbers(lower, observed, met, below=True), text, victims, config)
+
+
+def _willing(situation: Situation, pods: Sequence[Pod]) -> list[Pod]:
+    """Without those who cannot be made to leave: nothing is released by them."""
+    return [pod for pod in pods if pod.key not in situation.stuck]
 
 
 def _intensity(memory: CpuEvictMemory, pod: Pod) -> float:
@@ -152,7 +159,7 @@ def _allocatable(situation: Situation, _: CpuEvictMemory, pods: Sequence[Pod], c
         return missing(CPU_NAME, "what is promised to reclaimed pods", ALLOCATABLE)
     request, bound = sum(reclaimed_cores(pod) for pod in pods), threshold * headroom.cores
     text = f"Reclaimed pods requested {request:.2f} cores; {headroom.cores:.2f} are promised, the threshold is {bound:.2f}."
-    ranked = sorted(pods, key=lambda pod: (pod.priority, -reclaimed_cores(pod), pod.key))
+    ranked = sorted(_willing(situation, pods), key=lambda pod: (pod.priority, -reclaimed_cores(pod), pod.key))
     victims = _until(request - bound, ranked, reclaimed_cores, config.grace_s)
     return _finding(CPU_NAME, ALLOCATABLE, _Numbers(bound, request, request > bound), text, victims, config)
 
@@ -169,7 +176,7 @@ def _node(situation: Situation, memory: CpuEvictMemory, pods: Sequence[Pod], con
     lower = threshold - LOWER_BY if config.node_lower is None else config.node_lower
     text = f"The node uses {observed:.1%} of its CPU; the threshold is {threshold:.0%}."
     met = observed >= threshold
-    ranked = sorted(pods, key=lambda pod: (pod.priority, -memory.pods.get(pod.key, 0.0), pod.key))
+    ranked = sorted(_willing(situation, pods), key=lambda pod: (pod.priority, -memory.pods.get(pod.key, 0.0), pod.key))
     release = capacity * (observed - lower) if met else 0.0
     victims = _until(release, ranked, lambda pod: memory.pods.get(pod.key), config.grace_s)
     return _finding(CPU_NAME, NODE, _Numbers(threshold, observed, met), text, victims, config)
@@ -189,7 +196,8 @@ def judge_memory(situation: Situation, config: KoordinatorMemoryConfig) -> tuple
     pods = [pod for pod in situation.staying if pod.qos is QoSLevel.RECLAIMED or not config.reclaimed_only]
     sizes = {pod.key: held_bytes(situation, pod) for pod in pods}
     ranked = sorted(
-        pods, key=lambda pod: (pod.qos is not QoSLevel.RECLAIMED, pod.priority, -(sizes[pod.key] or 0.0), pod.key)
+        _willing(situation, pods),
+        key=lambda pod: (pod.qos is not QoSLevel.RECLAIMED, pod.priority, -(sizes[pod.key] or 0.0), pod.key),
     )
     met = observed >= threshold
     text = f"{gib(in_use)} of {gib(total)} memory are in use, {observed:.1%}; the threshold is {threshold:.0%}."

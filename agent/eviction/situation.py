@@ -49,6 +49,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One-minute load of containers by cgroup, where the snapshot has none."""
     leaving: frozenset[str] = frozenset()
     """Pods on their way out, `namespace/name`, whoever sent them."""
+    stuck: frozenset[str] = frozenset()
+    """Pods that cannot be made to leave. They stay and count, and are no candidates."""
     rootfs: Mapping[str, RootfsUse] = {}
     """By pod."""
     nics: Mapping[str, float] = {}
@@ -64,12 +66,14 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def staying(self) -> tuple[Pod, ...]:
         """Pods that run here and are not on the way out."""
-        return tuple(pod for pod in self.snapshot.pods if pod.key not in self.leaving and self._runs(pod))
+        away = self.leaving - self.stuck
+        return tuple(pod for pod in self.snapshot.pods if pod.key not in away and self._runs(pod))
 
     @cached_property
     def going(self) -> tuple[Pod, ...]:
         """Pods that run here but are on the way out."""
-        return tuple(pod for pod in self.snapshot.pods if pod.key in self.leaving and self._runs(pod))
+        away = self.leaving - self.stuck
+        return tuple(pod for pod in self.snapshot.pods if pod.key in away and self._runs(pod))
 
     def _runs(self, pod: Pod) -> bool:
         """A cgroup without tasks may hold page cache for long; nobody is there who could leave."""

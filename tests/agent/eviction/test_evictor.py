@@ -43,6 +43,7 @@ class Remembering:
         self.asked: list[tuple[str, float | None]] = []
         self.gone: list[KillEvent] = []
         self.leaving: frozenset[str] = frozenset()
+        self.stuck: frozenset[str] = frozenset()
 
     def evict(self, pod: Pod, grace_s: float | None, reason: str) -> None:
         self.asked.append((pod.key, grace_s))
@@ -88,6 +89,19 @@ def test_who_is_over_is_handed_to_the_killer_once_and_is_shown_as_leaving() -> N
     assert (later.victims, killer.asked) == ((), [("default/batch", None)])
     killer.gone = [KillEvent(pod="default/batch", reason=KillReason.SUCCEEDED, message="m", at_ns=1)]
     assert [event.reason for event in evictor.outcomes()] == [KillReason.SUCCEEDED]
+
+
+def test_who_does_not_go_is_not_asked_again_and_does_not_keep_the_next_one() -> None:
+    """Both pods are over; the first cannot be signalled, and one leaves in a round."""
+    killer = Remembering()
+    evictor = Evictor(config(RSS), killer)
+    evictor.turn(over(100, batch=106, web=106), None, None, Remembered(), 100 * S)
+    killer.stuck = killer.leaving
+    found = evictor.turn(over(106, batch=106, web=106), None, None, Remembered(), 106 * S)
+    assert killer.asked == [("default/batch", None), ("default/web", None)]
+    assert found.leaving == ("default/batch", "default/web")
+    found = evictor.turn(over(200, batch=106, web=50), None, None, Remembered(), 200 * S)
+    assert (found.victims, len(killer.asked)) == ((), 2)
 
 
 def test_without_a_killer_everything_runs_dry() -> None:

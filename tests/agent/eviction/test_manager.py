@@ -129,6 +129,16 @@ def test_who_the_killer_has_counts_as_gone() -> None:
     assert evictions.thresholds[0].met is SOFT
 
 
+@pytest.mark.parametrize(("stuck", "who"), [((), []), (("default/a",), ["b"])])
+def test_nobody_waits_for_what_a_pod_holds_that_does_not_go(stuck: tuple[str, ...], who: list[str]) -> None:
+    """0.9 GiB are free where one has to be; a quarter more will be, once `a` is gone."""
+    going = frozenset({"default/a"})
+    at = free_memory(100, [pod("a"), pod("b")], free=round(0.9 * GIB))
+    at = msgspec.structs.replace(at, leaving=going, stuck=frozenset(stuck))
+    (evictions,), _ = play([at], config(SYSTEM))
+    assert victims(evictions) == who
+
+
 def test_a_threshold_has_to_last_for_its_tolerance() -> None:
     pods = [pod("a", cores=6)]
     settings = config(RECLAIMED, reclaimed=ReclaimedConfig(tolerance_s=10))

@@ -428,6 +428,11 @@ def test_page_cache_of_who_leaves_is_not_freed_by_that() -> None:
     )
     assert later[0].threshold.observed == pytest.approx(0.72)
     assert names(later[0]) == ["b"]
+    # It does not go: nothing is freed by it, now or later.
+    still = msgspec.structs.replace(at, leaving=frozenset({"default/low"}), stuck=frozenset({"default/low"}))
+    found = koordinator.judge_memory(still, KoordinatorMemoryConfig())[0]
+    assert found.threshold.observed == pytest.approx(0.75)
+    assert names(found) == ["b", "a"]
     # How much it is going to free is not known.
     blind = situation(pods=pods, samples={**samples, "low": {}}, node=node, leaving=frozenset({"default/low"}))
     found = koordinator.judge_memory(blind, KoordinatorMemoryConfig())[0]
