@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -63,9 +63,15 @@ def claims(
     return [Claim(candidate, finding, forced, rank) for rank, candidate in enumerate(finding.candidates)]
 
 
-def chosen(wishes: Sequence[Claim], config: EvictionConfig) -> tuple[tuple[Victim, ...], tuple[str, ...]]:
-    """In order and within the burst; dry runs neither use up the burst nor keep a real victim from leaving."""
-    allowed = [claim for claim in wishes if not protected(claim.candidate.pod, config)]
+def chosen(
+    wishes: Sequence[Claim], config: EvictionConfig, stuck: Collection[str] = ()
+) -> tuple[tuple[Victim, ...], tuple[str, ...]]:
+    """In order and within the burst; dry runs neither use up the burst nor keep a real victim from leaving.
+
+    Nobody who is protected, or who cannot be made to leave, `namespace/name`.
+    """
+    possible = [claim for claim in wishes if claim.candidate.pod.key not in stuck]
+    allowed = [claim for claim in possible if not protected(claim.candidate.pod, config)]
     result: list[Victim] = []
     waiting: list[str] = []
     for dry in (False, True):

@@ -59,10 +59,12 @@ class Evictor:
             headroom=None if advice is None else newly_promised(advice.advertised),
             advice=None if advice is None else advice.cpu,
             pools=pools,
+            lent_cores=advice.lent_cores if advice is not None and advice.policy == "latency" else None,
             shared_limit_cpus=_shared_limit(snapshot, pools, self._all.advisor),
             loads=loads,
             power=None if known.node is None else known.node.answered,
             leaving=frozenset() if self._killer is None else self._killer.leaving,
+            stuck=frozenset() if self._killer is None else self._killer.stuck,
             crowded={} if memory is None else _crowded(memory.evictions),
         )
         found, self._memory = judge(situation, self._memory, self._config)
@@ -97,10 +99,14 @@ def _loads(containers: Mapping[str, ContainerMemory], now_ns: int, stale_s: floa
 
 def _shared_limit(snapshot: Snapshot, pools: Mapping[str, tuple[int, ...]], advisor: AdvisorConfig) -> float | None:
     """CPUs that all share pools together may grow to, where they are sized by need alone [enableReclaim without
-    reservedResourceForAllocate]: what others do not have for themselves, less what reclaimed pods always keep."""
+    reservedResourceForAllocate]: what others do not have for themselves, less what reclaimed pods always keep.
+
+    None where reclaimed pods share their CPUs [allowSharedCoresOverlapReclaimedCores]: those pools are as large as can be.
+    """
     topology = snapshot.topology
     cpus = len(topology.cpus)
-    if not pools or not advisor.enable_reclaim or advisor.reserve_cores(cpus) > 0:
+    by_need = advisor.policy == "canonical" and not advisor.provision.overlap and advisor.enable_reclaim
+    if not pools or not by_need or advisor.reserve_cores(cpus) > 0:
         return None
     others = {cpu for name, own in pools.items() if name.partition("-")[0] in _OWN_CPUS for cpu in own}
     return float(cpus - len(others) - advisor.reclaim_reserve_cores(cpus, len(topology.numa_nodes)))

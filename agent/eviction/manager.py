@@ -59,7 +59,7 @@ def judge(situation: Situation, memory: EvictionMemory, config: EvictionConfig) 
         for finding, threshold in zip(findings, thresholds, strict=True)
         for claim in claims(finding, threshold, situation.now_ns, memory.evicted_at_ns, sent)
     ]
-    victims, waiting = chosen(wishes, config)
+    victims, waiting = chosen(wishes, config, situation.stuck)
     conditions = _conditions(thresholds, memory.conditions, situation.now_ns, config)
     evictions = Evictions(
         thresholds=thresholds, conditions=tuple(conditions.values()), victims=victims, waiting=waiting

@@ -34,7 +34,7 @@ def judge(situation: Situation, memory: PowerEvictMemory) -> tuple[tuple[Finding
         return (not_met(NAME, "power_off", text, SCOPE),), PowerEvictMemory()
     if power.kind is not PowerKind.EVICT:
         return (not_met(NAME, power.verdict.rule, power.verdict.text, SCOPE),), PowerEvictMemory()
-    pods = reclaimed(situation.staying)
+    pods = [pod for pod in reclaimed(situation.staying) if pod.key not in situation.stuck]
     if power.at_ns != memory.answer_ns:
         first = sorted(pods, key=lambda pod: (pod.priority, -reclaimed_cores(pod), pod.key))[: power.count]
         memory = PowerEvictMemory(answer_ns=power.at_ns, chosen=tuple(pod.uid for pod in first))

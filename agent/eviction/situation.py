@@ -40,6 +40,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Which pod is in which pool."""
     pools: Mapping[str, tuple[int, ...]] = {}
     """CPUs of each pool, as placed."""
+    lent_cores: float | None = None
+    """What reclaimed pods may use in all, by a policy that lends so much wherever they run; None where pools limit them."""
     shared_limit_cpus: float | None = None
     """What all share pools together may grow to. Where it is given, a pool's load counts only while they cannot grow
     [enableReclaim without reservedResourceForAllocate]; else against the pool's size alone."""
@@ -47,6 +49,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One-minute load of containers by cgroup, where the snapshot has none."""
     leaving: frozenset[str] = frozenset()
     """Pods on their way out, `namespace/name`, whoever sent them."""
+    stuck: frozenset[str] = frozenset()
+    """Pods that cannot be made to leave. They stay and count, and are no candidates."""
     rootfs: Mapping[str, RootfsUse] = {}
     """By pod."""
     nics: Mapping[str, float] = {}
@@ -62,12 +66,14 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def staying(self) -> tuple[Pod, ...]:
         """Pods that run here and are not on the way out."""
-        return tuple(pod for pod in self.snapshot.pods if pod.key not in self.leaving and self._runs(pod))
+        away = self.leaving - self.stuck
+        return tuple(pod for pod in self.snapshot.pods if pod.key not in away and self._runs(pod))
 
     @cached_property
     def going(self) -> tuple[Pod, ...]:
         """Pods that run here but are on the way out."""
-        return tuple(pod for pod in self.snapshot.pods if pod.key in self.leaving and self._runs(pod))
+        away = self.leaving - self.stuck
+        return tuple(pod for pod in self.snapshot.pods if pod.key in away and self._runs(pod))
 
     def _runs(self, pod: Pod) -> bool:
         """A cgroup without tasks may hold page cache for long; nobody is there who could leave."""
@@ -141,6 +147,27 @@ def _rss(situation: Situation, sample: CgroupSample) -> float | None:
     stat = sample.memory_stat
     # Version 1 has the groups below too under total_; version 2 counts them always and calls it anon.
     return next((stat[name] for name in ("total_rss", "rss", "anon") if name in stat), None)
+
+
+def held_bytes(situation: Situation, pod: Pod) -> float | None:
+    """What is free only once the pod's containers are gone: anonymous, shared and locked memory, swap and kernel's not.
+
+    Page cache is left out: of it MemAvailable says that it is free.
+    """
+    return containers_sum(situation, pod, lambda sample: _held(situation, sample))
+
+
+def _held(situation: Situation, sample: CgroupSample) -> float | None:
+    if not situation.files_fresh(sample):
+        return None
+    stat = sample.memory_stat
+    # The kernel's lists, of which a page is on one: shared memory is on the anonymous ones, locked on the last.
+    for prefix in ("total_", ""):
+        lists = [stat.get(prefix + name) for name in ("inactive_anon", "active_anon", "unevictable")]
+        known = [size for size in lists if size is not None]
+        if len(known) == len(lists):
+            return sum(known)
+    return None
 
 
 def numa_bytes(situation: Situation, pod: Pod, node: int) -> float | None:

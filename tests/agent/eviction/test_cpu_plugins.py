@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,7 +25,7 @@ from agent.eviction.numa_sys import NumaSysMemory
 from agent.eviction.rings import Ring
 from agent.eviction.scores import frequency_score, usage_score
 from agent.eviction.suppression import SuppressionMemory
-from api.advice import CpuAdvice, Headroom, PoolSize, Region, RegionAdvice, RegionKind
+from api.advice import UNBOUND, CpuAdvice, Headroom, PoolSize, Region, RegionAdvice, RegionKind
 from api.evictions import Met
 from api.facts import CpuTimes, Machine
 from api.knobs import Verdict
@@ -412,7 +413,11 @@ def test_numa_sys(cores: dict[str, tuple[float, float]], samples: int, met: Met,
 
 
 def play_koordinator(
-    used: Mapping[str, float], requests: Mapping[str, float], cpus: int, samples: int = 25, **more: object
+    used: Mapping[str, float],
+    requests: Mapping[str, float],
+    pool: Sequence[int],
+    samples: int = 25,
+    **more: Any,
 ) -> dict[str, Finding]:
     """A look a second; use in cores by pod, and of the node under `node`."""
     pods = [pod(name, cores=cores, priority=-int(name == "low")) for name, cores in requests.items()]
@@ -425,8 +430,8 @@ def play_koordinator(
         )  # fmt: skip
         at = situation(
             100.0 + i, pods, samples={name: {"cpu_usage_ns": round(value * i * S)} for name, value in used.items()},
-            node={"cpu": times}, pools={"reclaim": tuple(range(cpus))}, **more,
-        )  # type: ignore[arg-type]  # fmt: skip
+            node={"cpu": times}, pools={"reclaim": tuple(pool)}, **more,
+        )  # fmt: skip
         findings, memory = koordinator.judge_cpu(at, memory, config)
     return {each.threshold.scope: each for each in findings}
 
@@ -446,24 +451,54 @@ def play_koordinator(
 def test_best_effort_satisfaction(
     use: dict[str, float], requests: dict[str, float], samples: int, who: list[str]
 ) -> None:
-    assert names(play_koordinator(use, requests, 4, samples)["be-satisfaction"]) == who
+    assert names(play_koordinator(use, requests, range(4), samples)["be-satisfaction"]) == who
+
+
+def reclaim(numa: int, cpus: int, quota: float | None = None) -> PoolSize:
+    return PoolSize(pool="reclaim", numa=numa, cpus=cpus, quota_cores=quota)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "lent", "may_use"),
+    [
+        ((), None, 28),
+        ((reclaim(UNBOUND, 28),), None, 28),
+        # Node 0 has a quota because somebody is bound there; the 24 CPUs of node 1 are theirs without any.
+        ((reclaim(UNBOUND, 24), reclaim(0, 4, 4.0)), None, 28),
+        ((reclaim(UNBOUND, 24), reclaim(0, 4, 1.5)), None, 25.5),
+        ((reclaim(UNBOUND, 24), reclaim(0, 4, 0.0)), None, 24),
+        ((reclaim(0, 4, 1.5), reclaim(1, 24, 12.0)), None, 13.5),
+        # Lent by priority, every size may have the whole as its quota: it is lent once.
+        ((reclaim(UNBOUND, 0, 11.0), reclaim(0, 0, 11.0)), 11.0, 11),
+        ((reclaim(UNBOUND, 0, 41.0), reclaim(0, 0, 41.0)), 41.0, 28),
+    ],
+)
+def test_what_reclaimed_pods_may_use_is_said_of_each_numa_node(
+    sizes: tuple[PoolSize, ...], lent: float | None, may_use: float
+) -> None:
+    """Two NUMA nodes of 24 CPUs; the pool has four of node 0 and all of node 1. 20 cores are requested, and 18 used."""
+    found = play_koordinator(
+        {"a": 18}, {"a": 20}, range(20, 48), cpus=48, numa=2, lent_cores=lent, advice=CpuAdvice(sizes=sizes)
+    )["be-satisfaction"]
+    assert found.threshold.observed == pytest.approx(may_use / 20)
+    assert names(found) == (["a"] if may_use / 20 <= 0.6 and 18 / may_use >= 0.9 else [])
 
 
 def test_use_of_the_node_down_to_two_points_below() -> None:
     # 16 CPUs, 11.36 in use is 71 %: 0.03 x 16 = 0.48 cores have to go
-    found = play_koordinator({"a": 0.4, "b": 0.3, "node": 11.36}, {"a": 1, "b": 1}, 16)
+    found = play_koordinator({"a": 0.4, "b": 0.3, "node": 11.36}, {"a": 1, "b": 1}, range(16))
     assert names(found["node-cpu"]) == ["a", "b"]
-    assert names(play_koordinator({"a": 0.4, "node": 11.19}, {"a": 1}, 16)["node-cpu"]) == []
+    assert names(play_koordinator({"a": 0.4, "node": 11.19}, {"a": 1}, range(16))["node-cpu"]) == []
 
 
 def test_what_one_rule_releases_is_gone_for_the_next() -> None:
     promised = Headroom(cores=2.0, verdict=WHY)
-    found = play_koordinator({"a": 1.9, "b": 1.9}, {"a": 4, "b": 4}, 4, headroom=promised)
+    found = play_koordinator({"a": 1.9, "b": 1.9}, {"a": 4, "b": 4}, range(4), headroom=promised)
     assert (names(found["be-satisfaction"]), names(found["cpu-allocatable"])) == (["a"], ["b"])
     assert found["cpu-allocatable"].threshold.observed == 4
 
 
 @pytest.mark.parametrize("promised", [None, Headroom(verdict=WHY)])
 def test_nothing_promised_is_not_zero_promised(promised: Headroom | None) -> None:
-    found = play_koordinator({"a": 0.1}, {"a": 1}, 4, headroom=promised)
+    found = play_koordinator({"a": 0.1}, {"a": 1}, range(4), headroom=promised)
     assert found["cpu-allocatable"].threshold.verdict.rule == "input_missing"

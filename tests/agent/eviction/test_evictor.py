@@ -29,6 +29,8 @@ from tests.agent.eviction.builders import MIB, S, pod, situation
 RSS, LOAD = "rss-overuse-eviction-plugin", "cpu-pressure-load-plugin"
 NUMA = "reclaimed-numa-resource-pressure-eviction-plugin"
 RECLAIMED, BALANCER = "reclaimed-resource-pressure-eviction-plugin", "numa-memory-balancer"
+CPU = "koordinator-cpu-evict"
+BY_NEED = {"policy": "canonical", "reservedForAllocateCores": 0}
 WHY = Verdict(rule="r", text="t")
 BATCH = pod("batch", memory=100 * MIB)
 WEB = pod("web", QoSLevel.SHARED, memory=100 * MIB)
@@ -41,6 +43,7 @@ class Remembering:
         self.asked: list[tuple[str, float | None]] = []
         self.gone: list[KillEvent] = []
         self.leaving: frozenset[str] = frozenset()
+        self.stuck: frozenset[str] = frozenset()
 
     def evict(self, pod: Pod, grace_s: float | None, reason: str) -> None:
         self.asked.append((pod.key, grace_s))
@@ -86,6 +89,19 @@ def test_who_is_over_is_handed_to_the_killer_once_and_is_shown_as_leaving() -> N
     assert (later.victims, killer.asked) == ((), [("default/batch", None)])
     killer.gone = [KillEvent(pod="default/batch", reason=KillReason.SUCCEEDED, message="m", at_ns=1)]
     assert [event.reason for event in evictor.outcomes()] == [KillReason.SUCCEEDED]
+
+
+def test_who_does_not_go_is_not_asked_again_and_does_not_keep_the_next_one() -> None:
+    """Both pods are over; the first cannot be signalled, and one leaves in a round."""
+    killer = Remembering()
+    evictor = Evictor(config(RSS), killer)
+    evictor.turn(over(100, batch=106, web=106), None, None, Remembered(), 100 * S)
+    killer.stuck = killer.leaving
+    found = evictor.turn(over(106, batch=106, web=106), None, None, Remembered(), 106 * S)
+    assert killer.asked == [("default/batch", None), ("default/web", None)]
+    assert found.leaving == ("default/batch", "default/web")
+    found = evictor.turn(over(200, batch=106, web=50), None, None, Remembered(), 200 * S)
+    assert (found.victims, len(killer.asked)) == ((), 2)
 
 
 def test_without_a_killer_everything_runs_dry() -> None:
@@ -161,10 +177,13 @@ def test_a_numa_node_that_the_memory_advisor_calls_crowded_loses_its_largest_pod
     ("advisor", "share", "met"),
     [
         # 8 CPUs, of which reclaimed pods always keep 2; a load of 2 tasks.
-        ({}, 6, Met.NOT_MET),  # a reserve is kept: only a load above the 6 CPUs would count
-        ({"reservedForAllocateCores": 0}, 5, Met.NOT_MET),  # the pool can grow by one
-        ({"reservedForAllocateCores": 0}, 6, Met.SOFT),  # it cannot: any load above 1 is told
-        ({"reservedForAllocateCores": 0, "enableReclaim": False}, 6, Met.NOT_MET),
+        ({"policy": "canonical"}, 6, Met.NOT_MET),  # a reserve is kept: only a load above the 6 CPUs would count
+        ({**BY_NEED}, 5, Met.NOT_MET),  # the pool can grow by one
+        ({**BY_NEED}, 6, Met.SOFT),  # it cannot: any load above 1 is told
+        ({**BY_NEED, "enableReclaim": False}, 6, Met.NOT_MET),
+        # Reclaimed pods are on the same CPUs: the pool is as large as it can be, and idle for all that.
+        ({**BY_NEED, "provision": {"overlap": True}}, 6, Met.NOT_MET),
+        ({**BY_NEED, "policy": "latency"}, 6, Met.NOT_MET),
     ],
 )
 def test_a_pool_that_is_sized_by_need_is_under_pressure_once_it_cannot_grow(
@@ -180,6 +199,18 @@ def test_a_pool_that_is_sized_by_need_is_under_pressure_once_it_cannot_grow(
     known = Remembered(advisor=Memory(containers={"/web": loaded}))
     found = Evictor(settings, None).turn(snapshot, placed, None, known, 100 * S)
     assert [(each.subject, each.met) for each in found.thresholds] == [("share", met)]
+
+
+@pytest.mark.parametrize(("policy", "may_use"), [("latency", 3.0), ("canonical", 6.0)])
+def test_what_is_lent_by_priority_and_not_the_pool_is_what_reclaimed_pods_may_use(policy: str, may_use: float) -> None:
+    """Three cores are lent of a node on whose six CPUs of the reclaim pool they may run; ten are requested."""
+    placed = msgspec.structs.replace(advice({"share": 10, "reclaim": 6}), policy=policy, lent_cores=3.0)
+    greedy, evictor = pod("greedy", cores=10), Evictor(config(CPU), None)
+    for at_s in range(10, 61, 5):
+        used = {"greedy": {"cpu_usage_ns": at_s * 2 * S}}
+        found = evictor.turn(situation(at_s, [greedy], samples=used).snapshot, placed, None, Remembered(), at_s * S)
+    satisfied = next(each for each in found.thresholds if each.scope == "be-satisfaction")
+    assert satisfied.observed == pytest.approx(may_use / 10)
 
 
 def test_requests_are_held_against_what_is_advertised_and_not_against_one_round() -> None:

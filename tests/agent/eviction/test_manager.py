@@ -68,6 +68,11 @@ def play(
     return result, memory
 
 
+def holding(size: int) -> dict[str, int]:
+    """memory.stat of a cgroup that frees so much when it is gone."""
+    return {"inactive_anon": size, "active_anon": 0, "unevictable": 0}
+
+
 def victims(evictions: Evictions) -> list[str]:
     return [victim.pod.removeprefix("default/") for victim in evictions.victims]
 
@@ -123,6 +128,16 @@ def test_who_the_killer_has_counts_as_gone() -> None:
     (evictions,), _ = play([at], config(RECLAIMED))
     assert victims(evictions) == []
     assert evictions.thresholds[0].met is SOFT
+
+
+@pytest.mark.parametrize(("stuck", "who"), [((), []), (("default/a",), ["b"])])
+def test_nobody_waits_for_what_a_pod_holds_that_does_not_go(stuck: tuple[str, ...], who: list[str]) -> None:
+    """0.9 GiB are free where one has to be; a quarter more will be, once `a` is gone."""
+    going = frozenset({"default/a"})
+    at = free_memory(100, [pod("a"), pod("b")], free=round(0.9 * GIB))
+    at = msgspec.structs.replace(at, leaving=going, stuck=frozenset(stuck))
+    (evictions,), _ = play([at], config(SYSTEM))
+    assert victims(evictions) == who
 
 
 def test_a_threshold_has_to_last_for_its_tolerance() -> None:
@@ -191,7 +206,7 @@ def test_victims_of_a_round_are_ordered_and_at_most_three() -> None:
         pod("low", priority=0),
     ]
     at = situation(
-        100, pods, samples={each.name: {"memory_bytes": GIB} for each in pods},
+        100, pods, samples={each.name: {"memory_stat": holding(GIB)} for each in pods},
         node={"meminfo": {"MemTotal": 10 * GIB, "MemAvailable": 0}},
     )  # fmt: skip
     settings = msgspec.structs.replace(config(KOORDINATOR).koordinator_memory, lower=0.2, reclaimed_only=False)
@@ -281,7 +296,7 @@ def test_a_dry_run_shows_whom_it_would_take_and_no_condition() -> None:
 
 def test_a_dry_run_does_not_keep_a_real_victim() -> None:
     pods = [pod("a", cores=9)]
-    over = {"a": {"memory_bytes": GIB}}
+    over = {"a": {"memory_stat": holding(GIB)}}
     node = {"meminfo": {"MemTotal": 10 * GIB, "MemAvailable": 0}}
     rounds = [pressed(100, pods, promised=9.0, samples=over, node=node), pressed(105, pods, samples=over, node=node)]
     result, _ = play(rounds, config(RECLAIMED, KOORDINATOR, dry_run=(KOORDINATOR,)))
@@ -420,7 +435,8 @@ def trouble(at_s: float, pods: list[Pod], share: float) -> Situation:
     """Everything is bad at once; `share` says how much each pod uses."""
     used = round(share * 40 * GIB)
     fields = {
-        "memory_bytes": used, "memory_stat": {"anon": used}, "numa_stat": {"anon": {0: used, 1: used}, "file": {0: 0, 1: 0}},
+        "memory_bytes": used, "memory_stat": {"anon": used, **holding(used)},
+        "numa_stat": {"anon": {0: used, 1: used}, "file": {0: 0, 1: 0}},
         "cpu_usage_ns": round(at_s * share * 8e9), "cpu_system_ns": round(at_s * share * 5e9),
         "load": load(share * 99), "memory_pressure": pressure(share * 99),
     }  # fmt: skip

@@ -448,12 +448,42 @@ def test_koordinators_memory_evict(available: int, who: list[str]) -> None:
     sizes = {"small": GIB, "big": 4 * GIB, "low": 3 * GIB, "web": 40 * GIB}
     at = situation(
         pods=pods,
-        samples={name: {"memory_bytes": size} for name, size in sizes.items()},
+        samples={name: holding(size) for name, size in sizes.items()},
         node={"meminfo": {"MemTotal": 100 * GIB, "MemAvailable": available}},
     )
     found = koordinator.judge_memory(at, KoordinatorMemoryConfig())[0]
     assert names(found) == who
     assert found.forced
+
+
+def holding(size: int, cache: int = 0) -> dict[str, object]:
+    """A cgroup with so much memory that only its end frees, and so much page cache."""
+    stat = {"inactive_anon": size // 2, "active_anon": size - size // 2, "unevictable": 0, "inactive_file": cache}
+    return {"memory_bytes": size + cache, "memory_stat": stat}
+
+
+def test_page_cache_of_who_leaves_is_not_freed_by_that() -> None:
+    """75 of 100 GiB are in use, seven too many. `low` holds three, and 30 GiB of cache that count as available anyhow."""
+    pods = [pod("a"), pod("b"), pod("low", priority=-1)]
+    samples = {"a": holding(2 * GIB), "b": holding(4 * GIB), "low": holding(3 * GIB, cache=30 * GIB)}
+    node = {"meminfo": {"MemTotal": 100 * GIB, "MemAvailable": 25 * GIB}}
+    at = situation(pods=pods, samples=samples, node=node)
+    assert names(koordinator.judge_memory(at, KoordinatorMemoryConfig())[0]) == ["low", "b"]
+    # In the next round `low` is on its way: three of the seven, and not all of them.
+    later = koordinator.judge_memory(
+        msgspec.structs.replace(at, leaving=frozenset({"default/low"})), KoordinatorMemoryConfig()
+    )
+    assert later[0].threshold.observed == pytest.approx(0.72)
+    assert names(later[0]) == ["b"]
+    # It does not go: nothing is freed by it, now or later.
+    still = msgspec.structs.replace(at, leaving=frozenset({"default/low"}), stuck=frozenset({"default/low"}))
+    found = koordinator.judge_memory(still, KoordinatorMemoryConfig())[0]
+    assert found.threshold.observed == pytest.approx(0.75)
+    assert names(found) == ["b", "a"]
+    # How much it is going to free is not known.
+    blind = situation(pods=pods, samples={**samples, "low": {}}, node=node, leaving=frozenset({"default/low"}))
+    found = koordinator.judge_memory(blind, KoordinatorMemoryConfig())[0]
+    assert (found.threshold.verdict.rule, names(found)) == ("input_missing", [])
 
 
 # oomd's
