@@ -112,6 +112,10 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
         advice = msgspec.structs.replace(advice, headroom=found, advertised=advertised)
         advisor = msgspec.structs.replace(advisor, advertised_by_numa=advertised.cores_by_numa)
     asked, asked_memory = ask(snapshot, previous, config.knobs, known.asked)
+    if advice is not None:
+        # A pod is shown with one reason, and to be without the CPUs that it asks for is the graver one.
+        rejected = {**asked.bandwidth.rejected, **advice.rejected}
+        advice = msgspec.structs.replace(advice, cards=asked.bandwidth.cards, rejected=rejected)
     node, node_memory = _node(snapshot, advisor, config, known, now_ns)
     judged = Judged(
         advice=advice,
