@@ -112,6 +112,10 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
     # Only where the advisor's policy is `none` may cpusets be suppressed: nothing is placed then.
     excluded = not_shared(snapshot, config.placing) if config.knobs.suppress.policy == "cpuset" else ()
     asked, asked_memory = ask(snapshot, previous, config.knobs, known.asked, excluded)
+    if advice is not None:
+        # A pod is shown with one reason, and to be without the CPUs that it asks for is the graver one.
+        rejected = {**asked.bandwidth.rejected, **advice.rejected}
+        advice = msgspec.structs.replace(advice, cards=asked.bandwidth.cards, rejected=rejected)
     node, node_memory = _node(whole, advisor, config, known, now_ns)
     judged = Judged(
         advice=advice,

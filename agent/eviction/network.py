@@ -10,10 +10,11 @@ from agent.config.eviction_memory import NetworkConfig
 from agent.eviction.judgement import Candidate, Finding, judged, missing
 from agent.eviction.situation import NS_PER_S, Situation
 from api.evictions import Met
+from api.qos import NIC_SELECTION_KEY
 
 NAME = "network-eviction-plugin"
 SCOPE = "net_bandwidth"
-SELECTED = "katalyst.kubewharf.io/nic_selection_result"
+SELECTED = NIC_SELECTION_KEY
 
 
 class NetworkMemory(msgspec.Struct, frozen=True, kw_only=True):

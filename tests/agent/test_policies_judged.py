@@ -18,7 +18,7 @@ from agent.policy import Judged, Remembered, judge
 from agent.settings import ConfigError, parse
 from api.advice import Signal
 from api.cpus import Topology
-from api.facts import CpuTimes, Pressure, Wait
+from api.facts import CpuTimes, Interface, Pressure, Wait
 from api.knobs import Knob
 from api.node_advice import PowerKind
 from api.pods import Container, Pod
@@ -478,3 +478,30 @@ def test_an_alert_that_cannot_hold_is_refused_at_the_start() -> None:
     ):
         settings(POWER.replace("LEVEL", "p0").replace('"80"', "much"))
     assert settings(POWER.replace("enable: true", "enable: false").replace('"80"', "much")).power.enable is False
+
+
+def test_network_bandwidth_is_accounted_for_and_who_finds_none_is_rejected_with_the_numbers() -> None:
+    def asking(name: str, mbit: int, qos: QoSLevel = QoSLevel.SHARED) -> Pod:
+        made = pod(name, qos)
+        container = msgspec.structs.replace(made.containers[0], net_bandwidth_mbit=mbit)
+        return msgspec.structs.replace(made, containers=(container,))
+
+    def seen(second: int, pods: Sequence[Pod]) -> Snapshot:
+        card = Interface(received={}, sent={}, speed_mbit=1000)
+        made = snapshot(second, pods, cpus=8)
+        return msgspec.structs.replace(made, node=msgspec.structs.replace(made.node, interfaces={"eth0": card}))
+
+    config = settings("advisor: {policy: canonical}\nknobs: {network: {ingressRate: 0.8, reservedMbit: 100}}\n")
+    web, late = asking("web", 600), asking("late", 101)
+    unbound = asking("db", 5000, QoSLevel.DEDICATED)
+    first, known = judge(seen(1, [web]), config, Remembered(), S)
+    assert first.advice is not None
+    assert [(card.name, card.capacity, card.promised) for card in first.advice.cards] == [("eth0", 700, 600)]
+    second, _ = judge(seen(2, [late, web, unbound]), config, known, 2 * S)
+    assert second.advice is not None
+    assert [dict(card.pods) for card in second.advice.cards] == [{"default/web": 600}]
+    assert {key: verdict.rule for key, verdict in second.advice.rejected.items()} == {
+        "default/late": "no_bandwidth",
+        "default/db": "dedicated_needs_numa_binding",
+    }
+    assert second.advice.rejected["default/late"].text == "No card has 101 Mbit/s left both ways: eth0 100 of 700."
