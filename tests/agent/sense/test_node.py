@@ -144,6 +144,14 @@ def test_disks_and_network(tmp_path: Path) -> None:
     assert sample.interrupts == {0: 39 + 7960 + 100, 1: 201}
 
 
+def test_a_card_of_a_bond_is_known_as_one(tmp_path: Path) -> None:
+    reader = machine(tmp_path)
+    assert not reader.read().interfaces["eth0"].bonded
+    (tmp_path / "sys/class/net/eth0/bonding_slave").mkdir()
+    reader = machine(tmp_path)
+    assert (reader.read().interfaces["eth0"].bonded, reader.read().interfaces["lo"].bonded) == (True, False)
+
+
 def test_slow_files_are_as_old_as_the_sample_says(tmp_path: Path) -> None:
     reader = machine(tmp_path)
     first = reader.read(10 * S, 70)
