@@ -62,7 +62,8 @@ class SuppressConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     threshold_percent: Percent = 65
     """[cpuSuppressThresholdPercent] of the node that all pods together should use."""
     min_percent: Percent = 0
-    """[cpuSuppressMinPercent] of the node that reclaimed pods keep; 0 is Koordinator's default, no floor but two CPUs."""
+    """[cpuSuppressMinPercent] of the node that reclaimed pods keep; 0 is Koordinator's default: no floor but two CPUs by
+    `cpuset`, and 2 ms in 100 by `cfsQuota`."""
     reserved_cores: Cores = 0
     """What the system is taken to use at least."""
     growth_ratio: Ratio = 0.1

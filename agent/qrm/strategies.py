@@ -54,16 +54,18 @@ def suppress(
     capacity = len(snapshot.topology.cpus)
     wanted, verdict = _cores(snapshot, rates, config)
     if wanted is None:
-        wanted = 0.0 if memory.cores is None else memory.cores
+        wanted, verdict = _held(memory.cores, verdict)
     containers = reclaimed_containers(snapshot)
     if config.policy == "cpuset":
         count = _cpu_count(wanted, capacity, config, memory)
+        verdict = _in_steps(verdict, count, wanted, config)
         cpus = pick(snapshot.topology, count, memory.cpus or (), excluded)
         value = format_cpu_list(cpus)
         # No CPU of its own is no cpuset: an empty one would mean all of them on version 2.
         wishes = tuple(_wish(container, Knob.CPUSET, value, verdict) for container in containers if cpus)
         return wishes, SuppressMemory(cpus=cpus, cores=float(count))
     cores = _quota_cores(wanted, capacity, config, memory)
+    verdict = _in_steps(verdict, cores, wanted, config)
     total = sum(claim(container) for container in containers)
     wishes = tuple(
         _wish(container, Knob.QUOTA, _quota(cores * claim(container) / total, capacity), verdict)
@@ -79,7 +81,7 @@ def _cores(snapshot: Snapshot, rates: Rates | None, config: SuppressConfig) -> t
     pods, others = _used(snapshot, rates)
     if busy is None or pods is None or others is None:
         missing = "the node" if busy is None else "a pod"
-        text = f"The use of {missing} is not known: reclaimed pods keep what they have and get no more."
+        text = f"The use of {missing} is not known"
         return None, Verdict(rule="suppress_unknown", text=text)
     system = max(busy - pods, 0.0)
     held = max(system, config.reserved_cores)
@@ -90,6 +92,26 @@ def _cores(snapshot: Snapshot, rates: Rates | None, config: SuppressConfig) -> t
     )
     inputs = {"capacity_cores": capacity, "other_pods_cores": others, "system_cores": system, "floor_cores": floor}
     return cores, Verdict(rule="suppress", text=text, threshold=config.threshold_percent / 100, inputs=inputs)
+
+
+def _held(given: float | None, verdict: Verdict) -> tuple[float, Verdict]:
+    """What is wanted while a use is not known: what was given, or the minimum as long as nothing was."""
+    if given is None:
+        return 0.0, msgspec.structs.replace(
+            verdict, text=f"{verdict.text} yet: reclaimed pods get the minimum until it is."
+        )
+    return given, msgspec.structs.replace(
+        verdict, text=f"{verdict.text}: reclaimed pods keep {given:.2f} CPUs, and no more."
+    )
+
+
+def _in_steps(verdict: Verdict, cores: float, wanted: float, config: SuppressConfig) -> Verdict:
+    if cores >= wanted:
+        return verdict
+    text = (
+        f"{verdict.text} They get {cores:.2f} now: no more than {config.growth_ratio:.0%} of the node is added at once."
+    )
+    return msgspec.structs.replace(verdict, text=text)
 
 
 def _used(snapshot: Snapshot, rates: Rates | None) -> tuple[float | None, float | None]:
