@@ -22,6 +22,7 @@ from api.advice import Headroom
 from api.evictions import Evictions, Threshold
 from api.facts import Filesystem, Pressure
 from api.knobs import Verdict
+from api.memory_advice import MemoryEviction
 from api.pods import Pod
 from api.qos import Enhancements, QoSLevel
 from tests.agent.eviction.builders import (
@@ -378,7 +379,8 @@ def trouble(at_s: float, pods: list[Pod], share: float) -> Situation:
     return situation(
         at_s, pods, samples={each.name: fields for each in pods}, node=node, numa=2,
         headroom=Headroom(cores=0.5, memory_bytes=1.0, cores_by_numa={0: 0.1}, verdict=WHY),
-        pools={"reclaim": (0, 1), "share": (2, 3)}, nics={"eth0": 0.0}, crowded={0: "slow"},
+        pools={"reclaim": (0, 1), "share": (2, 3)}, nics={"eth0": 0.0},
+        crowded={0: MemoryEviction(pod=pods[0].key if pods else "", numa=0, verdict=WHY)},
         rootfs={each.key: RootfsUse(used_bytes=used, inodes=1) for each in pods},
     )  # fmt: skip
 
