@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.config.eviction import NAMES, EvictionConfig
-from agent.config.eviction_memory import Amount, ReclaimedConfig, RootfsPressureConfig, RssConfig
+from agent.config.eviction_memory import (
+    Amount,
+    KoordinatorMemoryConfig,
+    ReclaimedConfig,
+    RootfsPressureConfig,
+    RssConfig,
+)
 from agent.eviction import manager
 from agent.eviction.choosing import CRITICAL_PRIORITY, EVICT_SCORE, SOFT_NOTIFY, Claim, chosen, protected
 from agent.eviction.judgement import Candidate, Finding
@@ -204,6 +210,16 @@ def test_victims_of_a_round_are_ordered_and_at_most_three() -> None:
     (evictions,), _ = play([at], config(KOORDINATOR, koordinator_memory=settings))
     assert victims(evictions) == ["low", "a", "b"]
     assert evictions.waiting == ("default/high", "default/online")
+
+
+def test_of_more_than_may_leave_those_do_whom_the_plugin_ranks_first() -> None:
+    """All of one priority, 6.5 GiB too many in use: the burst takes the three largest, whatever their names."""
+    pods = [pod(name) for name in "abcde"]
+    samples = {name: {"memory_stat": holding(size * GIB)} for size, name in enumerate("abcde", 1)}
+    at = situation(100, pods, samples=samples, node={"meminfo": {"MemTotal": 20 * GIB, "MemAvailable": 0}})
+    (evictions,), _ = play([at], config(KOORDINATOR, koordinator_memory=KoordinatorMemoryConfig(lower=0.3)))
+    assert victims(evictions) == ["e", "d", "c"]
+    assert evictions.waiting == ("default/b",)
 
 
 def test_victims_are_in_katalysts_order() -> None:
