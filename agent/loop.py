@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,10 +19,11 @@ from agent.advisor.latency import breach_ns, can_shrink
 from agent.advisor.waits import alarmed
 from agent.config import Config
 from agent.forecast_state import ForecastFile
-from agent.policy import Remembered, inherited, judge
+from agent.policy import Judged, Remembered, inherited, judge
 from agent.qrm.actuator import Actuator
 from agent.qrm.checkpoint import Checkpoint
 from agent.qrm.cpu import managed
+from agent.qrm.placing.ceiling import below, ceiling_of
 from agent.qrm.placing.state import CpuState, rebuild
 from agent.sense.sensor import Sensor
 from agent.sense.triggers import TriggerSet
@@ -34,6 +35,7 @@ from api.memory_advice import MemoryAdvice
 from api.node_advice import NodeAdvice
 from api.pods import Pod
 from api.ports import Sink, Unavailable
+from api.qos import QoSLevel
 from api.rates import members, total
 from api.samples import Snapshot, SourceStatus
 
@@ -65,7 +67,6 @@ class Loop:
         """Raises Unavailable where the checkpoint cannot be read."""
         self._config, self._sensor, self._actuator, self._act = config, sensor, actuator, actuator.act
         self._sinks, self._triggers, self._banner = sinks, triggers, banner
-        # After a crash in the middle of a breach, growth goes on from what is lent now instead of starting at the node.
         self._checkpoint, self._damaged, cpus = checkpoint, False, None
         if checkpoint is not None:
             cpus = checkpoint.load(time.monotonic_ns())
@@ -75,9 +76,8 @@ class Loop:
         if forecasts is not None:
             series = forecasts.load(time.monotonic_ns(), time.time_ns())
             self._banner += forecasts.messages
-        self._known = msgspec.structs.replace(
-            inherited(cpus or CpuState(), actuator.inherited_cores()), forecasts=Watched(series=series)
-        )
+        self._known = msgspec.structs.replace(inherited(cpus or CpuState()), forecasts=Watched(series=series))
+        self._heir = True
         self._shadow = Remembered()
         self._evictor, self._node_knobs = evictor, node_knobs
         self._previous: Snapshot | None = None
@@ -142,6 +142,8 @@ class Loop:
             inside = members(snapshot.cgroups, (container.cgroup for container in online_containers(snapshot)))
             self._online_ids = {path: [snapshot.cgroups[p].id for p in paths] for path, paths in inside.items()}
             if self._act is not Act.OFF:
+                if self._heir and snapshot.pods:
+                    self._heir, self._known = False, self._inheriting(snapshot)
                 if self._damaged:
                     self._damaged, self._known = False, self._rebuilt(snapshot, started)
                 judged, self._known = judge(snapshot, self._config, self._known, started)
@@ -149,12 +151,8 @@ class Loop:
                 snapshot = self._saved(snapshot)
                 advice, memory, node, forecasts = judged.advice, judged.memory, judged.node, judged.forecasts
                 stage = "actuator"
-                ours = managed(snapshot.pods)
-                # What nobody decides on any more, and an earlier policy changed, is given back.
-                decisions = judged.decisions(snapshot, self._actuator.knobs(ours))
-                outcomes = self._actuator.apply(decisions, started, loosen=judged.asked.loosen)
-                outcomes += self._actuator.release(decisions, ours - snapshot.cgroups.keys())
-                outcomes += self._actuator.finished()
+                for done in self._done(judged, snapshot, started):
+                    outcomes += done
         except Exception as error:
             log.exception("round %d: the %s failed; nothing more is changed in this round", self._seq, stage)
             snapshot = _with_failure(snapshot, stage, error)
@@ -186,10 +184,28 @@ class Loop:
             sink.publish(finished)
         return finished
 
+    def _done(self, judged: Judged, snapshot: Snapshot, now_ns: int) -> Iterator[tuple[Outcome, ...]]:
+        """Have done what is to be, and given back what nobody decides on any more and an earlier policy changed."""
+        ours = managed(snapshot.pods)
+        decisions = judged.decisions(snapshot, self._actuator.knobs(ours))
+        yield self._actuator.apply(decisions, now_ns, loosen=judged.asked.loosen)
+        if snapshot.cgroups:  # a tree that cannot be read tells of nobody that he has left
+            yield self._actuator.release(decisions, (ours | judged.named) - snapshot.cgroups.keys())
+        yield self._actuator.finished()
+
+    def _inheriting(self, snapshot: Snapshot) -> Remembered:
+        """What is known, with the CPU that an agent before this one left reclaimed pods: after a crash in the middle of a
+        breach growth goes on from there instead of starting at the node."""
+        reclaimed = {c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers}
+        lent = self._actuator.inherited_cores(reclaimed)
+        advisor = msgspec.structs.replace(self._known.advisor, lent_cores=lent)
+        return self._known if lent is None else msgspec.structs.replace(self._known, advisor=advisor)
+
     def _rebuilt(self, snapshot: Snapshot, now_ns: int) -> Remembered:
         """What is known, with who has which CPUs as the cgroups themselves say."""
         policy = self._config.placing.policy
-        cpus = rebuild(snapshot.pods, snapshot.cgroups, snapshot.topology, policy, now_ns)
+        topology = below(snapshot, ceiling_of(snapshot, None)).topology
+        cpus = rebuild(snapshot.pods, snapshot.cgroups, topology, policy, now_ns)
         known = inherited(cpus, self._known.advisor.lent_cores)
         return msgspec.structs.replace(known, forecasts=self._known.forecasts)
 
@@ -286,7 +302,8 @@ class Loop:
         }
 
     def _can_shrink(self) -> bool:
-        advisor, previous = self._config.advisor, self._previous
+        # What the advisor remembers has only the CPUs that pods may have.
+        advisor, previous = self._config.advisor, self._known.advisor.previous
         if advisor.policy != "latency" or self._act is Act.OFF or previous is None:
             return False
         return can_shrink(self._known.advisor, len(previous.topology.cpus), advisor.latency)

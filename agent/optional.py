@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 State = tuple[Path, str]
 """The state directory, and the id of this boot."""
-NODE_ORIGINALS, RESCTRL_GROUPS = "node-originals.json", "fs/resctrl/dioptase-*"
-"""As agent.qrm.node_files and agent.qrm.resctrl have them, which are loaded only where they are needed."""
+NODE_ORIGINALS, OOM_ORIGINALS, RESCTRL_GROUPS = "node-originals.json", "oom-originals.json", "fs/resctrl/dioptase-*"
+"""As agent.qrm.node_files, oom_scores and resctrl have them, which are loaded only where they are needed."""
 
 
 def open_evictor(config: Config, act: Act, hierarchy: Hierarchy, stack: AsyncExitStack) -> Evictor | None:
@@ -58,8 +58,9 @@ def open_forecasts(config: Config, act: Act, state: State, stack: AsyncExitStack
 def open_node_knobs(
     config: Config, act: Act, hierarchy: Hierarchy, state: State, sys: Path
 ) -> tuple[NodeKnobs | None, tuple[str, ...]]:
-    """Settings of disks and caches, where there are any or an earlier agent had some; why they are left alone."""
-    left = act is Act.ON and ((state[0] / NODE_ORIGINALS).exists() or any(sys.glob(RESCTRL_GROUPS)))
+    """Settings of disks, caches and processes, where there are any or an earlier agent had some; why they are left alone."""
+    journals = (state[0] / name for name in (NODE_ORIGINALS, OOM_ORIGINALS))
+    left = act is Act.ON and (any(journal.exists() for journal in journals) or any(sys.glob(RESCTRL_GROUPS)))
     if act is Act.OFF or not (config.knobs.of_the_node or left):
         return None, ()
     from agent.qrm import node_knobs  # noqa: PLC0415 - few nodes set any
@@ -67,4 +68,4 @@ def open_node_knobs(
     try:
         return node_knobs.open_node_knobs(config.knobs, hierarchy, state, sys, dry=act is not Act.ON), ()
     except Unavailable as error:
-        return None, (f"Disks and caches are left alone: {error.reason}: {error.remedy}.",)
+        return None, (f"Disks, caches and OOM scores are left alone: {error.reason}: {error.remedy}.",)

@@ -24,8 +24,10 @@ from agent.advisor.state import Memory
 from agent.config import Config
 from agent.qrm.asked import Asked, AskedMemory, ask
 from agent.qrm.cpu import decide
+from agent.qrm.placing.ceiling import Ceiling, below, ceiling_of, with_ceiling
 from agent.qrm.placing.place import place
 from agent.qrm.placing.state import FALLBACK, CpuState, Placement, with_bindings
+from agent.qrm.placing.static import not_shared
 from agent.qrm.wishes import resolve
 from api.decisions import Advice, Decision
 from api.forecasts import Outlook
@@ -48,9 +50,10 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     asked: AskedMemory = AskedMemory()
     node: NodeMemory | None = None
     forecasts: Watched = Watched()
+    ceiling: Ceiling | None = None
 
 
-def inherited(cpus: CpuState, lent_cores: float | None) -> Remembered:
+def inherited(cpus: CpuState, lent_cores: float | None = None) -> Remembered:
     """What an agent that was just started knows of the one before it: the CPU that its quotas left, who has which CPUs, and
     how large the pools are. Where reclaimed pods shared those of the others, that says nothing."""
     pools = {} if cpus.overlap else cpus.pools()
@@ -69,11 +72,13 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     node: NodeAdvice | None = None
     """Of the node as a whole; None where nothing of it is switched on."""
     forecasts: tuple[Outlook, ...] = ()
+    ceiling: Ceiling | None = None
 
     def decisions(self, snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]) -> tuple[Decision, ...]:
         """Every knob that something is to be said about, by the knobs that the kernel has for each cgroup: what the advice
         says of CPU comes first, and nothing that is wished for contradicts it."""
-        taken = () if self.advice is None else decide(self.advice, snapshot, knobs, self.placement)
+        inside = below(snapshot, self.ceiling)
+        taken = () if self.advice is None else decide(self.advice, inside, knobs, self.placement)
         wishes = (*(self.memory.wishes if self.memory is not None else ()), *self.asked.wishes)
         return (*taken, *resolve(wishes, snapshot, knobs, taken, self.named))
 
@@ -81,29 +86,22 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) -> tuple[Judged, Remembered]:
     """One round; `now_ns` is CLOCK_MONOTONIC."""
     # Whom QRM bound to NUMA nodes, the advisor provides for there.
-    snapshot = msgspec.structs.replace(snapshot, pods=with_bindings(snapshot.pods, known.cpus))
+    whole = msgspec.structs.replace(snapshot, pods=with_bindings(snapshot.pods, known.cpus))
+    # CPUs that no pod may have are nobody's need and nobody's to lend; memory and power are the whole node's.
+    ceiling = ceiling_of(whole, known.ceiling)
+    snapshot = below(whole, ceiling)
     previous = known.advisor.previous
     watched = look_ahead(previous, snapshot, known.forecasts, config.forecast, now_ns)
     before = msgspec.structs.replace(known.advisor, forecasts=watched.outlooks)
     advice, advisor = advise(snapshot, config.advisor, before, now_ns, config.inference)
-    placement, cpus = None, known.cpus
-    if advice is not None and snapshot.topology.cpus:
-        by_numa = {} if advice.headroom is None else advice.headroom.cores_by_numa
-        known_cpus = msgspec.structs.replace(known.cpus, numa_headroom=by_numa)
-        placement, cpus = place(advice.cpu.sizes, snapshot.pods, snapshot.topology, known_cpus, config.placing, now_ns)
-        # `fallback` is no pool of its own: it is all that are not reclaimed pods'.
-        pools = tuple(pool for pool in placement.pools if pool.name != FALLBACK)
-        advisor = msgspec.structs.replace(advisor, pools={pool.name: pool.cpus for pool in pools}, cpus=placement.cpus)
-        lent = float(sum(len(pool.cpus) for pool in pools if pool.name == RECLAIM_POOL))
-        # Where pools are asked for that do not fit together, less is there to be lent than their sizes leave.
-        lent = advice.lent_cores if advice.idle else min(advice.lent_cores, lent)
-        advice = msgspec.structs.replace(advice, pools=pools, lent_cores=lent, rejected=placement.rejected)
-    elif advice is not None:
-        advice = None
-    situation = situation_of(snapshot, advisor, config, now_ns)
+    advice, advisor, placement, cpus = _placed(advice, advisor, snapshot, known.cpus, config, now_ns)
+    if advice is not None:
+        why = with_ceiling(advice.verdict, ceiling, len(whole.topology.cpus))
+        advice = msgspec.structs.replace(advice, verdict=why)
+    situation = situation_of(whole, advisor, config, now_ns)
     memory, remembered = advise_memory(situation, known.memory, config.memory)
     if policy_of(config.advisor) == FORECAST:
-        memory = foretold_memory(memory, watched.outlooks, snapshot, config)
+        memory = foretold_memory(memory, watched.outlooks, whole, config)
     reporter = known.reporter
     if advice is not None and advice.headroom is not None:
         found = with_memory(advice.headroom, memory.headroom_bytes, memory.headroom_by_numa, config.advisor)
@@ -111,8 +109,14 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
         advertised, reporter = report(found, capacity(snapshot), reporter, config.report, now_ns, enable_reclaim=lends)
         advice = msgspec.structs.replace(advice, headroom=found, advertised=advertised)
         advisor = msgspec.structs.replace(advisor, advertised_by_numa=advertised.cores_by_numa)
-    asked, asked_memory = ask(snapshot, previous, config.knobs, known.asked)
-    node, node_memory = _node(snapshot, advisor, config, known, now_ns)
+    # Only where the advisor's policy is `none` may cpusets be suppressed: nothing is placed then.
+    excluded = not_shared(snapshot, config.placing) if config.knobs.suppress.policy == "cpuset" else ()
+    asked, asked_memory = ask(snapshot, previous, config.knobs, known.asked, excluded)
+    if advice is not None:
+        # A pod is shown with one reason, and to be without the CPUs that it asks for is the graver one.
+        rejected = {**asked.bandwidth.rejected, **advice.rejected}
+        advice = msgspec.structs.replace(advice, cards=asked.bandwidth.cards, rejected=rejected)
+    node, node_memory = _node(whole, advisor, config, known, now_ns)
     judged = Judged(
         advice=advice,
         placement=placement,
@@ -121,6 +125,7 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
         asked=asked,
         node=node,
         forecasts=watched.outlooks,
+        ceiling=ceiling,
     )
     return judged, Remembered(
         advisor=advisor,
@@ -130,7 +135,27 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
         asked=asked_memory,
         node=node_memory,
         forecasts=watched,
+        ceiling=ceiling,
     )
+
+
+def _placed(
+    advice: Advice | None, advisor: Memory, snapshot: Snapshot, known: CpuState, config: Config, now_ns: int
+) -> tuple[Advice | None, Memory, Placement | None, CpuState]:
+    """The same advice with the CPUs of the pools; without CPUs there is none."""
+    if advice is None or not snapshot.topology.cpus:
+        return None, advisor, None, known
+    by_numa = {} if advice.headroom is None else advice.headroom.cores_by_numa
+    known = msgspec.structs.replace(known, numa_headroom=by_numa)
+    placement, cpus = place(advice.cpu.sizes, snapshot.pods, snapshot.topology, known, config.placing, now_ns)
+    # `fallback` is no pool of its own: it is all that are not reclaimed pods'.
+    pools = tuple(pool for pool in placement.pools if pool.name != FALLBACK)
+    advisor = msgspec.structs.replace(advisor, pools={pool.name: pool.cpus for pool in pools}, cpus=placement.cpus)
+    lent = float(sum(len(pool.cpus) for pool in pools if pool.name == RECLAIM_POOL))
+    # Where pools are asked for that do not fit together, less is there to be lent than their sizes leave.
+    lent = advice.lent_cores if advice.idle else min(advice.lent_cores, lent)
+    advice = msgspec.structs.replace(advice, pools=pools, lent_cores=lent, rejected=placement.rejected)
+    return advice, advisor, placement, cpus
 
 
 def _node(

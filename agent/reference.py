@@ -203,7 +203,9 @@ def _values(kind: types.Type, places: Mapping[type, _Place]) -> str:
             what = "whole number" if isinstance(kind, types.IntType) else "number"
             return ", ".join(filter(None, (what, _bounds(kind))))
         case types.StrType():
-            return "text" if kind.pattern is None else f"text that matches `{kind.pattern}`"
+            # A bar would end the cell, in code too.
+            pattern = (kind.pattern or "").replace("|", "\\|")
+            return f"text that matches `{pattern}`" if pattern else "text"
         case types.EnumType():
             return ", ".join(f"`{member.value}`" for member in kind.cls)
         case types.LiteralType():

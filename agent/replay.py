@@ -40,7 +40,9 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True):
     """What a round says of the time since the one before it, whatever any policy says. Cores, and core seconds a second."""
 
     at_s: float
-    """Since the first round."""
+    """Since the first round; the time between two boots is left out."""
+    boot: int = 0
+    """How many boots there were before this one."""
     interval_s: float
     node_cpus: int
     online_cores: float
@@ -71,8 +73,8 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """What online pods waited for batch work, or would have,"""
     short_cores: float
     """and what they wanted beyond the CPUs of their own pool, where the pools are kept apart."""
-    victims: int | None = None
-    """Pods that would have had to leave; None where no eviction plugin is named."""
+    victims: frozenset[str] | None = None
+    """Uids of pods that would have had to leave; None where no eviction plugin is named."""
 
 
 class Player:
@@ -110,24 +112,32 @@ class Player:
 
 
 def play(rounds: Iterable[Round], policies: Mapping[str, Config]) -> Iterator[tuple[Fact, dict[str, Mark]]]:
-    """Every round from the second of each boot on, with what each policy would have made of it."""
+    """Every round from the second of each boot on, with what each policy would have made of it. No policy remembers anything
+    of another boot, whose clock says nothing in this one."""
     players = {name: Player(config) for name, config in policies.items()}
     before: Round | None = None
-    began_ns: int | None = None
+    began_ns, at_ns, boot = 0, 0, 0
     for finished in rounds:
         snapshot = finished.snapshot
+        if before is None:
+            began_ns = snapshot.taken_at_ns
+        elif _rebooted(before.snapshot, snapshot):
+            players = {name: Player(config) for name, config in policies.items()}
+            began_ns, boot, before = snapshot.taken_at_ns - at_ns, boot + 1, None
         judged = {name: player.judge(snapshot) for name, player in players.items()}
         change = rates(before.snapshot, snapshot) if before is not None else None
         if change is not None and before is not None:
-            began_ns = before.snapshot.taken_at_ns if began_ns is None else began_ns
-            fact = fact_of(before, finished, change, began_ns)
+            fact = fact_of(before, finished, change, began_ns, boot)
             yield fact, {name: mark(fact, *judged[name], player.victims) for name, player in players.items()}
-        elif before is not None:
-            began_ns = None
-        before = finished
+        at_ns, before = snapshot.taken_at_ns - began_ns, finished
 
 
-def fact_of(before: Round, finished: Round, change: Rates, began_ns: int) -> Fact:
+def _rebooted(before: Snapshot, now: Snapshot) -> bool:
+    """Between these two; not every machine names its boots."""
+    return now.boot_id != before.boot_id or now.taken_at_ns < before.taken_at_ns
+
+
+def fact_of(before: Round, finished: Round, change: Rates, began_ns: int, boot: int = 0) -> Fact:
     """What happened between two rounds."""
     snapshot = finished.snapshot
     online = [c.cgroup for c in online_containers(snapshot)]
@@ -137,6 +147,7 @@ def fact_of(before: Round, finished: Round, change: Rates, began_ns: int) -> Fac
     reclaimed = [c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers]
     return Fact(
         at_s=(snapshot.taken_at_ns - began_ns) / NS_PER_S,
+        boot=boot,
         interval_s=change.node.interval_ns / NS_PER_S,
         node_cpus=len(snapshot.topology.cpus),
         online_cores=used,
@@ -172,7 +183,7 @@ def mark(fact: Fact, advice: Advice | None, changes: int, victims: Sequence[Vict
         batch_cores=would,
         harm_cores=0.0 if apart else fact.harm_cores * share,
         short_cores=max(fact.wanted_cores - len(own), 0.0) if apart else 0.0,
-        victims=None if victims is None else len(victims),
+        victims=None if victims is None else frozenset(each.uid for each in victims if not each.notify),
     )
 
 
@@ -195,11 +206,12 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     shrinks: int
     changes: int
     victims: int | None
-    """Pods that would have had to leave; they stayed, so one may be counted again. None where no plugin is named."""
+    """Pods that would have had to leave, each once, for they stayed; not who is only told. None where no plugin is named."""
 
 
 class Tally:
-    """Adds up what `play` yields for one policy. Promises are held against what came within `horizon_s`."""
+    """Adds up what `play` yields for one policy. Promises are held against what came within `horizon_s`; those that a reboot
+    cut short are neither kept nor missed."""
 
     def __init__(self, horizon_s: float) -> None:
         self._horizon_s = horizon_s
@@ -213,7 +225,8 @@ class Tally:
         """Use that nothing later exceeds, so the first is the most since any open promise."""
         self._kept = self._missed = 0
         self._missed_cores = 0.0
-        self._victims: int | None = None
+        self._boot = 0
+        self._victims: frozenset[str] | None = None
 
     def add(self, fact: Fact, mark: Mark) -> None:
         seconds = fact.interval_s
@@ -226,8 +239,12 @@ class Tally:
         self._shrinks += mark.action == "shrink"
         self._changes += mark.changes
         if mark.victims is not None:
-            self._victims = (self._victims or 0) + mark.victims
+            self._victims = (self._victims or frozenset()) | mark.victims
         self._slots = [a + b for a, b in zip(self._slots, fact.waits, strict=True)]
+        if fact.boot != self._boot:
+            self._boot = fact.boot
+            self._open.clear()
+            self._peaks.clear()
         while self._peaks and self._peaks[-1][1] <= fact.online_cores:
             self._peaks.pop()
         self._peaks.append((fact.at_s, fact.online_cores))
@@ -263,5 +280,5 @@ class Tally:
             missed_cores=self._missed_cores / self._missed if self._missed else None,
             shrinks=self._shrinks,
             changes=self._changes,
-            victims=self._victims,
+            victims=None if self._victims is None else len(self._victims),
         )

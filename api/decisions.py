@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
-from api.advice import CpuAdvice, Headroom
+from api.advice import CardBandwidth, CpuAdvice, Headroom
 from api.evictions import Evictions, KillEvent
 from api.forecasts import Outlook
 from api.knobs import Knob, Verdict
@@ -40,7 +40,9 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[Pool, ...] = ()
     """and the CPUs that QRM chose."""
     rejected: Mapping[str, Verdict] = {}
-    """Pods whose wish for CPUs cannot be fulfilled, by `namespace/name`, and why; they have CPUs all the same."""
+    """Pods whose wish for CPUs or network bandwidth cannot be fulfilled, by `namespace/name`, and why; they run on."""
+    cards: tuple[CardBandwidth, ...] = ()
+    """Network cards whose speed is known, and what they are promised to whom."""
     requirement_cores: float | None
     """What the online pods need, estimated; None where inputs are missing."""
     headroom: Headroom | None = None

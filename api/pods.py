@@ -14,6 +14,8 @@ from api.qos import Enhancements, QoSLevel
 RECLAIMED_CPU = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
 """In thousandths of a CPU, as a whole number: `2k` is two CPUs."""
 RECLAIMED_MEMORY = "resource.katalyst.kubewharf.io/reclaimed_memory"
+NET_BANDWIDTH = "resource.katalyst.kubewharf.io/net_bandwidth"
+"""In Mbit/s, both ways."""
 _QUANTITY = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)([numkMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,2}|)", re.ASCII)
 _SCALE = {
     "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("0.001"), "": Decimal(1),
@@ -50,6 +52,8 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     """Request of resource.katalyst.kubewharf.io/reclaimed_millicpu."""
     reclaimed_memory_bytes: int | None = None
     """Request of resource.katalyst.kubewharf.io/reclaimed_memory."""
+    net_bandwidth_mbit: int | None = None
+    """Request of resource.katalyst.kubewharf.io/net_bandwidth."""
     sidecar: bool = False
     """Whether it goes along with the pod's main container."""
 

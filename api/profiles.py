@@ -51,7 +51,7 @@ def service_profile(annotations: Mapping[str, str]) -> tuple[ServiceProfile, tup
         return ServiceProfile(), ()
     try:
         return msgspec.json.decode(text, type=ServiceProfile), ()
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         remedy = (
             'write JSON such as {"targets": {"request_p99_ms": {"upper": 20}}}; until then nothing of the pod is lent'
         )

@@ -140,7 +140,7 @@ def measure(pods: int, cpus: int, numa: int, goal_ms: float, policy: str, rounds
         if policy == GROWING:
             pace = (1 - FIRST_LENT) / (rounds + settling)
             advisor = {"policy": "latency", "latency": {"growRatioPerS": pace}}
-            stack.enter_context(patch.object(Actuator, "inherited_cores", lambda _self: FIRST_LENT * cpus))
+            stack.enter_context(patch.object(Actuator, "inherited_cores", lambda *_: FIRST_LENT * cpus))
         config = msgspec.convert({"advisor": advisor}, Config)
         hierarchy = stack.enter_context(plain_tree(made))
         simulation = Simulation(made)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from api.advice import Headroom, PoolSize, RegionAdvice
+from api.advice import CardBandwidth, Headroom, PoolSize, RegionAdvice
 from api.knobs import Verdict
 from api.memory_advice import MemoryAdvice
 from api.pods import Pod
@@ -50,7 +50,9 @@ class PodStory(msgspec.Struct, frozen=True, kw_only=True):
     lending: Lending | None = None
     """Of a reclaimed pod alone: what it has a part in."""
     rejected: Verdict | None = None
-    """Why its wish for CPUs cannot be fulfilled."""
+    """Why its wish for CPUs or network bandwidth cannot be fulfilled."""
+    cards: tuple[CardBandwidth, ...] = ()
+    """Network cards that it is promised bandwidth of."""
     problems: tuple[str, ...] = ()
     """What its labels and annotations say that cannot be taken as said."""
     untouched: bool = False
@@ -99,6 +101,7 @@ def pods(wanted: Collection[str], touched: Collection[str], view: View, snapshot
             regions=tuple(one for one in view.regions if _provides_for(one, pod)),
             lending=_lending(view) if pod.qos is QoSLevel.RECLAIMED else None,
             rejected=view.rejected.get(pod.key),
+            cards=tuple(card for card in view.cards if pod.key in card.pods),
             problems=pod.problems,
             untouched=pod.key not in touched,
         )

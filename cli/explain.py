@@ -39,17 +39,23 @@ STATUSES = {
 def knob_text(story: KnobStory, now: Now, now_ns: int) -> Iterator[tuple[str, str]]:
     """Label and text of each part; the first is the heading."""
     # An agent that does not act has put back whatever an earlier one wrote, without a word in the journal.
-    verb = "is" if now.act == Act.ON.value else f"was, at {words.clock(story.newest.wall_time_ns / 1e6)},"
+    holds = now.act == Act.ON.value and story.later is None
+    verb = "is" if holds else f"was, at {words.clock(story.newest.wall_time_ns / 1e6)},"
     yield "", f"{story.knob} of {words.clean(story.pod or story.cgroup)} {verb} {_value(story.knob, story.value)}"
     yield "cgroup", words.clean(story.cgroup)
     yield from _entry_text("decided", story.newest, now_ns)
     if story.in_force is not None:
         yield from _entry_text("in force", story.in_force, now_ns)
+    if story.later is not None:
+        yield "since then", _line(story.later)
     for i, entry in enumerate(story.earlier):
-        rule = words.clean(entry.outcome.decision.verdict.rule)
-        when = words.clock(entry.wall_time_ns / 1e6)
-        text = f"#{entry.seq}, {when} {words.change(entry.outcome)} ({entry.outcome.status.value}, {rule})"
-        yield "" if i else "earlier", text
+        yield "" if i else "earlier", _line(entry)
+
+
+def _line(entry: JournalEntry) -> str:
+    rule = words.clean(entry.outcome.decision.verdict.rule)
+    when = words.clock(entry.wall_time_ns / 1e6)
+    return f"#{entry.seq}, {when} {words.change(entry.outcome)} ({entry.outcome.status.value}, {rule})"
 
 
 def _entry_text(label: str, entry: JournalEntry, now_ns: int) -> Iterator[tuple[str, str]]:
@@ -95,8 +101,12 @@ def now_text(now: Now) -> Iterator[tuple[str, str]]:
         yield said.topic, f"{words.clean(said.text)} (rule {words.clean(said.rule)})"
     for i, outlook in enumerate(now.forecasts):
         yield "" if i else "foretold", foretold.sentence(outlook)
+    older = {each.source: each for each in now.readings}
     for i, source in enumerate(now.sources):
         fate = f"{words.age(now.age_s)} old, took {words.duration(source.duration_ns / 1000)}"
+        if (reading := older.get(source.name)) is not None:
+            age_s = now.age_s + (now.wall_time_ns - reading.read_at_ns) / 1e9
+            fate += f"; {reading.what}: {words.age(age_s)} old"
         if not source.ok:
             fate = f"failed: {words.clean(source.error)}; {words.clean(source.remedy)}"
         sign, name = "✓" if source.ok else "✕", words.join([words.clean(source.name), words.clean(source.detail)], " ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from api.evictions import EvictionEntry, Victim
+from api.knobs import Verdict
 from cli import words
 from cli.reasons import EvictionStory
 from cli.verdicts import verdict_text
@@ -54,4 +55,5 @@ def threshold_text(threshold: ThresholdView) -> Iterator[tuple[str, str]]:
         yield "observed", f"{threshold.observed:.12g}, met when {threshold.operator} {threshold.value:.12g}"
     if threshold.met_s is not None:
         yield "met for", f"{words.age(threshold.met_s)}; it acts after {threshold.tolerance_s:g} s"
-    yield "because", words.clean(threshold.text)
+    verdict = Verdict(rule=threshold.rule, text=threshold.text, threshold=threshold.value, inputs=threshold.inputs)
+    yield from verdict_text(verdict)

@@ -14,6 +14,7 @@ from api.memory_advice import MemoryAdvice
 from api.pods import Pod
 from api.samples import Snapshot, SourceStatus
 from cli.advised import MEMORY, PodStory, PoolStory, memory, pods, pools, troubled
+from cli.ages import Reading, readings
 from exporters.evictions import ThresholdView
 from exporters.view import AnswerView, ShadowView, View
 
@@ -35,6 +36,8 @@ class KnobStory(msgspec.Struct, frozen=True, kw_only=True):
     """The decision that made the value, where the newest did not: it was dry, refused or met another cgroup."""
     earlier: tuple[JournalEntry, ...]
     """Up to three before it, newest first."""
+    later: JournalEntry | None = None
+    """Where a decision was asked for by its number: the newest one on this knob, if that is another."""
 
 
 class EvictionStory(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +66,8 @@ class Now(msgspec.Struct, frozen=True, kw_only=True):
     answers: tuple[AnswerView, ...]
     forecasts: tuple[Outlook, ...]
     sources: tuple[SourceStatus, ...]
+    readings: tuple[Reading, ...]
+    """What of them is older than the round."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +102,8 @@ def answer(
     Entries are oldest first. `now_ns` is CLOCK_REALTIME.
     """
     knobs = tuple(story for story in stories(_until(target, entries)) if target is None or about(story, target))
+    if _event(target) is not None:
+        knobs = tuple(msgspec.structs.replace(story, later=_later(story, entries)) for story in knobs)
     wanted = troubled(view, snapshot)
     if target is not None:
         wanted = frozenset(pod.key for pod in snapshot.pods if _is_about_pod(pod, target))
@@ -104,7 +111,7 @@ def answer(
     now = Now(
         seq=snapshot.seq, wall_time_ns=snapshot.wall_time_ns, age_s=age_s, act=view.act, policy=view.policy,
         action=view.action, rule=view.rule, text=view.reason, threshold=view.threshold, shadow=view.shadow,
-        answers=view.answers, forecasts=view.forecasts, sources=snapshot.sources,
+        answers=view.answers, forecasts=view.forecasts, sources=snapshot.sources, readings=readings(snapshot),
     )  # fmt: skip
     thresholds = view.evictions.thresholds if view.evictions is not None else ()
     return Answer(
@@ -142,12 +149,22 @@ def _until(target: str | None, entries: Sequence[JournalEntry]) -> Sequence[Jour
     return entries if event is None else [entry for entry in entries if entry.seq <= event]
 
 
+def _later(story: KnobStory, entries: Sequence[JournalEntry]) -> JournalEntry | None:
+    """The newest decision on that knob after the story's own."""
+    same = [entry for entry in entries if entry.seq > story.newest.seq and _key(entry) == _key(story.newest)]
+    return same[-1] if same else None
+
+
+def _key(entry: JournalEntry) -> tuple[str, str, str]:
+    decision = entry.outcome.decision
+    return (decision.pod, decision.cgroup, decision.knob.value)
+
+
 def stories(entries: Sequence[JournalEntry]) -> list[KnobStory]:
     """One story per knob and cgroup, in order of pod and knob."""
     by_knob: dict[tuple[str, str, str], list[JournalEntry]] = {}
     for entry in entries:
-        decision = entry.outcome.decision
-        by_knob.setdefault((decision.pod, decision.cgroup, decision.knob.value), []).append(entry)
+        by_knob.setdefault(_key(entry), []).append(entry)
     return [_story(key, by_knob[key]) for key in sorted(by_knob)]
 
 

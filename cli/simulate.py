@@ -17,7 +17,7 @@ from cli.scores import Track
 
 @click.command()
 @click.option("--policy", "policies", multiple=True, metavar="NAME|FILE", default=("latency", "canonical"), show_default=True,
-    help="A policy by name, or a settings file whose advisor section is taken; once for each.")  # fmt: skip
+    help="A policy by name, or a settings file; once for each.")  # fmt: skip
 @click.option("--cpus", type=click.IntRange(1, machine.MOST_CPUS), default=48, show_default=True)
 @click.option("--numa", type=click.IntRange(1, machine.MOST_NUMA), default=1, show_default=True, help="NUMA nodes.")
 @click.option("--load", "kinds", type=click.Choice(sorted(KINDS)), multiple=True, default=("diurnal",), show_default=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from api.advice import UNBOUND, PoolSize, RegionAdvice
+from api.advice import NO_BANDWIDTH, NO_CARD, SPEED_UNKNOWN, UNBOUND, PoolSize, RegionAdvice
 from api.memory_advice import MemoryAdvice
 from cli import words
 from cli.advised import Lending, PodStory, PoolStory
@@ -12,6 +12,9 @@ from cli.promised import promised_text
 from cli.verdicts import verdict_text
 
 Parts = Iterator[tuple[str, str]]
+_NO_CPUS = "it does not have the CPUs that it asks for, and runs on those of others"
+_NO_BANDWIDTH = "it is not promised the network bandwidth that it asks for, and takes what there is"
+_REJECTED = dict.fromkeys((NO_BANDWIDTH, NO_CARD, SPEED_UNKNOWN), _NO_BANDWIDTH)
 
 
 def pod_text(story: PodStory) -> Parts:
@@ -25,8 +28,11 @@ def pod_text(story: PodStory) -> Parts:
     for problem in story.problems:
         yield "problem", words.clean(problem)
     if story.rejected is not None:
-        yield "rejected", "it does not have the CPUs that it asks for, and runs on those of others"
+        yield "rejected", _REJECTED.get(story.rejected.rule, _NO_CPUS)
         yield from verdict_text(story.rejected)
+    for card in story.cards:
+        whole = f"of {card.capacity} that can be promised both ways {card.promised} are"
+        yield "network", f"{card.pods[story.pod]} Mbit/s of {words.clean(card.name)} are promised to it; {whole}"
     if story.lending is not None:
         yield from _lending_text(story.lending)
     for one in story.regions:

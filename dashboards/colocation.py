@@ -156,9 +156,9 @@ def _regions() -> list[Panel]:
             Query(f"dioptase_region_control_cores{{{NODE}}}", "{{region}} by {{policy}}: {{control}} on {{instance}}"),
         ),
         lines(
-            "Pods whose wish for CPUs cannot be fulfilled",
+            "Pods whose wish for CPUs or network bandwidth cannot be fulfilled",
             units.Short,
-            "They run all the same, on CPUs of others. `dioptase explain POD` says why.",
+            "They run all the same, on what others have. `dioptase explain POD` says why.",
             Query(f"dioptase_rejected_pods{{{NODE}}}", "{{rule}} on {{instance}}"),
             stacked=True,
         ),

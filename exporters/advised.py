@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from api.advice import UNBOUND, PoolSize
 from api.decisions import Advice, Round
 from api.memory_advice import MemoryAdvice, MemoryCondition, MemoryPressure
+from exporters.nodes import MOST_INTERFACES
 from exporters.points import Family, Labels, points
 
 NODE = ""
@@ -39,6 +40,13 @@ def _cpu(advice: Advice) -> Iterator[Family]:
     yield points("dioptase_region_indicator_target", (((name, signal.name), signal.target) for name, signal in signals))
     rejected = Counter(verdict.rule for verdict in advice.rejected.values())
     yield points("dioptase_rejected_pods", (((rule,), count) for rule, count in sorted(rejected.items())))
+    cards = advice.cards[:MOST_INTERFACES]
+    yield points("dioptase_network_capacity_mbit", (
+        ((card.name, direction), capacity)
+        for card in cards
+        for direction, capacity in (("received", card.ingress_capacity), ("sent", card.egress_capacity))
+    ))  # fmt: skip
+    yield points("dioptase_network_promised_mbit", (((card.name,), card.promised) for card in cards))
 
 
 def _place(size: PoolSize) -> Labels:

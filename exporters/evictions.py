@@ -34,6 +34,8 @@ class ThresholdView(msgspec.Struct, frozen=True, kw_only=True):
     judged: bool
     """False where an input was missing or the plugin failed."""
     text: str
+    rule: str
+    inputs: Mapping[str, float | int | str | None]
     met_s: float | None
     """For so long it has been met without a break."""
     tolerance_s: float
@@ -126,6 +128,8 @@ def _threshold(threshold: Threshold, now_ns: int) -> ThresholdView:
         operator=threshold.operator,
         judged=threshold.verdict.rule not in NOT_JUDGED,
         text=threshold.verdict.text,
+        rule=threshold.verdict.rule,
+        inputs=threshold.verdict.inputs,
         met_s=None if threshold.since_ns is None else _since(threshold.since_ns, now_ns),
         tolerance_s=threshold.tolerance_s,
         dry_run=threshold.dry_run,
@@ -158,17 +162,32 @@ def eviction_families(found: Evictions) -> Iterator[Family]:
     yield points("dioptase_eviction_leaving_pods", [((), len(found.leaving))])
 
 
-def victims_after(before: Mapping[Labels, int], finished: Round) -> Mapping[Labels, int]:
-    """Victims by plugin and dry run, with those of one more round; who is only told is none. Plugins begin at zero."""
-    found = finished.evictions
-    if found is None:
-        return before
-    counts = {(each.plugin, _word(each.dry_run)): 0 for each in found.thresholds} | dict(before)
-    for victim in found.victims:
-        if not victim.notify:
+class Victims(msgspec.Struct, frozen=True):
+    """Who had to leave since the agent started, and in a dry run would have had to."""
+
+    counts: Mapping[Labels, int] = {}
+    """By plugin and whether it ran dry."""
+    dry: frozenset[tuple[str, str]] = frozenset()
+    """Plugin and uid of pods that are here still because it ran dry."""
+
+    def after(self, finished: Round) -> Victims:
+        """With those of one more round. Plugins begin at zero. Who is only told is none, and of a pod that stays although it
+        would have had to leave its plugin says so again and again: it counts once."""
+        found = finished.evictions
+        if found is None:
+            return self
+        here = {pod.uid for pod in finished.snapshot.pods}
+        dry = {each for each in self.dry if each[1] in here}
+        counts = {(each.plugin, _word(each.dry_run)): 0 for each in found.thresholds} | dict(self.counts)
+        for victim in found.victims:
+            one = (victim.plugin, victim.uid)
+            if victim.notify or one in dry:
+                continue
+            if victim.dry_run:
+                dry.add(one)
             key = (victim.plugin, _word(victim.dry_run))
             counts[key] = counts.get(key, 0) + 1
-    return counts
+        return Victims(counts, frozenset(dry))
 
 
 def kills_after(before: Mapping[Labels, int], finished: Round) -> Mapping[Labels, int]:

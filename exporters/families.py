@@ -18,8 +18,9 @@ from api.samples import Snapshot
 from api.text import printable
 from exporters.advised import advised_families
 from exporters.cgroups import cgroup_families, dropped
-from exporters.evictions import eviction_families, kills_after, victims_after
+from exporters.evictions import Victims, eviction_families, kills_after
 from exporters.forecasts import forecast_families
+from exporters.in_force import with_limits_in_force
 from exporters.nodes import MOST_INTERFACES, node_families
 from exporters.points import Distribution, Exemplar, Family, Labels, Point, points
 from exporters.promised import promised_families
@@ -73,8 +74,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """By knob."""
     rounds: Mapping[Labels, Tally] = {}
     """By trigger and action; the action is empty where nothing was advised."""
-    victims: Mapping[Labels, int] = {}
-    """By eviction plugin and whether it ran dry."""
+    victims: Victims = Victims()
     kills: Mapping[Labels, int] = {}
     """By Katalyst's reason."""
     dropped: Mapping[str, int] = {}
@@ -101,7 +101,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
             decisions=decisions,
             repairs=repairs,
             rounds=rounds,
-            victims=victims_after(self.victims, finished),
+            victims=self.victims.after(finished),
             kills=kills_after(self.kills, finished),
             dropped={what: self.dropped.get(what, 0) + count for what, count in now.items()},
         )
@@ -120,7 +120,8 @@ def _all(observed: Observed) -> Iterator[Family]:
         snapshot = finished.snapshot
         trace = exemplar_labels(snapshot, traced=about.traced)
         yield from node_families(snapshot)
-        yield from cgroup_families(snapshot, finished.previous, trace, about.max_cgroups)
+        in_force = with_limits_in_force(finished)
+        yield from cgroup_families(in_force, finished.previous, trace, about.max_cgroups)
         yield _indicators(snapshot)
         yield from _advice(finished)
         yield from advised_families(finished)
@@ -130,7 +131,7 @@ def _all(observed: Observed) -> Iterator[Family]:
     yield _tallies("dioptase_decisions_total", observed.decisions)
     yield _tallies("dioptase_knob_repairs_total", observed.repairs)
     yield _tallies("dioptase_rounds_total", observed.rounds)
-    yield points("dioptase_eviction_victims_total", observed.victims.items())
+    yield points("dioptase_eviction_victims_total", observed.victims.counts.items())
     yield points("dioptase_eviction_kills_total", observed.kills.items())
     if finished is not None:
         yield from _agent(finished)

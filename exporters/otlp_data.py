@@ -37,7 +37,7 @@ from exporters.otlp_steps import Value, decided, steps
 from exporters.points import Distribution, Family, Labels
 from exporters.traces import round_ids
 
-UNITS = {"seconds": "s", "bytes": "By", "cores": "{core}", "hertz": "Hz", "joules": "J"}
+UNITS = {"seconds": "s", "bytes": "By", "cores": "{core}", "hertz": "Hz", "joules": "J", "mbit": "Mbit/s"}
 """UCUM. What has no unit keeps none: `1` would make Prometheus' translation call it a ratio."""
 MAX_EVENTS = 128
 """Events of one span, OpenTelemetry's own default; of decisions, what changed something comes first."""

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 
 from api.advice import RegionAdvice
 from api.decisions import Outcome, Round
-from api.evictions import Met, Threshold, Victim
+from api.evictions import KillEvent, Met, Threshold, Victim
 from api.knobs import Verdict
 from api.memory_advice import MemoryAdvice
 
 Value = str | int | float | bool | list[str]
 Attributes = dict[str, Value | None]
 MOST_OF_A_KIND = 16
-"""Regions, rejected pods, thresholds and victims that have an event, so that decisions have room."""
+"""Regions, rejected pods, thresholds, victims and kills that have an event, so that decisions have room."""
 
 
 def steps(finished: Round) -> Iterator[tuple[str, Attributes]]:
-    """Name and attributes of each: regions, pods whose wish was rejected, memory, evictions."""
+    """Name and attributes of each: regions, pods whose wish was rejected, memory, evictions and what became of earlier ones."""
     advice, evictions = finished.advice, finished.evictions
     if advice is not None:
         for one in advice.cpu.regions[:MOST_OF_A_KIND]:
@@ -33,6 +33,8 @@ def steps(finished: Round) -> Iterator[tuple[str, Attributes]]:
             yield "threshold", _threshold(threshold)
         for victim in evictions.victims[:MOST_OF_A_KIND]:
             yield "victim", _victim(victim)
+    for kill in finished.kills[:MOST_OF_A_KIND]:
+        yield "kill", _kill(kill)
 
 
 def decided(outcome: Outcome) -> Attributes:
@@ -114,4 +116,13 @@ def _victim(victim: Victim) -> Attributes:
         "dioptase.forced": victim.forced,
         "dioptase.grace_s": victim.grace_s,
         **why(victim.verdict),
+    }
+
+
+def _kill(kill: KillEvent) -> Attributes:
+    return {
+        "dioptase.pod": kill.pod,
+        "dioptase.kill": kill.reason.value,
+        "dioptase.reason": kill.message,
+        "dioptase.warning": kill.warning,
     }

@@ -18,7 +18,17 @@ PARTS = (
     (("dioptase_cgroup_io_", "dioptase_cgroup_block_", "dioptase_cgroup_network_"), "Every cgroup: disks and network"),
     ("dioptase_cgroup_", "Every cgroup: CPU and threads"),
     ("dioptase_indicator_", "What pods say of themselves"),
-    (("dioptase_pool_", "dioptase_share_", "dioptase_reclaim_", "dioptase_region_"), "What is lent"),
+    (
+        (
+            "dioptase_pool_",
+            "dioptase_share_",
+            "dioptase_reclaim_",
+            "dioptase_region_",
+            "dioptase_network_",
+            "dioptase_rejected_",
+        ),
+        "What is lent",
+    ),
     (("dioptase_decisions_", "dioptase_rounds_"), "What was decided"),
     ("dioptase_", "The agent itself"),
 )

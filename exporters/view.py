@@ -11,7 +11,7 @@ from heapq import nlargest
 
 import msgspec
 
-from api.advice import Headroom, PoolSize, RegionAdvice
+from api.advice import CardBandwidth, Headroom, PoolSize, RegionAdvice
 from api.cpus import format_cpu_list
 from api.decisions import Advice, Outcome, Round, Status
 from api.forecasts import Outlook
@@ -112,7 +112,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     regions: tuple[RegionAdvice, ...] = ()
     """and what the online pods on it get, with the reasons."""
     rejected: Mapping[str, Verdict] = {}
-    """Pods whose wish for CPUs cannot be fulfilled, and why."""
+    """Pods whose wish for CPUs or network bandwidth cannot be fulfilled, and why."""
+    cards: tuple[CardBandwidth, ...] = ()
+    """Network cards whose speed is known, and what they are promised to whom."""
     memory: MemoryAdvice | None = None
     """What is advised of memory; what it wishes of cgroups is among the changes."""
     node: NodeView = NodeView()
@@ -172,6 +174,7 @@ def build(finished: Round) -> View:
         sizes=advice.cpu.sizes if advice else (),
         regions=advice.cpu.regions if advice else (),
         rejected=advice.rejected if advice else {},
+        cards=advice.cards if advice else (),
         memory=_without_wishes(finished.memory),
         node=node_view(snapshot, previous, change.node.interval_ns if change else None, ended, reclaims.values()),
         containers=containers,
@@ -223,6 +226,7 @@ def past(view: View) -> View:
         sizes=(),
         regions=(),
         rejected={},
+        cards=(),
         memory=None,
         evictions=None,
         headroom=None,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from api.advice import Control, CpuAdvice, Headroom, PoolSize, Region, RegionAdvice, RegionKind, Signal
+from api.advice import CardBandwidth, Control, CpuAdvice, Headroom, PoolSize, Region, RegionAdvice, RegionKind, Signal
 from api.decisions import Round
 from api.evictions import Condition, Evictions, KillEvent, KillReason, Met, Shown, Threshold, Victim
 from api.facts import (
@@ -73,6 +73,10 @@ RICH_CPU = CpuAdvice(
     sizes=(PoolSize(pool="share-NUMA0", numa=0, cpus=3), PoolSize(pool="reclaim", cpus=1, quota_cores=1.5)),
 )  # fmt: skip
 RICH_REJECTED = {"default/db": Verdict(rule="dedicated_needs_numa_binding", text="default/db asks for the impossible.")}
+RICH_CARDS = (
+    CardBandwidth(name="eth0", speed=10_000, egress_capacity=9400, ingress_capacity=9000, promised=500,
+                  pods={"default/web": 500}),
+)  # fmt: skip
 RICH_MEMORY = MemoryAdvice(
     policy="canonical",
     headroom_bytes=3072.0 * MIB,
@@ -289,6 +293,7 @@ def rich_judgement(finished: Round) -> Round:
         finished.advice or advice(),
         cpu=RICH_CPU,
         rejected=RICH_REJECTED,
+        cards=RICH_CARDS,
         headroom=RICH_PROMISE,
         advertised=RICH_ADVERTISED,
     )

@@ -76,6 +76,25 @@ def test_documents_name_files_that_exist(document: Path) -> None:
             assert (document.parent / target).exists(), f"{relative(document)} links to {target}"
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_rows_of_tables_have_as_many_cells_as_their_heads(document: Path) -> None:
+    head = 0
+    for number, line in enumerate(document.read_text().splitlines(), 1):
+        cells = re.findall(r"(?<!\\)\|", line) if line.startswith("|") else []
+        head = (head or len(cells)) if cells else 0
+        assert len(cells) == head, f"{relative(document)}, line {number}: {len(cells) - 1} cells of {head - 1}"
+
+
+def test_every_difference_says_what_katalyst_does_what_happens_here_and_why() -> None:
+    rows = [line for line in (ROOT / "docs/katalyst-differences.md").read_text().splitlines() if line.startswith("| ")]
+    assert len(rows) >= 120
+    for row in rows:
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        assert len(cells) == 3, row
+        assert all(cells), row
+        assert not any(cell.startswith("- ") for cell in cells), row
+
+
 def test_metrics_named_in_documents_are_in_the_catalogue() -> None:
     suffixes = ("_bucket", "_sum", "_count")
     for document in DOCUMENTS:

@@ -10,8 +10,11 @@ from msgspec.structs import replace
 from agent.advisor import latency
 from agent.advisor.culprits import claims
 from agent.advisor.estimation import average, remember, requirement_cores
+from agent.advisor.headroom.foretold import lent_by_pools
 from agent.advisor.headroom.found import Lending, find
+from agent.advisor.headroom.kept import lendable_cores, lent_nodes
 from agent.advisor.measured import blames_of, online_waits, reclaimed_use_cores
+from agent.advisor.pool_sizes import apportion, node_cpus
 from agent.advisor.provision.gather import situation_of
 from agent.advisor.provision.provide import provision
 from agent.advisor.requests import remember_requests
@@ -20,6 +23,7 @@ from agent.advisor.waits import NS_PER_MS, breaching
 from agent.config import AdvisorConfig
 from agent.config.inference import InferenceConfig
 from api.advice import UNBOUND, CpuAdvice, PoolSize
+from api.cpus import Topology
 from api.decisions import Advice
 from api.knobs import Verdict
 from api.qos import QoSLevel
@@ -56,7 +60,7 @@ def advise(
         shared = replace(config, provision=replace(config.provision, overlap=True))
         cpu, memory = _provided(snapshot, change, shared, inference, memory, now_ns)
         advice, memory = _latency(snapshot, change, need, config, memory, now_ns)
-        sizes = _everywhere(cpu.sizes, len(snapshot.topology.cpus), advice.lent_cores)
+        sizes = _everywhere(cpu.sizes, snapshot.topology, advice.lent_cores)
         advice = replace(advice, cpu=replace(cpu, sizes=sizes))
     requests = remember_requests(snapshot.indicators, memory.requests, now_ns)
     return advice, replace(memory, previous=snapshot, requests=requests)
@@ -84,6 +88,7 @@ def _latency(
         requirement_cores=need,
         enable_reclaim=config.enable_reclaim,
         blames=blames,
+        most_cores=lendable_cores(snapshot, lent_nodes(snapshot, memory, config), memory, config),
     )
     lending = latency.lend(situation, memory, config.latency)
     before = memory.lent_cores if memory.lent_cores is not None else float(len(cpus))
@@ -150,10 +155,12 @@ def _with_share(sizes: Sequence[PoolSize], snapshot: Snapshot, config: AdvisorCo
     return tuple(made)
 
 
-def _everywhere(sizes: Sequence[PoolSize], cpus: int, lent_cores: float) -> tuple[PoolSize, ...]:
-    """The same sizes for lending by priority: nothing is kept for reclaimed pods alone, who may run on every CPU; what is
-    left of the node by pools for somebody in particular is the share pools', in proportion."""
-    sizes = [replace(s, cpus=0, quota_cores=lent_cores) if s.pool == "reclaim" else s for s in sizes]
+def _everywhere(sizes: Sequence[PoolSize], topology: Topology, lent_cores: float) -> tuple[PoolSize, ...]:
+    """The same sizes for lending by priority: nothing is kept for reclaimed pods alone, who may run on every CPU, and use
+    what is lent in all; what is left of the node by pools for somebody in particular is the share pools', in proportion."""
+    cpus = len(topology.cpus)
+    lent = apportion(lent_cores, node_cpus(topology), {s.numa for s in sizes if s.pool == "reclaim"})
+    sizes = [replace(s, cpus=0, quota_cores=lent.get(s.numa)) if s.pool == "reclaim" else s for s in sizes]
     shared = {s.pool: s.cpus for s in sizes if s.numa == UNBOUND and s.pool not in _NOT_SHARED}
     room = cpus - sum(s.cpus for s in sizes if s.pool not in shared)
     total = sum(shared.values())
@@ -170,7 +177,7 @@ def _canonical(
     snapshot: Snapshot, change: Rates | None, need: float, config: AdvisorConfig, memory: Memory, cpu: CpuAdvice
 ) -> tuple[Advice, Memory]:
     """Katalyst's way: online pools are as large as their policies say, and what is left is reclaimed pods'."""
-    lent = float(sum(s.cpus + sum(s.overlap.values()) for s in cpu.sizes if s.pool == "reclaim"))
+    lent = lent_by_pools(cpu.sizes, snapshot.topology.numa_nodes) or 0.0
     before = lent if memory.lent_cores is None else memory.lent_cores
     found = find(snapshot, change, config, memory, Lending(need_cores=need, sizes=cpu.sizes))
     verdict = max((one.verdict for one in cpu.regions), key=lambda v: len(v.inputs), default=NOBODY)

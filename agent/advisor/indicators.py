@@ -30,19 +30,31 @@ class Indicators:
 
     def signals(self, member: Members, config: TargetsConfig) -> tuple[Signal, ...]:
         """The indicators of a region that have a target and a current value, both above 0."""
-        region = member.region
-        targets = config.share if region.kind is RegionKind.SHARE else config.dedicated
+        targets = _targets(member, config)
         result = []
         for name, default in targets.items():
             if name == REQUEST_P99_MS:
                 continue
-            elsewhere = [values[name] for values in self._of(self._situation.indicators, member) if name in values]
-            current = _mean(elsewhere) if elsewhere else self._measured(name, member)
+            current = self._current(name, member)
             goal = target(name, default, self._of(self._situation.targets, member), config)
             if current is not None and current > 0 and goal > 0:
                 result.append(Signal(name=name, current=current, target=goal))
         worst = self._worst_request(member, targets.get(REQUEST_P99_MS))
         return (*result, worst) if worst is not None else tuple(result)
+
+    def unknown(self, member: Members, config: TargetsConfig) -> frozenset[str]:
+        """The indicators of a region that have a target, and whose value nobody knows; one that is 0 is known."""
+        targets = _targets(member, config)
+        found = {name for name in targets if name != REQUEST_P99_MS and self._current(name, member) is None}
+        measured, own = (self._of(by, member) for by in (self._situation.indicators, self._situation.targets))
+        wanted = REQUEST_P99_MS in targets or any(REQUEST_P99_MS in profile for profile in own)
+        if wanted and not any(REQUEST_P99_MS in values for values in measured):
+            found.add(REQUEST_P99_MS)
+        return frozenset(found)
+
+    def _current(self, name: str, member: Members) -> float | None:
+        elsewhere = [values[name] for values in self._of(self._situation.indicators, member) if name in values]
+        return _mean(elsewhere) if elsewhere else self._measured(name, member)
 
     def _of(self, by_pod: Mapping[str, Mapping[str, Value]], member: Members) -> list[Mapping[str, Value]]:
         return [by_pod.get(pod.key, {}) for pod in member.pods]
@@ -106,6 +118,10 @@ class Indicators:
                 if value is not None:
                     values.append(value)
         return _mean(values)
+
+
+def _targets(member: Members, config: TargetsConfig) -> Mapping[str, float]:
+    return config.share if member.region.kind is RegionKind.SHARE else config.dedicated
 
 
 def target(name: str, default: float, profiles: Sequence[Mapping[str, Target]], config: TargetsConfig) -> float:

@@ -8,7 +8,8 @@ use, a gross one takes it down to a minimum at once; calm gives it back step by 
 The worst-waiting container speaks for all. What is not batch work's doing is not held against it: time for which its own
 quota held a container back is taken out of its waits (`waits.contention`; the alarm between rounds does not know of it),
 and waits that stay when batch work has been down to its minimum for `calm_s` are the pods' own queueing: from then on
-they are what is expected, and only more than that is harm, until they fall below half the target again.
+they are what is expected, and only more than that is harm, until they fall below half the target again. Not so while the
+kernel says that it is batch work, even at its minimum, that some of them wait for.
 
 Where the kernel tells who had the CPU meanwhile (`culprits`), nobody takes from batch work what others did: a wait in which
 it had less than `least_blame_ratio` of the time stops growth and names the culprit. What is taken back, is taken from those
@@ -68,12 +69,15 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     enable_reclaim: bool = True
     blames: Mapping[str, Blamed | None] = {}
     """By online container whose waits are above half the target: who had the CPU meanwhile; None where nobody knows."""
+    most_cores: float | None = None
+    """What may be lent at most, because there are pods that lend nothing; None where there are none."""
 
 
 def lend(situation: Situation, memory: Memory, config: LatencyConfig) -> Lending:
     """Decide how much CPU reclaimed pods may use from now on."""
-    node = float(situation.node_cpus)
-    lent = node if memory.lent_cores is None else min(memory.lent_cores, node)
+    node, most = float(situation.node_cpus), most_cores(situation, config)
+    known = node if memory.lent_cores is None else min(memory.lent_cores, node)
+    lent = min(known, most)
     minimum = minimum_cores(situation.node_cpus, config)
     since = None
     if lent <= minimum:
@@ -81,8 +85,11 @@ def lend(situation: Situation, memory: Memory, config: LatencyConfig) -> Lending
     found = worst(situation.waits, config)
     own = _own_wait_ns(situation, memory, config, since, None if found is None else found[1])
     ruling = _judge(situation, msgspec.structs.replace(memory, own_wait_ns=own), config, lent)
-    level = min(max(ruling.lent_cores, minimum), node)
-    before, new = _stepped(lent, minimum), _stepped(level, minimum)
+    level = min(max(ruling.lent_cores, minimum), most)
+    before, new = _stepped(known, minimum), _stepped(level, minimum)
+    text = ruling.text
+    if level == most < node:
+        text += f" No more than {most:.3g} of {node:g} cores may be lent: the rest is of pods that lend nothing."
     blamed = None if found is None else situation.blames.get(found[0])
     inputs: dict[str, float | int | str | None] = {
         "wait_ms": None if found is None else round(found[1] / NS_PER_MS, 3),
@@ -103,7 +110,7 @@ def lend(situation: Situation, memory: Memory, config: LatencyConfig) -> Lending
         lent_cores=new,
         level_cores=level,
         action="shrink" if new < before else "grow" if new > before else held,
-        verdict=Verdict(rule=ruling.rule, text=ruling.text, threshold=ruling.threshold, inputs=inputs),
+        verdict=Verdict(rule=ruling.rule, text=text, threshold=ruling.threshold, inputs=inputs),
         harmful_cores=_used(situation, lent) if ruling.breach else harmful,
         own_wait_ns=own,
         minimum_since_ns=since,
@@ -128,10 +135,12 @@ def _own_wait_ns(
     situation: Situation, memory: Memory, config: LatencyConfig, minimum_since_ns: int | None, wait_ns: float | None
 ) -> float | None:
     """What online pods wait because of themselves: the most that was seen after batch work had been down to its minimum
-    for a while. None as long as nobody knows, and again once waits are short."""
+    for a while, and nobody knows that they waited for it all the same. None until then, and again once waits are short."""
     if wait_ns is None or not breached(situation.waits, config.target_wait_ms * NS_PER_MS / 2, config):
         return None
     if minimum_since_ns is None or situation.now_ns - minimum_since_ns < config.calm_s * NS_PER_S:
+        return memory.own_wait_ns
+    if any(_batch_did(found, config) for found in situation.blames.values()):
         return memory.own_wait_ns
     return max(wait_ns, memory.own_wait_ns or 0.0)
 
@@ -143,7 +152,7 @@ def breach_ns(memory: Memory, config: LatencyConfig) -> float:
 
 def _judge(situation: Situation, memory: Memory, config: LatencyConfig, lent: float) -> _Ruling:
     target_ms, own_ns = config.target_wait_ms, memory.own_wait_ns
-    node = float(situation.node_cpus)
+    most = most_cores(situation, config)
     what = f"p{config.quantile * 100:g} run-queue wait"
     if not situation.enable_reclaim:
         return _Ruling(0.0, "reclaim_disabled", "Reclaiming is switched off: only the minimum is lent.", None)
@@ -153,14 +162,19 @@ def _judge(situation: Situation, memory: Memory, config: LatencyConfig, lent: fl
         return _breach(harmed, situation, memory, config, lent)
     if not _measured(situation):
         return _unknown(situation, memory, config, lent)
-    if breached(situation.waits, max(target_ms * NS_PER_MS / 2, _OWN_NEAR * (own_ns or 0.0)), config):
+    near = breaching(situation.waits, max(target_ms * NS_PER_MS / 2, _OWN_NEAR * (own_ns or 0.0)), config)
+    if not all(_others_did(situation.blames.get(cgroup), config) for cgroup in near):
         text = f"{what} is above half the target of {target_ms:g} ms: nothing more is lent."
         return _Ruling(lent, "wait_near_target", text, target_ms, uneasy=True)
     rule, state = "wait_below_target", f"below half the target of {target_ms:g} ms"
+    if near:
+        # Holding back work that had no part in it would starve it for what online pods do to themselves.
+        rule, state = "wait_near_by_others", f"below the target of {target_ms:g} ms, and others than batch work made it"
     if own_ns is not None:
         rule, state = "wait_is_own", f"no longer than the {own_ns / NS_PER_MS:.3g} ms that it was without batch work"
-    if lent >= node:
-        return _Ruling(node, rule, f"{what} is {state}: the whole node is lent.", target_ms)
+    if lent >= most:
+        whole = "the whole node" if most >= situation.node_cpus else "all that may be"
+        return _Ruling(most, rule, f"{what} is {state}: {whole} is lent.", target_ms)
     since = memory.last_breach_ns
     if since is not None and situation.now_ns - since < config.calm_s * NS_PER_S:
         text = f"{what} has been short for less than {config.calm_s:g} s: nothing more is lent yet."
@@ -175,7 +189,7 @@ def _grow(situation: Situation, memory: Memory, config: LatencyConfig, lent: flo
     harmful = memory.harmful_cores
     if harmful is not None and _CAREFUL[0] * harmful <= lent <= _CAREFUL[1] * harmful:
         step *= _CAREFUL_PACE
-    new = min(lent + step, float(situation.node_cpus))
+    new = min(lent + step, most_cores(situation, config))
     threshold = None if rule == "nothing_online" else config.target_wait_ms
     return _Ruling(new, rule, f"{text}: {new:.3g} of {situation.node_cpus} cores are lent.", threshold)
 
@@ -208,6 +222,10 @@ def _others_did(found: Blamed | None, config: LatencyConfig) -> bool:
     return found is not None and found.total_ns > 0 and found.reclaimed_ratio < config.least_blame_ratio
 
 
+def _batch_did(found: Blamed | None, config: LatencyConfig) -> bool:
+    return found is not None and found.total_ns > 0 and found.reclaimed_ratio >= config.least_blame_ratio
+
+
 def _take_back(
     wait_ns: float, seen: str, situation: Situation, memory: Memory, config: LatencyConfig, lent: float
 ) -> _Ruling:
@@ -236,6 +254,14 @@ def _stepped(cores: float, minimum: float) -> float:
 def minimum_cores(node_cpus: int, config: LatencyConfig) -> float:
     """What is lent at least: work that never runs can neither finish nor be measured."""
     return max(config.min_lent_ratio * node_cpus, 1 / _STEPS_PER_CORE)
+
+
+def most_cores(situation: Situation, config: LatencyConfig) -> float:
+    """What may be lent at most: the node, or less of it where there are pods that lend nothing; the minimum in any case."""
+    node = float(situation.node_cpus)
+    if situation.most_cores is None:
+        return node
+    return max(min(situation.most_cores, node), minimum_cores(situation.node_cpus, config))
 
 
 def can_shrink(memory: Memory, node_cpus: int, config: LatencyConfig) -> bool:

@@ -71,10 +71,11 @@ class ReaperConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class BalancerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """[numa_memory_balancer] Memory is moved away from the NUMA node that answers slowest."""
+    """[numa_memory_balancer] Memory is moved away from the NUMA node that answers slowest. It is judged by read latency and
+    bandwidth of each NUMA node, which nothing measures here yet: until something does, `enable: true` is refused."""
 
     enable: bool = False
-    """Whether it is done at all."""
+    """Whether it is done at all; only `false` is taken as yet."""
     interval_s: Seconds = 30.0
     """Between two moves."""
     pools: tuple[str, ...] = ("share",)

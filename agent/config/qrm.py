@@ -33,8 +33,6 @@ class CpuPlacementConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """[reserved-cpu-list] Exactly these CPUs instead, in the kernel's list syntax."""
     interrupt_cpu_list: str = ""
     """CPUs that serve interrupts and nothing else, in the kernel's list syntax; no container ever has one."""
-    enable_reclaim: bool = True
-    """[enableReclaim] Where nobody says how large pools are to be: whether reclaimed pods get what is left."""
     min_reclaimed_cpus: Annotated[int, Meta(ge=1, le=8192)] | None = None
     """[minReclaimedResourceForAllocate] kept for reclaimed pods, one a NUMA node at least; 4, a quarter below 16 CPUs."""
     ramp_up_s: Annotated[float, Meta(ge=0, le=3600)] = 30.0

@@ -168,8 +168,11 @@ class KnobsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     io: IoConfig = IoConfig()
     network: NetworkConfig = NetworkConfig()
     resctrl: ResctrlConfig = ResctrlConfig()
+    oom_priority: bool = False
+    """[enable-oom-priority] Have the OOM killer take pods in the order of oom_priority, by oom_score_adj of their processes."""
 
     @property
     def of_the_node(self) -> bool:
-        """Whether anything is set for whole disks or caches."""
-        return bool(self.io.wbt_us or self.io.cost_qos or self.io.cost_model or self.resctrl.enabled)
+        """Whether anything is set beyond cgroups: for whole disks, caches or processes."""
+        io = self.io
+        return bool(io.wbt_us or io.cost_qos or io.cost_model or self.resctrl.enabled or self.oom_priority)

@@ -118,6 +118,11 @@ def _score(pod: Pod) -> float:
         return 0.0
 
 
+def asks_to_be_told(pod: Pod) -> bool:
+    """Whether this pod wants to hear of soft thresholds, and to do what it can itself."""
+    return pod.annotations.get(SOFT_NOTIFY, "").lower() == "true"
+
+
 def protected(pod: Pod, config: EvictionConfig) -> bool:
     """Whether nobody may evict this pod."""
     return (
@@ -146,6 +151,6 @@ def _victim(claim: Claim, *, dry: bool) -> Victim:
         ),
         forced=claim.forced,
         grace_s=claim.candidate.grace_s,
-        notify=not claim.forced and pod.annotations.get(SOFT_NOTIFY) == "true",
+        notify=not claim.forced and asks_to_be_told(pod),
         dry_run=dry,
     )

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 import msgspec
 
+from agent.advisor.containers import ContainerMemory
 from agent.config import AdvisorConfig, Config
 from agent.eviction.judgement import PLUGIN_FAILED
 from agent.eviction.killer import Killer, carry_out
 from agent.eviction.manager import judge
-from agent.eviction.situation import Situation
+from agent.eviction.situation import NS_PER_S, Situation, newly_promised
 from agent.eviction.state import EvictionMemory
 from agent.policy import Remembered
 from agent.qrm.placing.state import with_bindings
@@ -56,12 +57,12 @@ class Evictor:
         self._crowded = _crowded(memory, self._crowded)
         # Pods with the NUMA nodes that QRM bound them to.
         snapshot = msgspec.structs.replace(snapshot, pods=with_bindings(snapshot.pods, known.cpus))
-        loads = {path: each.load1 for path, each in known.advisor.containers.items() if each.load1 is not None}
+        loads = _loads(known.advisor.containers, now_ns, self._config.stale_s)
         pools = {} if advice is None else {pool.name: pool.cpus for pool in advice.pools}
         situation = Situation(
             snapshot=snapshot,
             now_ns=now_ns,
-            headroom=None if advice is None else advice.advertised,
+            headroom=None if advice is None else newly_promised(advice.advertised),
             advice=None if advice is None else advice.cpu,
             pools=pools,
             lent_cores=advice.lent_cores if advice is not None and advice.policy == "latency" else None,
@@ -93,6 +94,15 @@ class Evictor:
             error="; ".join(f"{each.plugin}: {each.verdict.text}" for each in failed),
             remedy="it evicts nobody: leave it out of eviction.plugins, and report this with the agent's log",
         )
+
+
+def _loads(containers: Mapping[str, ContainerMemory], now_ns: int, stale_s: float) -> dict[str, float]:
+    """One-minute loads by cgroup, of those whose waits were known a moment ago: the advisor keeps the others as they were."""
+    return {
+        path: each.load1
+        for path, each in containers.items()
+        if each.load1 is not None and each.load_at_ns is not None and now_ns - each.load_at_ns <= stale_s * NS_PER_S
+    }
 
 
 def _shared_limit(snapshot: Snapshot, pools: Mapping[str, tuple[int, ...]], advisor: AdvisorConfig) -> float | None:

@@ -1,4 +1,4 @@
-"""What a plugin answers, the words that all of them use, and the rings of samples that some of them keep. Pure."""
+"""What a plugin answers, the words that all of them use. Pure."""
 
 from __future__ import annotations
 
@@ -88,16 +88,6 @@ def judged(  # noqa: PLR0913 - the fields of a threshold
 def gib(size: float) -> str:
     """Bytes for a person, in GiB, or MiB where that is less than one."""
     return f"{size / (1 << 30):.2f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"
-
-
-def pushed(ring: Sequence[float], value: float, size: int) -> tuple[float, ...]:
-    """The ring with one more sample, at most `size` of them."""
-    return (*ring, value)[-size:]
-
-
-def part_above(ring: Sequence[float], bound: float, size: int) -> float:
-    """Which part of a full ring is above the bound: samples that are still to come are not."""
-    return sum(value > bound for value in ring) / size
 
 
 def mean(values: Sequence[float]) -> float:

@@ -157,6 +157,9 @@ def _allocatable(situation: Situation, _: CpuEvictMemory, pods: Sequence[Pod], c
         return not_met(CPU_NAME, "not_configured", "Requests over what is promised are not judged.", ALLOCATABLE)
     if headroom is None or headroom.cores is None:
         return missing(CPU_NAME, "what is promised to reclaimed pods", ALLOCATABLE)
+    if headroom.cores <= 0:
+        text = "Nothing is promised to reclaimed pods, and that alone evicts nobody."
+        return not_met(CPU_NAME, "nothing_promised", text, ALLOCATABLE)
     request, bound = sum(reclaimed_cores(pod) for pod in pods), threshold * headroom.cores
     text = f"Reclaimed pods requested {request:.2f} cores; {headroom.cores:.2f} are promised, the threshold is {bound:.2f}."
     ranked = sorted(_willing(situation, pods), key=lambda pod: (pod.priority, -reclaimed_cores(pod), pod.key))

@@ -47,6 +47,8 @@ def judge(situation: Situation, memory: EvictionMemory, config: EvictionConfig) 
     since = memory.judged_at_ns
     if since is not None and 0 <= situation.now_ns - since < config.interval_s * NS_PER_S:
         return msgspec.structs.replace(memory.latest, victims=(), waiting=()), memory
+    if since is None or not 0 <= situation.now_ns - since <= (config.interval_s + config.stale_s) * NS_PER_S:
+        memory = msgspec.structs.replace(memory, plugins=_anew(memory.plugins), met_since_ns={})
     uids = {pod.uid for pod in situation.snapshot.pods}
     sent = tuple(each for each in memory.sent if each.uid in uids and situation.now_ns < each.until_ns)
     situation = msgspec.structs.replace(situation, stale_s=config.stale_s)
@@ -83,7 +85,7 @@ def _ask(
     """
     enabled = [name for name in NAMES if config.enabled(name)]
     if not situation.fresh:
-        return [missing(name, "the state of the node") for name in enabled], memory
+        return [missing(name, "the state of the node") for name in enabled], _anew(memory)
     real = situation.leaving | {each.pod for each in sent if not each.dry_run}
     live = msgspec.structs.replace(situation, leaving=real)
     dry = msgspec.structs.replace(situation, leaving=real | {each.pod for each in sent})
@@ -101,9 +103,17 @@ def _ask(
         except Exception as failure:  # noqa: BLE001 - the others go on, and what failed is shown
             found = [not_met(name, PLUGIN_FAILED, f"This plugin failed: {type(failure).__name__}: {failure}")]
             if field:
-                kept[field] = getattr(memory, field)
+                kept[field] = getattr(_anew(memory), field)
         findings += found
     return findings, Plugins(**kept)  # type: ignore[arg-type]
+
+
+def _anew(memory: Plugins) -> Plugins:
+    """What goes on after a time in which nothing was known: nothing that was counted or timed, as nobody saw the trouble last.
+
+    Whom a power alert has chosen stays chosen: else the same answer would choose as many again.
+    """
+    return Plugins(power=memory.power)
 
 
 _STATELESS: Mapping[str, Callable[[Situation, EvictionConfig], Iterable[Finding]]] = {

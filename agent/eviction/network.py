@@ -10,10 +10,11 @@ from agent.config.eviction_memory import NetworkConfig
 from agent.eviction.judgement import Candidate, Finding, judged, missing
 from agent.eviction.situation import NS_PER_S, Situation
 from api.evictions import Met
+from api.qos import NIC_SELECTION_KEY
 
 NAME = "network-eviction-plugin"
 SCOPE = "net_bandwidth"
-SELECTED = "katalyst.kubewharf.io/nic_selection_result"
+SELECTED = NIC_SELECTION_KEY
 
 
 class NetworkMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,9 +26,9 @@ class NetworkMemory(msgspec.Struct, frozen=True, kw_only=True):
 def judge(
     situation: Situation, memory: NetworkMemory, config: NetworkConfig
 ) -> tuple[tuple[Finding, ...], NetworkMemory]:
-    """One finding for each card; one that is not listed any more has no past."""
+    """One finding for each card; one that is not listed any more has no past, and none has where no card is known."""
     if not situation.nics:
-        return (missing(NAME, "bandwidth of the network cards", SCOPE),), memory
+        return (missing(NAME, "bandwidth of the network cards", SCOPE),), NetworkMemory()
     down = {
         nic: memory.down_ns.get(nic, situation.now_ns) for nic, bandwidth in situation.nics.items() if bandwidth <= 0
     }

@@ -36,7 +36,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     now_ns: int
     """CLOCK_MONOTONIC."""
     headroom: Headroom | None = None
-    """What is promised to reclaimed pods, in all and by NUMA node."""
+    """What is promised to reclaimed pods on recent inputs, in all and by NUMA node."""
     advice: CpuAdvice | None = None
     """Which pod is in which pool."""
     pools: Mapping[str, tuple[int, ...]] = {}
@@ -99,6 +99,20 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if read_at_ns is None:
             return False
         return self.snapshot.wall_time_ns - read_at_ns <= self.stale_s * NS_PER_S
+
+
+def newly_promised(advertised: Headroom | None) -> Headroom | None:
+    """What is promised on recent inputs; what only stands or decays because nothing new is known is None.
+
+    What was said before goes down while nothing is known: a node must not be emptied by that.
+    """
+    if advertised is None:
+        return None
+    if "cpu" in advertised.stale:
+        advertised = msgspec.structs.replace(advertised, cores=None, cores_by_numa={})
+    if "memory" in advertised.stale:
+        advertised = msgspec.structs.replace(advertised, memory_bytes=None, memory_by_numa={})
+    return advertised
 
 
 Reading = Callable[[CgroupSample], float | None]

@@ -30,7 +30,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plugins(msgspec.Struct, frozen=True, kw_only=True):
-    """Each plugin's own; a plugin that does not judge forgets."""
+    """Each plugin's own; a plugin that does not judge forgets, be it off, failing or without a recent snapshot."""
 
     numa_memory: NumaMemory = NumaMemory()
     system_memory: SystemMemory = SystemMemory()

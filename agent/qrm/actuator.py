@@ -115,11 +115,12 @@ class Actuator:
         """What the kernel has for each of these cgroups: one may lack what another has (controllers, cpu.idle)."""
         return self._offered.of(cgroups)
 
-    def inherited_cores(self) -> float | None:
-        """CPU that an earlier agent's quotas allow in all, where it was killed and left some; None where nothing limits."""
+    def inherited_cores(self, reclaimed: Collection[str]) -> float | None:
+        """CPU that an earlier agent's quotas allow these cgroups in all, where it was killed and left some; None where
+        nothing limits."""
         total = None
         for entry in self._originals.entries() if self._originals else ():
-            if entry.knob is not Knob.QUOTA:
+            if entry.knob is not Knob.QUOTA or entry.cgroup not in reclaimed:
                 continue
             try:
                 quota, period = self._files.read(entry.cgroup, entry.cgroup_id, Knob.QUOTA).split()

@@ -1,4 +1,4 @@
-"""Knobs of the node beside those of cgroups, in the agent's rounds: write-back of disks, io.cost of the root, resctrl.
+"""Knobs beside those of cgroups, in the agent's rounds: write-back of disks, io.cost of the root, resctrl, OOM scores.
 
 Looked at every few seconds: what differs then from what the settings say is written again. Must not touch what no
 setting names; what an earlier agent left there, and nobody wants any more, is put back in the first round.
@@ -6,37 +6,48 @@ setting names; what an earlier agent left there, and nobody wants any more, is p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from agent.config.qrm_knobs import KnobsConfig
 from agent.hierarchy import Hierarchy
 from agent.qrm.io import NodeSetting, disk_settings
 from agent.qrm.node_files import NodeFiles
+from agent.qrm.oom import score_decisions
+from agent.qrm.oom_scores import OomScores
+from agent.qrm.processes import Processes
 from agent.qrm.resctrl import PREFIX, groups
 from agent.qrm.resctrl_groups import ResctrlGroups
 from agent.sense.parsers import task_ids
 from agent.smallfile import read_small
-from api.decisions import Outcome
+from api.decisions import Decision, Outcome
 from api.facts import Disk
 from api.ports import Unavailable
 from api.rates import members
 from api.samples import Snapshot, SourceStatus
 
-DISKS, RESCTRL = "disk-settings", "resctrl-groups"
+DISKS, RESCTRL, OOM = "disk-settings", "resctrl-groups", "oom-scores"
 """Names of the sources that say what cannot be done."""
 PERIOD_NS = 5_000_000_000
 _LARGEST = 1 << 20
+PROC = Path("/proc")
+
+
+class Hands(NamedTuple):
+    """Those that write, each for its kind."""
+
+    files: NodeFiles
+    groups: ResctrlGroups
+    scores: OomScores
 
 
 class NodeKnobs:
-    """What the settings say of disks and caches, done and undone. `dry` writes nothing."""
+    """What the settings say of disks, caches and processes, done and undone. `dry` writes nothing."""
 
-    def __init__(
-        self, config: KnobsConfig, hierarchy: Hierarchy, files: NodeFiles, groups: ResctrlGroups, *, dry: bool
-    ) -> None:
+    def __init__(self, config: KnobsConfig, hierarchy: Hierarchy, hands: Hands, *, dry: bool) -> None:
         self._config, self._hierarchy, self._dry = config, hierarchy, dry
-        self._files, self._groups = files, groups
+        self._files, self._groups, self._scores = hands
         self._due_ns = 0
         self._sources: tuple[SourceStatus, ...] = ()
 
@@ -47,12 +58,13 @@ class NodeKnobs:
         self._due_ns = now_ns + PERIOD_NS
         disks, disk_problems = self._set_disks(snapshot)
         caches, cache_problems = self._set_caches(snapshot)
-        self._sources = (*disk_problems, *cache_problems)
-        return (*disks, *caches), self._sources
+        scores, score_problems = self._set_scores(snapshot)
+        self._sources = (*disk_problems, *cache_problems, *score_problems)
+        return (*disks, *caches, *scores), self._sources
 
     def restore(self) -> tuple[Outcome, ...]:
         """Put all of it back. Raises Unavailable where the journal of originals cannot be written."""
-        return (*self._groups.restore(), *self._files.restore())
+        return (*self._groups.restore(), *self._scores.restore(), *self._files.restore())
 
     def _set_disks(self, snapshot: Snapshot) -> tuple[tuple[Outcome, ...], tuple[SourceStatus, ...]]:
         config, disks = self._config.io, snapshot.node.disks
@@ -111,6 +123,23 @@ class NodeKnobs:
             return (), _failed(RESCTRL, [(str(error), "correct knobs.resctrl.levels")])
         return self._groups.apply(wanted, self._threads(snapshot), dry=self._dry), ()
 
+    def _set_scores(self, snapshot: Snapshot) -> tuple[tuple[Outcome, ...], tuple[SourceStatus, ...]]:
+        asked = self._config.oom_priority
+        decisions = tuple(score_decisions(snapshot)) if asked else ()
+        outcomes = self._scores.apply(decisions, dry=self._dry)
+        problems = []
+        if decisions and not any(outcome.before for outcome in outcomes) and _peopled(snapshot, decisions):
+            remedy = "run the agent in the host's PID namespace, with its /proc"
+            problems.append(("no process of any listed container can be seen", remedy))
+        if not self._dry:
+            # Not seeing a listed container is no reason to put anything back.
+            listed = {container.cgroup for pod in snapshot.pods for container in pod.containers} if asked else set()
+            try:
+                outcomes += self._scores.restore(listed)
+            except Unavailable as error:
+                problems.append((error.reason, error.remedy))
+        return outcomes, _failed(OOM, problems)
+
     def _threads(self, snapshot: Snapshot) -> Mapping[str, list[int]]:
         """Threads of the containers of each level, those of groups below them included, by name of the level's group."""
         found: dict[str, list[int]] = {}
@@ -138,7 +167,14 @@ def open_node_knobs(
     config: KnobsConfig, hierarchy: Hierarchy, state: tuple[Path, str], sys: Path, *, dry: bool
 ) -> NodeKnobs:
     """`state` is the state directory and the boot. Raises Unavailable where its journal cannot be read."""
-    return NodeKnobs(config, hierarchy, NodeFiles(sys, *state), ResctrlGroups(sys / "fs/resctrl"), dry=dry)
+    scores = OomScores(Processes(PROC, hierarchy.primary), *state)
+    return NodeKnobs(
+        config, hierarchy, Hands(NodeFiles(sys, *state), ResctrlGroups(sys / "fs/resctrl"), scores), dry=dry
+    )
+
+
+def _peopled(snapshot: Snapshot, decisions: Iterable[Decision]) -> bool:
+    return any(snapshot.cgroups[decision.cgroup].threads for decision in decisions)
 
 
 def _failed(name: str, found: list[tuple[str, str]]) -> tuple[SourceStatus, ...]:

@@ -8,13 +8,13 @@ what it had changed is given back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import ceil
 
 import msgspec
 
 from agent.config.qrm_knobs import SuppressConfig
-from agent.qrm.cpu import claim, reclaimed_containers
+from agent.qrm.cpu import claim, quota_of, reclaimed_containers
 from agent.qrm.notation import DEFAULT_PERIOD_US, UNLIMITED
 from api.advice import Wish
 from api.cpus import Cpu, Topology, format_cpu_list
@@ -26,6 +26,7 @@ from api.samples import Snapshot
 
 MIN_CPUS = 2
 MIN_QUOTA_US = 2000
+"""Of all reclaimed pods together, in the usual period."""
 MIN_CHANGE_RATIO = 0.01
 """Of the node: a quota that would change by less is left as it is."""
 
@@ -42,7 +43,7 @@ def suppress(
     rates: Rates | None,
     config: SuppressConfig,
     memory: SuppressMemory,
-    excluded: Sequence[int] = (),
+    excluded: Collection[int] = (),
 ) -> tuple[tuple[Wish, ...], SuppressMemory]:
     """Wishes for every reclaimed container. `excluded` are CPUs that nobody may share: reserved, interrupt, exclusive ones.
 
@@ -122,7 +123,7 @@ def _quota_cores(wanted: float, capacity: int, config: SuppressConfig, memory: S
     return min(cores, memory.cores + capacity * config.growth_ratio)
 
 
-def pick(topology: Topology, count: int, held: Sequence[int], excluded: Sequence[int]) -> tuple[int, ...]:
+def pick(topology: Topology, count: int, held: Sequence[int], excluded: Collection[int]) -> tuple[int, ...]:
     """So many CPUs: those that are held first, then whole physical cores, one NUMA node after the other in turn.
 
     Fewer where there are fewer.
@@ -152,9 +153,7 @@ def _in_turn(cpus: Sequence[Cpu], count: int, chosen: Sequence[Cpu]) -> list[Cpu
 
 
 def _quota(cores: float, capacity: int) -> str:
-    if cores >= capacity:
-        return UNLIMITED
-    return f"{max(round(cores * DEFAULT_PERIOD_US), MIN_QUOTA_US)} {DEFAULT_PERIOD_US}"
+    return UNLIMITED if cores >= capacity else quota_of(cores)
 
 
 def _wish(container: Container, knob: Knob, value: str, verdict: Verdict) -> Wish:

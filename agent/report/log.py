@@ -60,9 +60,9 @@ class RoundLog:
     def _tell_rejected(self, rejected: Mapping[str, Verdict]) -> None:
         reasons = frozenset(rejected)
         for pod in sorted(reasons - self._rejected):
-            log.warning("%s does not get the CPUs that it asks for: %s", pod, rejected[pod].text)
+            log.warning("%s does not get what it asks for: %s", pod, rejected[pod].text)
         for pod in sorted(self._rejected - reasons):
-            log.info("%s: its wish for CPUs is fulfilled, or it is gone", pod)
+            log.info("%s: what it asks for is there, or it is gone", pod)
         self._rejected = reasons
 
     def _tell(self, outcome: Outcome) -> None:

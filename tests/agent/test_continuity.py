@@ -23,9 +23,13 @@ from agent.simulation.model import Simulation
 from api.cpus import parse_cpu_list
 from api.decisions import Act, Round, Status
 from api.knobs import Knob
+from api.qos import QoSLevel
 from api.samples import Snapshot
 from bench.rounds import Computed
 from bench.rounds_node import plain_tree, plan
+from tests.agent.advisor.memory.builders import group, root, situation
+from tests.agent.advisor.memory.builders import pod as memory_pod
+from tests.agent.qrm.trees import Tree
 
 
 class Node:
@@ -131,3 +135,40 @@ def test_cpus_that_go_offline_are_nobody_s_and_come_back(node: Node) -> None:
     assert all(parse_cpu_list(text) and set(parse_cpu_list(text)) <= set(node.cpus) for text in lists)
     node.cpus = everything
     assert {cpu for cpus in pools(node.round()).values() for cpu in cpus} == set(everything)
+
+
+ROOT = "/kubepods/besteffort"
+
+
+@pytest.mark.parametrize("mode", ["v1", "v2"])
+@pytest.mark.parametrize("blind", [("/", ROOT, f"{ROOT}/b"), (ROOT,)])
+def test_what_one_round_cannot_see_keeps_its_limits(tmp_path: Path, mode: str, blind: tuple[str, ...]) -> None:
+    """20 GiB free less 4 that stay so, and 10 in use; once an online pod is in it, the owner's limit is back at once."""
+    tree = Tree(tmp_path / "cgroup", mode)
+    ids = {path: tree.make(path) for path in ("/kubepods", ROOT, f"{ROOT}/b")}
+    of = situation(
+        [memory_pod("b", QoSLevel.RECLAIMED)],
+        [root(on_numa={0: (10, 0)}), group(f"{ROOT}/b", on_numa={0: (10, 0)})],
+        free=20, cpus=2,
+    )  # fmt: skip
+    cgroups = {path: msgspec.structs.replace(one, id=ids.get(path, 1)) for path, one in of.snapshot.cgroups.items()}
+    whole = msgspec.structs.replace(of.snapshot, cgroups=cgroups)
+    fewer = {path: one for path, one in whole.cgroups.items() if path not in blind}
+    moved_in = msgspec.structs.replace(memory_pod("b", QoSLevel.SHARED), containers=whole.pods[0].containers)
+    shots = [
+        whole,
+        msgspec.structs.replace(whole, cgroups=fewer),
+        whole,
+        msgspec.structs.replace(whole, pods=(moved_in,)),
+    ]
+    sensor: Any = SimpleNamespace(snapshot=lambda seq, *_: msgspec.structs.replace(shots[seq - 1], seq=seq))
+    files, originals = KnobFiles(tree.hierarchy), open_originals(tmp_path / "state", "boot")
+    config = msgspec.convert({"memory": {"reclaimRoot": ROOT}}, Config)
+    loop, found = Loop(config=config, sensor=sensor, actuator=Actuator(files, originals, Act.ON), sinks=()), []
+    for _ in shots:
+        loop.turn("tick")
+        found.append(files.read(ROOT, ids[ROOT], Knob.MEMORY_MAX))
+    files.close()
+    originals.close()
+    limit = str(26 << 30)
+    assert found == [limit, limit, limit, "max"]

@@ -9,13 +9,13 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from agent import optional
 from agent.config import AdvisorConfig, Config
 from agent.config.eviction import EvictionConfig
 from agent.eviction.evictor import Evictor
 from agent.eviction.signals import SignalKiller
 from agent.hierarchy import Hierarchy
 from agent.loop import Loop
+from agent.optional import open_evictor
 from api.decisions import Act
 from api.evictions import KillEvent, KillReason
 from api.samples import Snapshot
@@ -102,7 +102,7 @@ def test_who_may_do_what(act: Act, plugins: tuple[Any, ...], judges: bool, kills
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("agent.eviction.signals.SignalKiller", Watched)
         config = msgspec.structs.replace(CONFIG, eviction=EvictionConfig(plugins=plugins))
-        found = optional.open_evictor(config, act, Hierarchy(v1={}, v2=tmp_path), AsyncExitStack())
+        found = open_evictor(config, act, Hierarchy(v1={}, v2=tmp_path), AsyncExitStack())
     assert ((found is not None), len(made)) == (judges, int(kills))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.advisor.state import Memory
 from agent.config import Config
 from agent.eviction.manager import judge as evict
 from agent.eviction.situation import Situation
@@ -17,7 +18,8 @@ from agent.policy import Judged, Remembered, judge
 from agent.settings import ConfigError, parse
 from api.advice import Signal
 from api.cpus import Topology
-from api.facts import CpuTimes, Pressure
+from api.facts import CpuTimes, Interface, Pressure, Wait
+from api.knobs import Knob
 from api.node_advice import PowerKind
 from api.pods import Container, Pod
 from api.profiles import ServiceProfile, Target, service_profile
@@ -131,6 +133,112 @@ def test_a_latency_that_is_not_known_any_more_takes_nothing_back_and_gives_nothi
         sizes += share_sizes([judged])
     assert 4 < sizes[-1] < 44
     assert len(set(sizes[20:])) == 1
+
+
+def test_a_pool_does_not_shrink_because_one_of_its_indicators_vanished() -> None:
+    """Waits of 900 us against 460, at 30 % use: the pool grows. From 60 s on nobody tells how long the waits are."""
+    known, found = Remembered(), []
+    for second in range(200):
+        seen = snapshot(second, [pod("web", QoSLevel.SHARED)], cpus=48, usage_s={"web": 14.0 * second})
+        times = msgspec.structs.replace(
+            seen.node.per_cpu[0], user_ns=second * 3 * S // 10, idle_ns=second * 7 * S // 10
+        )
+        waited = {cpu: Wait(sum_ns=second * 90_000_000, count=second * 100) for cpu in range(48)}
+        node = msgspec.structs.replace(
+            seen.node, per_cpu=dict.fromkeys(range(48), times), cpu_waits=waited if second < 60 else {}
+        )
+        seen = msgspec.structs.replace(seen, node=node)
+        judged, known = judge(seen, settings(RAMA), known, seen.taken_at_ns)
+        found.append(judged)
+    sizes = share_sizes(found)
+    assert sizes[59:] == [44] * 141
+    assert found[-1].advice is not None
+    region = found[-1].advice.cpu.regions[0]
+    assert [signal.name for signal in region.signals] == ["cpu_usage_ratio"]
+    assert "cpu_sched_wait is not known any more, so it stays at 44.00" in region.verdict.text
+
+
+# --- quotas
+
+
+QUOTA = """
+advisor:
+  policy: canonical
+  reservedForAllocateCores: 0
+  provision: {overlap: true, quota: true, sharePolicies: [dynamic-quota], dedicatedPolicies: [dynamic-quota]}
+placing: {enableReclaimNumaBinding: true}
+"""
+
+
+def at_use(second: float, pods: Sequence[Pod], nodes: Topology, ratio: float, **use: float) -> Snapshot:
+    """All CPUs used so much, pods as `use` says."""
+    seen = snapshot(second, pods, cpus=nodes, usage_s={name: cores * second for name, cores in use.items()})
+    busy = round(second * S * ratio)
+    times = msgspec.structs.replace(seen.node.per_cpu[0], user_ns=busy, idle_ns=round(second * S) - busy)
+    return msgspec.structs.replace(
+        seen, node=msgspec.structs.replace(seen.node, per_cpu=dict.fromkeys(nodes.ids, times))
+    )
+
+
+def bound_to(made: Pod, numa: int) -> Pod:
+    return msgspec.structs.replace(made, enhancements=Enhancements(numa_binding=True), bound_numa=(numa,))
+
+
+def test_the_quota_of_a_numa_node_is_a_limit_of_the_pods_that_run_there() -> None:
+    """The database has 8 CPUs of NUMA node 1; on 23 of the 24 there reclaimed pods may use 23 x (0.55 - 0.45) + 0.5 cores."""
+    db = bound_to(pod("db", QoSLevel.DEDICATED, request=8), 1)
+    near = [bound_to(pod(name, QoSLevel.RECLAIMED, request=cores), 1) for name, cores in (("n", 3), ("m", 1))]
+    pods, nodes = [db, pod("b", QoSLevel.RECLAIMED, request=1), *near], topology(48, numa=2)
+    known, config = Remembered(), settings(QUOTA)
+    for second in range(5):
+        seen = at_use(second, pods, nodes, 0.45, db=4.0, b=9.0, n=0.4, m=0.1)
+        judged, known = judge(seen, config, known, seen.taken_at_ns)
+    advice = judged.advice
+    assert advice is not None
+    quota = {size.numa: size.quota_cores for size in advice.cpu.sizes if size.pool == "reclaim"}
+    assert quota == {-1: None, 1: pytest.approx(23 * 0.1 + 0.5)}
+    decided = {(d.cgroup, d.knob): d for d in judged.decisions(seen, dict.fromkeys(seen.cgroups, frozenset(Knob)))}
+    quotas = {cgroup: d.value for (cgroup, knob), d in decided.items() if knob is Knob.QUOTA}
+    assert quotas == {"/n": "210000 100000", "/m": "70000 100000"}
+    why = decided["/n", Knob.QUOTA].verdict
+    assert why.text.startswith(
+        "Reclaimed pods may use 2.80 cores of NUMA node 1 together, and this one 2.10 by its claim."
+    )
+    assert "x (0.55 - 0.45) + 0.50" in why.text
+    # Who is bound to no node cannot be held to a part of this one: it stays off, and has the CPUs of the other.
+    assert decided["/b", Knob.CPUSET].value == "0-23"
+    assert advice.lent_cores == pytest.approx(24 + 2.8)
+
+
+def test_a_quota_holds_all_reclaimed_pods_of_a_node_that_has_no_other() -> None:
+    web, batch = bound_to(pod("web", QoSLevel.SHARED, request=4), 0), pod("b", QoSLevel.RECLAIMED)
+    known, config, nodes = Remembered(), settings(QUOTA), topology(16)
+    for second in range(5):
+        seen = at_use(second, [web, batch], nodes, 0.7, web=4.0, b=3.0)
+        judged, known = judge(seen, config, known, seen.taken_at_ns)
+    decided = judged.decisions(seen, dict.fromkeys(seen.cgroups, frozenset(Knob)))
+    assert judged.advice is not None
+    assert judged.advice.lent_cores == pytest.approx(16 * (0.8 - 0.7) + 3.0)
+    assert {d.cgroup: d.value for d in decided if d.knob is Knob.QUOTA} == {"/b": "460000 100000"}
+
+
+@pytest.mark.parametrize(
+    ("bound", "places"),
+    [((), [-1]), ((1,), [-1, 1]), ((0, 1), [0, 1])],
+)
+def test_under_latency_the_quotas_of_all_places_together_are_what_is_lent(
+    bound: tuple[int, ...], places: list[int]
+) -> None:
+    web = [bound_to(pod(f"web{numa}", QoSLevel.SHARED, request=4), numa) for numa in bound]
+    pods, nodes = [*web, pod("free", QoSLevel.SHARED), pod("b", QoSLevel.RECLAIMED)], topology(48, numa=2)
+    known = Remembered(advisor=Memory(lent_cores=41.75))
+    judged, known = judge(snapshot(1, pods, cpus=nodes), Config(), known, S)
+    assert judged.advice is not None
+    quotas = {size.numa: size.quota_cores for size in judged.advice.cpu.sizes if size.pool == "reclaim"}
+    given = {numa: cores for numa, cores in quotas.items() if cores is not None}
+    assert sorted(given) == places
+    assert list(given.values()) == pytest.approx([41.75 / len(places)] * len(places))
+    assert judged.advice.lent_cores == 41.75
 
 
 # --- inference
@@ -370,3 +478,30 @@ def test_an_alert_that_cannot_hold_is_refused_at_the_start() -> None:
     ):
         settings(POWER.replace("LEVEL", "p0").replace('"80"', "much"))
     assert settings(POWER.replace("enable: true", "enable: false").replace('"80"', "much")).power.enable is False
+
+
+def test_network_bandwidth_is_accounted_for_and_who_finds_none_is_rejected_with_the_numbers() -> None:
+    def asking(name: str, mbit: int, qos: QoSLevel = QoSLevel.SHARED) -> Pod:
+        made = pod(name, qos)
+        container = msgspec.structs.replace(made.containers[0], net_bandwidth_mbit=mbit)
+        return msgspec.structs.replace(made, containers=(container,))
+
+    def seen(second: int, pods: Sequence[Pod]) -> Snapshot:
+        card = Interface(received={}, sent={}, speed_mbit=1000)
+        made = snapshot(second, pods, cpus=8)
+        return msgspec.structs.replace(made, node=msgspec.structs.replace(made.node, interfaces={"eth0": card}))
+
+    config = settings("advisor: {policy: canonical}\nknobs: {network: {ingressRate: 0.8, reservedMbit: 100}}\n")
+    web, late = asking("web", 600), asking("late", 101)
+    unbound = asking("db", 5000, QoSLevel.DEDICATED)
+    first, known = judge(seen(1, [web]), config, Remembered(), S)
+    assert first.advice is not None
+    assert [(card.name, card.capacity, card.promised) for card in first.advice.cards] == [("eth0", 700, 600)]
+    second, _ = judge(seen(2, [late, web, unbound]), config, known, 2 * S)
+    assert second.advice is not None
+    assert [dict(card.pods) for card in second.advice.cards] == [{"default/web": 600}]
+    assert {key: verdict.rule for key, verdict in second.advice.rejected.items()} == {
+        "default/late": "no_bandwidth",
+        "default/db": "dedicated_needs_numa_binding",
+    }
+    assert second.advice.rejected["default/late"].text == "No card has 101 Mbit/s left both ways: eth0 100 of 700."

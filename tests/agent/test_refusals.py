@@ -53,6 +53,8 @@ WRONG = {
     "value 'x', choose from psi, refault, integrated, senpai",
     "inference: {specialTimes: [{start: '7:00', end: '08:00', offset: 0}]}": "inference.specialTimes[0].start: Expected `str` "
     "matching regex",
+    # said in one place: advisor.enableReclaim sizes the pools, and sizes are always given
+    "placing: {enableReclaim: false}": "placing: Object contains unknown field `enableReclaim`",
     # contradictory
     "{intervalS: 9, watchIntervalS: 9, advisor: {latency: {staleS: 9}}, shadow: {}}": "shadow.latency.staleS: 5 is less than "
     "intervalS, 9: waits would always be too old; raise it",
@@ -72,6 +74,7 @@ WRONG = {
     "inference: {offsetMin: 0.5}": "inference: offsetMin 0.5 is above offsetMax 0.25; lower it",
     "inference: {targetMin: 0.95}": "inference: targetMin 0.95 is above targetMax 0.9; lower it",
     "inference: {slots: [{below: 2, offset: 0}, {below: 1, offset: 0}]}": "inference: slots: below 1 comes after below 2; put",
+    "memory: {balancer: {enable: true}}": "memory.balancer.enable: nothing here measures how fast NUMA nodes read",
     "memory: {balancer: {minPodBytes: 99999999999}}": "memory.balancer: minPodBytes 99999999999 is above maxPodBytes 107",
     "memory: {balancer: {graceLatencyNs: 90, forceLatencyNs: 80}}": "memory.balancer: graceLatencyNs 90 is above force",
     "memory: {offloading: {senpaiMaxBytes: 5}}": "memory.offloading: senpaiMinBytes 104857600 is above senpaiMaxBytes 5; ",

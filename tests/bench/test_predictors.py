@@ -20,7 +20,7 @@ from bench.traces import FAMILIES, Trace, generate, nodes_of, read_machines
 def always(share: float | None) -> Method:
     peak = None if share is None else share * CORES
     forecast = Forecast(peak=peak, verdict=Verdict(rule="x", text="x"))
-    return Method(lambda: 0, lambda state, now_ns, used: state, lambda state, now_ns, horizon_ns: forecast, "")
+    return Method(lambda _: 0, lambda state, now_ns, used: state, lambda state, now_ns, horizon_ns: forecast, "")
 
 
 def two_days(spike: Callable[[int], bool]) -> Trace:

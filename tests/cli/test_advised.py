@@ -11,7 +11,7 @@ from agent.advisor.memory.advise import advise_memory
 from agent.advisor.memory.state import MemoryState
 from agent.config import AdvisorConfig, Config
 from agent.config.memory import MemoryConfig
-from api.advice import Headroom
+from api.advice import NO_BANDWIDTH, CardBandwidth, Headroom
 from api.decisions import Round
 from api.knobs import Verdict
 from api.pods import Container, Pod
@@ -64,6 +64,20 @@ def test_a_pod_whose_wish_cannot_be_fulfilled_says_why_it_cannot() -> None:
     assert "problem annotation x: is not y; write z" in said
 
 
+def test_a_pod_is_told_its_part_of_a_network_card_or_that_none_has_enough() -> None:
+    card = CardBandwidth(
+        name="eth0", speed=1000, egress_capacity=940, ingress_capacity=900, promised=850, pods={"default/web": 250}
+    )
+    full = Verdict(rule=NO_BANDWIDTH, text="No card has 90 Mbit/s left both ways: eth0 50 of 900.", threshold=90)
+    advice = msgspec.structs.replace(LAST.advice, cards=(card,), rejected={"default/batch": full})
+    last = msgspec.structs.replace(LAST, advice=advice)
+    said = told("web", last)
+    assert "network 250 Mbit/s of eth0 are promised to it; of 900 that can be promised both ways 850 are" in said
+    said = told("batch", last)
+    assert "rejected it is not promised the network bandwidth that it asks for" in said
+    assert f"because {full.text} rule no_bandwidth, threshold 90" in said
+
+
 def test_whoever_asks_for_everything_hears_of_pods_in_trouble_and_of_no_other() -> None:
     assert [pod.pod for pod in asked(None).pods] == ["default/db"]
 
@@ -101,7 +115,8 @@ def test_memory_says_what_is_promised_how_short_it_is_and_why() -> None:
     said = told("memory", last)
     assert f"because {advice.headroom_verdict.text}" in said
     assert f"condition {advice.condition.state.value}: {advice.condition.verdict.text}" in said
-    assert "(from node)" in said
+    assert "(from files of the node, up to 5 s old)" in said
+    assert "(from files of cgroups, up to 5 s old)" in said
     assert asked("memory", last).knobs == ()
     assert "Memory can be promised" in told("reclaim", last)
     assert "Memory can be promised" not in told("share", last)

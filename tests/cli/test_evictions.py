@@ -9,9 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from api.decisions import Round
-from api.evictions import Evictions
+from api.evictions import Evictions, Met, Threshold
+from api.knobs import Verdict
 from cli.explain import explain
 from cli.frame import lines
+from cli.leaving import threshold_text
 from cli.notices import notices
 from exporters.view import build
 from tests.cli.agent import Agent
@@ -64,7 +66,7 @@ def test_a_pod_is_explained_by_why_it_had_to_leave_and_what_became_of_it(agent: 
     assert "#1, " in told
     assert "EvictCreated: Successfully create eviction; reason: x" in told
     assert "because plugin met threshold: 64.0 MiB are free rule hard_threshold_met, threshold 100,663,296" in told
-    assert f"inputs free_bytes {64 << 20:,} (from node)" in told
+    assert f"inputs free_bytes {64 << 20:,} (from files of the node, up to 5 s old)" in told
     assert "default/stuck" not in told
 
 
@@ -77,6 +79,22 @@ def test_a_plugin_is_explained_by_what_it_looks_at(agent: Agent) -> None:
     assert code == 0
     assert f"{MEMORY_PLUGIN}: not judged scope SystemMemory psi because memory pressure is not known" in told
     assert "Evictions of default/batch" in told
+
+
+def test_a_threshold_is_explained_by_its_rule_and_by_what_it_was_judged_by() -> None:
+    inputs = {"requested": 12.0, "promised": 2.0, "factor": 5.0, "pods": 3}
+    why = Verdict(rule="hard_threshold_met", text="12 are requested.", threshold=10.0, inputs=inputs)
+    threshold = Threshold(plugin="p", met=Met.HARD, scope="cpu", value=10.0, observed=12.0, verdict=why)
+    view = build(told(5, Evictions(thresholds=(threshold,)))).evictions
+    assert view is not None
+    assert list(threshold_text(view.thresholds[0]))[3:] == [
+        ("because", "12 are requested."),
+        ("rule", "hard_threshold_met, threshold 10"),
+        ("inputs", "requested 12 (from pods)"),
+        ("", "promised 2 (from what is advertised)"),
+        ("", "factor 5 (from the settings)"),
+        ("", "pods 3 (from pods)"),
+    ]
 
 
 def test_who_asks_for_nothing_known_is_told_of_plugins(agent: Agent) -> None:

@@ -9,11 +9,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from api.decisions import Status
-from api.knobs import Knob
+from api.knobs import Knob, Verdict
+from api.samples import SourceStatus
 from cli import words
 from cli.explain import explain, text
 from cli.reasons import Answer, about, answer, askable, stories
 from cli.top import round_line
+from cli.verdicts import verdict_text
 from exporters.view import build
 from tests.cli import story
 from tests.cli.agent import Agent
@@ -65,6 +67,64 @@ def test_age_and_state_of_the_sources_close_the_answer() -> None:
     assert "Now: round 206, 2 s ago, --act on" in flat
     assert "✓ waits tp_btf: 2 s old, took 310 µs" in flat
     assert f"✕ psi: failed: {story.FAILING.error}; {story.FAILING.remedy}" in flat
+
+
+def test_readings_that_are_older_than_the_round_have_ages_of_their_own() -> None:
+    """Asked 2 s after the round: the node's rare files were read 3 s before it, a pod's 4 s, and a pod asked 1 s before."""
+    last = TOLD.rounds[-1].snapshot
+    cgroups = {
+        path: msgspec.structs.replace(sample, files_read_at_ns=last.wall_time_ns - (3 + number) * story.S)
+        for number, (path, sample) in enumerate(last.cgroups.items())
+    }
+    aged = msgspec.structs.replace(
+        last,
+        node=msgspec.structs.replace(last.node, files_read_at_ns=last.wall_time_ns - 3 * story.S),
+        cgroups=cgroups,
+        indicators={
+            pod: msgspec.structs.replace(each, sampled_at_ns=last.taken_at_ns - story.S)
+            for pod, each in last.indicators.items()
+        },
+        sources=(*last.sources, SourceStatus(name="indicators", ok=True, duration_ns=1000)),
+    )
+    finished = msgspec.structs.replace(TOLD.rounds[-1], snapshot=aged)
+    flat = " ".join(
+        " ".join(text(asked(None, msgspec.structs.replace(TOLD, rounds=[finished])), LATER_NS, 300)).split()
+    )
+    assert "✓ node: 2 s old, took 190 µs; zones, vmstat, NUMA nodes, disks and file systems: 5 s old" in flat
+    assert "✓ cgroups: 2 s old, took 1.45 ms; memory.stat, numa_stat and io.stat of pods: 6 s old" in flat, (
+        "no pod's: 7"
+    )
+    assert "✓ indicators: 2 s old, took 1.00 µs; the oldest: 3 s old" in flat
+    assert "✓ waits tp_btf: 2 s old, took 310 µs ✕" in flat
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("low_bytes", "files of the node, up to 5 s old"), ("need_bytes", "files of cgroups, up to 5 s old"),
+        ("cap_bytes", "limits, up to 30 s old"), ("avg10", "cgroups"), ("promised", "what is advertised"),
+        ("requested", "pods"), ("rounds", "the rounds before"), ("for_s", "the rounds before"), ("factor", "the settings"),
+        ("wait_ms", "waits"),
+    ],
+)  # fmt: skip
+def test_an_input_is_told_with_its_source_and_how_old_that_may_be(name: str, source: str) -> None:
+    verdict = Verdict(rule="r", text="t", inputs={name: 1.5, "victims": 2})
+    assert list(verdict_text(verdict))[2:] == [("inputs", f"{name} 1.5 (from {source})"), ("", "victims 2")]
+
+
+def test_an_event_is_told_as_it_was_and_what_came_after_it() -> None:
+    """The first quota, long gone, is not what the knob is; the newest one is."""
+    quotas = [entry for entry in TOLD.entries if entry.outcome.decision.knob is Knob.QUOTA]
+    first, newest = quotas[0], quotas[-1]
+    assert first.outcome.decision.value != newest.outcome.decision.value
+    told = "\n".join(text(asked(f"#{first.seq}"), LATER_NS, 200))
+    clock = words.clock(first.wall_time_ns / 1e6)
+    assert f"cpu.max of default/batch was, at {clock}, {words.knob_value('cpu.max', first.outcome.after)} (" in told
+    assert f"  since then #{newest.seq}, " in told
+    latest = "\n".join(text(asked(f"#{newest.seq}"), LATER_NS, 200))
+    assert "cpu.max of default/batch is 0.20 cores" in latest
+    assert "since then" not in latest
+    assert "since then" not in "\n".join(text(asked("cpu.max"), LATER_NS, 200))
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_a_recording_is_judged_by_every_policy(tmp_path: Path) -> None:
 
 
 def test_settings_that_evict_are_told_whom_they_would_have_evicted(tmp_path: Path) -> None:
-    """A pod beyond its request for two minutes counts as gone for 45 s each time: at 1, 46 and 91 s, the first not scored."""
+    """A pod beyond its request for two minutes would have had to leave at 1, 46 and 91 s: that is one pod."""
     rounds = [crowded(seq) for seq in range(1, 121)]
     text = header("0.1", "simulated", 0) + b"".join(pack(finished) for finished in rounds)
     (tmp_path / "00000001.dioptase").write_bytes(text)
@@ -49,7 +49,7 @@ def test_settings_that_evict_are_told_whom_they_would_have_evicted(tmp_path: Pat
     done = CliRunner().invoke(main, ["replay", str(tmp_path), "--policy", str(policy), "--policy", "none", "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)["policies"]
-    assert {name: policy["score"]["victims"] for name, policy in found.items()} == {str(policy): 2, "none": None}
+    assert {name: policy["score"]["victims"] for name, policy in found.items()} == {str(policy): 1, "none": None}
 
 
 def crowded(seq: int) -> Round:
@@ -117,6 +117,16 @@ def test_simulations_are_the_same_again() -> None:
     assert "0.5 hours, 2 times, took" in first.stderr
     canonical = json.loads(first.stdout)["policies"]["canonical"]["score"]
     assert canonical["harm_ms_per_s"] == 0
+
+
+def test_a_simulation_takes_the_whole_settings_file(tmp_path: Path) -> None:
+    """Not its section `advisor` alone: with an eviction plugin, victims are counted."""
+    policy = tmp_path / "strict.yaml"
+    policy.write_text("eviction: {plugins: [rss-overuse-eviction-plugin]}\n")
+    arguments = ["simulate", "--cpus", "4", "--hours", "0.05", "--policy", str(policy), "--policy", "latency", "--json"]
+    found = json.loads(CliRunner().invoke(main, arguments).stdout)["policies"]
+    assert {name: policy["score"]["victims"] for name, policy in found.items()} == {str(policy): 0, "latency": None}
+    assert "whose advisor section" not in CliRunner().invoke(main, ["simulate", "--help"]).output
 
 
 def test_a_machine_that_cannot_be_is_refused() -> None:

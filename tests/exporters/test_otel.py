@@ -228,7 +228,8 @@ def test_rounds_have_traces_of_their_own_and_the_least_of_them_arrives_too(recei
 def test_the_steps_behind_the_decisions_are_events_too() -> None:
     shown = Sender({}, "1", {}).span(rich_round(2))
     names = [event.name for event in shown.events]
-    assert names[:8] == ["region", "rejected", "memory", "threshold", "threshold", "victim", "victim", "decision"]
+    assert names[:7] == ["region", "rejected", "memory", "threshold", "threshold", "victim", "victim"]
+    assert names[7:10] == ["kill", "kill", "decision"]
     region, rejected, memory, threshold = (dict(event.attributes or {}) for event in shown.events[:4])
     assert region["dioptase.region"] == "share-NUMA0"
     assert region["dioptase.control.non-reclaimed-cpu-requirement"] == 3.0
@@ -238,6 +239,20 @@ def test_the_steps_behind_the_decisions_are_events_too() -> None:
     assert memory["dioptase.headroom_bytes"] == 3072 * MIB
     assert memory["dioptase.numa.0.condition"] == "tune_memcg"
     assert (threshold["dioptase.observed"], threshold["dioptase.threshold"]) == (64 * MIB, 96 * MIB)
+    assert [dict(event.attributes or {}) for event in shown.events[7:9]] == [
+        {
+            "dioptase.pod": "default/batch",
+            "dioptase.kill": "EvictCreated",
+            "dioptase.reason": "Successfully create eviction; reason: x",
+            "dioptase.warning": False,
+        },
+        {
+            "dioptase.pod": "default/stuck",
+            "dioptase.kill": "EvictExceededGracePeriod",
+            "dioptase.reason": "processes are left 45 s after",
+            "dioptase.warning": True,
+        },
+    ]
 
 
 def test_a_span_has_at_most_128_events_changes_first() -> None:

@@ -11,9 +11,9 @@ from math import ceil, sqrt
 import msgspec
 
 from agent.advisor.forecast import histogram, predictor
-from agent.advisor.forecast.histogram import MINUTE_NS, Histogram
+from agent.advisor.forecast.histogram import MINUTE_NS
 from agent.advisor.forecast.predictor import HORIZON_NS, Predictor
-from api.forecasts import Forecast
+from api.forecasts import Forecast, Resource
 from api.knobs import Verdict
 
 DAY_MINUTES = 1440
@@ -50,7 +50,7 @@ def p99(values: Sequence[float]) -> float:
 class Method(msgspec.Struct, frozen=True):
     """One way to foretell, for a bench or a replay: a state that has seen nothing, and its two functions."""
 
-    start: Callable[[], object]
+    start: Callable[[Resource], object]
     observe: Callable[..., object]
     """(state, now_ns, used_cores) -> state"""
     predict: Callable[..., Forecast]
@@ -75,15 +75,21 @@ def _over(minutes: int, rule: str, peak_of: Callable[[Sequence[float]], float], 
             verdict=Verdict(rule=rule, text=text, inputs=inputs),
         )
 
-    return Method(Minutes, seen, foretold, what)
+    return Method(lambda _: Minutes(), seen, foretold, what)
 
 
 METHODS: dict[str, Method] = {
     "calibrated": Method(
-        Predictor, predictor.observe, predictor.predict, "regression on recent and seasonal peaks, conformal margin"
+        lambda _: Predictor(),
+        predictor.observe,
+        predictor.predict,
+        "regression on recent and seasonal peaks, conformal margin",
     ),
     "koordinator": Method(
-        Histogram, histogram.observe, histogram.predict, "95th percentile of a histogram, half-life 12 h, times 1.1"
+        histogram.start,
+        histogram.observe,
+        histogram.predict,
+        "95th percentile of a histogram, half-life 12 h, times 1.1",
     ),
     "n-sigma": _over(120, "n_sigma_5", n_sigma, "mean and five standard deviations of two hours"),
     "rc-like": _over(DAY_MINUTES, "rc_like_p99", p99, "99th percentile of a day"),

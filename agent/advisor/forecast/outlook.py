@@ -70,7 +70,7 @@ def fresh(config: ForecastConfig) -> Series:
     if config.method == "calibrated":
         return Series()
     start = _rival(config).start
-    return Series(cpu=start(), memory=start())
+    return Series(cpu=start(Resource.CPU), memory=start(Resource.MEMORY))
 
 
 def _rival(config: ForecastConfig) -> Method:

@@ -5,14 +5,16 @@ Until a forecast is trusted, and where there is none, what the policy would be o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from math import inf
 
 import msgspec
 
 from agent.advisor.forecast.lending import promise
+from agent.advisor.headroom.gather import idle_bytes
 from agent.advisor.memory.stats import human
 from agent.config import Config
-from api.advice import Headroom, PoolSize
+from api.advice import UNBOUND, Headroom, PoolSize
 from api.forecasts import Outlook, Resource
 from api.knobs import Verdict
 from api.memory_advice import MemoryAdvice
@@ -37,14 +39,17 @@ def foretold_cores(
     return lent_cores, msgspec.structs.replace(verdict, text=text, inputs=inputs)
 
 
-def lent_by_pools(sizes: Sequence[PoolSize]) -> float | None:
+def lent_by_pools(sizes: Sequence[PoolSize], numa_nodes: Collection[int]) -> float | None:
     """Cores that reclaimed pods may have by the sizes and limits of their pools; None where there is no such pool."""
-    pools = [size for size in sizes if size.pool == "reclaim"]
+    pools = {size.numa: size for size in sizes if size.pool == "reclaim"}
     if not pools:
         return None
-    whole = [size.cpus + sum(size.overlap.values()) for size in pools]
-    limits = [cpus if size.quota_cores is None else size.quota_cores for cpus, size in zip(whole, pools, strict=True)]
-    return float(sum(map(min, whole, limits)))
+    whole = {numa: size.cpus + sum(size.overlap.values()) for numa, size in pools.items()}
+    limits = {numa: inf if size.quota_cores is None else size.quota_cores for numa, size in pools.items()}
+    if set(numa_nodes) <= set(pools) and UNBOUND in pools:
+        # What is bound to no node is laid over all of them, under their limits.
+        return float(min(sum(whole.values()), sum(limits[numa] for numa in numa_nodes)))
+    return float(sum(min(cpus, limits[numa]) for numa, cpus in whole.items()))
 
 
 def foretold_memory(
@@ -55,7 +60,7 @@ def foretold_memory(
     nothing = config.memory.policy == "none" or not config.advisor.enable_reclaim
     if nothing or outlook is None or total is None:
         return memory
-    before, reserve = memory.headroom_bytes, config.memory.reserve_bytes(total)
+    before, reserve = memory.headroom_bytes, config.memory.reserve_bytes(total) + idle_bytes(snapshot)
     found = promise(float(total), float(reserve), outlook.forecast, before, outlook.used)
     verdict = found.verdict
     if outlook.forecast.peak is not None and found.amount is not None:

@@ -6,14 +6,13 @@ reporter to say.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from agent.advisor.estimation import numa_part, pod_cores
+from agent.advisor.estimation import lends, need_cores
 from agent.advisor.headroom.assembler import PoolSituation, assemble, refusal
-from agent.advisor.headroom.exclusion import Lendable, bound_nodes, lendable
+from agent.advisor.headroom.exclusion import Lendable, bound_nodes
 from agent.advisor.headroom.foretold import FORECAST, foretold_cores, lent_by_pools
 from agent.advisor.headroom.gather import (
     cpu_budget,
@@ -21,13 +20,14 @@ from agent.advisor.headroom.gather import (
     prod_spare_bytes,
     prod_spare_cores,
     reclaimed_use,
-    tenants,
 )
+from agent.advisor.headroom.kept import idle_cores, lent_nodes, on_numa
 from agent.advisor.headroom.koordinator import koordinator
 from agent.advisor.headroom.region import region_cores
+from agent.advisor.pool_sizes import apportion, node_cpus
 from agent.advisor.state import Memory
 from agent.config import AdvisorConfig
-from api.advice import UNBOUND, Headroom, PoolSize
+from api.advice import Headroom, PoolSize
 from api.knobs import Verdict
 from api.rates import Rates
 from api.samples import Snapshot
@@ -39,7 +39,7 @@ class Lending(msgspec.Struct, frozen=True, kw_only=True):
     """What the round has come to before anything is promised."""
 
     need_cores: float
-    """What online pods need, estimated."""
+    """What online pods need, estimated; those that lend nothing no less than they requested."""
     sizes: Sequence[PoolSize] = ()
     """What the pools are to be from now on; only quotas are looked at, since CPUs are those of the placement before."""
     lent_cores: float | None = None
@@ -77,13 +77,6 @@ def policy_of(config: AdvisorConfig) -> str:
     if config.headroom.policy is not None:
         return config.headroom.policy
     return "common" if config.policy == "canonical" else "estimate"
-
-
-def lent_nodes(snapshot: Snapshot, memory: Memory, config: AdvisorConfig) -> Lendable:
-    """NUMA nodes that may be lent, by where the pods are that keep others away."""
-    disabled = config.provision.disable_reclaim_share_pools
-    asked = disabled or any(not pod.profile.lends for pod in snapshot.pods)
-    return lendable(snapshot.topology, tenants(snapshot, memory.cpus) if asked else (), disabled)
 
 
 def with_memory(
@@ -127,10 +120,7 @@ def _quotas(case: Case, bound: Sequence[int]) -> dict[int, float]:
             for size in case.lending.sizes
             if size.pool == "reclaim" and size.quota_cores is not None
         }
-    sizes = _node_cpus(case.snapshot)
-    total = sum(sizes.values())
-    limits = {numa: lent * sizes[numa] / total for numa in bound}
-    return limits | {UNBOUND: lent - sum(limits.values())}
+    return apportion(lent, node_cpus(case.snapshot.topology), bound)
 
 
 def _estimate(case: Case) -> Headroom:
@@ -148,6 +138,8 @@ def _estimate(case: Case) -> Headroom:
         f"{cores:.2f} cores can be promised: of {cpus} CPUs online pods need {need:.2f} by estimate"
         f" and {burst:g} are kept for their bursts"
     )
+    if whole := [pod.key for pod in case.snapshot.pods if pod.qos.online and not lends(pod, config)]:
+        text += f"; of {', '.join(whole)} nothing is lent, so all that is requested counts"
     if lent is not None and lent < left:
         text += f"; no more than the {lent:.2f} that are lent now"
     inputs = {
@@ -167,35 +159,22 @@ def _estimate(case: Case) -> Headroom:
 
 
 def _free_by_numa(case: Case) -> dict[int, float]:
-    """CPUs of each NUMA node less what its online pods need; one that is bound to none needs of all alike."""
-    sizes = _node_cpus(case.snapshot)
+    """CPUs of each NUMA node less what its online pods need."""
+    sizes, snapshot, memory = node_cpus(case.snapshot.topology), case.snapshot, case.memory
     if len(sizes) < 2:
         return {numa: float(size) for numa, size in sizes.items()}
-    numa_of = {cpu.id: cpu.numa for cpu in case.snapshot.topology.cpus}
-    need, anywhere = dict.fromkeys(sizes, 0.0), 0.0
-    for pod in case.snapshot.pods:
-        if not pod.qos.online:
-            continue
-        cores = pod_cores(pod, case.snapshot, case.memory.containers, case.config, reclaimable=True)
-        bound = [numa for numa in pod.bound_numa if numa in sizes]
-        if not bound:
-            anywhere += cores
-            continue
-        assigned = Counter(numa_of.get(cpu) for c in pod.containers for cpu in case.memory.cpus.get(c.cgroup, ()))
-        at = {numa: assigned[numa] for numa in bound}
-        for numa in bound:
-            need[numa] += cores * numa_part(numa, bound, at)
-    share = anywhere / sum(sizes.values())
-    return {numa: max(size - need[numa] - share * size, 0.0) for numa, size in sizes.items()}
+    need = on_numa(snapshot, memory, lambda pod: need_cores(pod, snapshot, memory.containers, case.config))
+    return {numa: max(size - need[numa], 0.0) for numa, size in sizes.items()}
 
 
 def _forecast(case: Case) -> Headroom:
     """What the foretold peak leaves; by NUMA node as the estimate has it."""
     topology, config, lending = case.snapshot.topology, case.config, case.lending
     otherwise = (_common if config.policy == "canonical" else _estimate)(case)
-    lent = lent_by_pools(lending.sizes) if lending.lent_cores is None else lending.lent_cores
+    lent = lent_by_pools(lending.sizes, topology.numa_nodes) if lending.lent_cores is None else lending.lent_cores
     cpus = len(topology.cpus)
-    cores, verdict = foretold_cores(float(cpus), config.reserve_cores(cpus), case.memory.forecasts, otherwise, lent)
+    reserve = config.reserve_cores(cpus) + idle_cores(case.snapshot, case.memory, config)
+    cores, verdict = foretold_cores(float(cpus), reserve, case.memory.forecasts, otherwise, lent)
     weights = _free_by_numa(case)
     total = sum(weights.values())
     by_numa = {numa: (cores or 0.0) * weight / total if total > 0 else 0.0 for numa, weight in weights.items()}
@@ -250,10 +229,3 @@ def _without(found: Headroom, where: Lendable) -> Headroom:
             found.verdict, text=" ".join([text, *(line for line in refused if line not in text)])
         ),
     )
-
-
-def _node_cpus(snapshot: Snapshot) -> dict[int, int]:
-    sizes: dict[int, int] = {}
-    for cpu in snapshot.topology.cpus:
-        sizes[cpu.numa] = sizes.get(cpu.numa, 0) + 1
-    return dict(sorted(sizes.items()))

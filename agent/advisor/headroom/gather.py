@@ -79,12 +79,15 @@ def capacity(snapshot: Snapshot) -> Capacity:
 
 
 def tenants(snapshot: Snapshot, cpus_by_cgroup: Mapping[str, tuple[int, ...]]) -> tuple[Tenant, ...]:
-    """Online pods that are to be bound to NUMA nodes, as far as they decide what may be lent around them."""
+    """Online pods as far as they decide what may be lent around them: those that are to be bound to NUMA nodes, and of the
+    others those that reach farther than to themselves."""
     nodes = snapshot.topology.numa_nodes
     numa_of = {cpu.id: cpu.numa for cpu in snapshot.topology.cpus}
     found = []
     for pod in snapshot.pods:
-        if not (pod.qos.online and pod.enhancements.numa_binding):
+        level = DisableLevel(pod.profile.disable_reclaim_level or DisableLevel.POD)
+        binding = pod.enhancements.numa_binding
+        if not pod.qos.online or not (binding or level is not DisableLevel.POD):
             continue
         cpus = (cpu for c in pod.containers for cpu in cpus_by_cgroup.get(c.cgroup, ()))
         bound = bound_nodes(pod, nodes)
@@ -93,8 +96,8 @@ def tenants(snapshot: Snapshot, cpus_by_cgroup: Mapping[str, tuple[int, ...]]) -
                 pod=pod.key,
                 numa_nodes=bound or tuple(sorted({numa_of[cpu] for cpu in cpus if cpu in numa_of})),
                 reclaimable=pod.profile.lends,
-                level=DisableLevel(pod.profile.disable_reclaim_level or DisableLevel.POD),
-                exclusive=pod.enhancements.numa_exclusive,
+                level=level,
+                exclusive=binding and pod.enhancements.numa_exclusive,
                 bound_pool=share_pool(pod, nodes) if bound and pod.qos is QoSLevel.SHARED else "",
             )
         )
@@ -108,10 +111,10 @@ def cpu_budget(
     busy = None if change is None else change.node.busy_cores
     used = [(pod, _cpu_used(pod, snapshot, change, absent=None)) for pod in snapshot.pods]
     demands = [
-        Demand(
-            tier=tier_of(pod),
-            request=_total(c.cpu_request_cores for c in pod.containers if c.cpu_request_cores is not None),
-            used=cores,
+        _demand(
+            pod,
+            _total(c.cpu_request_cores for c in pod.containers if c.cpu_request_cores is not None),
+            cores,
             exclusive=pod.labels.get(_QOS_CLASS) == "LSE",
         )
         for pod, cores in used
@@ -136,10 +139,8 @@ def memory_budget(
     busy = None if available is None else float(total - available)
     used = [(pod, _all(not_cache(snapshot.cgroups.get(c.cgroup)) for c in pod.containers)) for pod in snapshot.pods]
     demands = [
-        Demand(
-            tier=tier_of(pod),
-            request=_total(c.memory_request_bytes for c in pod.containers if c.memory_request_bytes is not None),
-            used=space,
+        _demand(
+            pod, _total(c.memory_request_bytes for c in pod.containers if c.memory_request_bytes is not None), space
         )
         for pod, space in used
     ]
@@ -155,10 +156,18 @@ def memory_budget(
     )
 
 
+def _demand(pod: Pod, request: float | None, used: float | None, *, exclusive: bool = False) -> Demand:
+    """A pod as Koordinator's sums have it; one that lends nothing uses what it requested, in them."""
+    if used is not None and not pod.profile.lends:
+        used = max(used, request or 0.0)
+    return Demand(tier=tier_of(pod), request=request, used=used, exclusive=exclusive)
+
+
 def prod_spare_cores(
     snapshot: Snapshot, change: Rates | None, needs: Mapping[str, ContainerMemory], config: AdvisorConfig
 ) -> float | None:
-    """CPU that prod pods asked for and will not need, by the estimate of each; one that is not measured spares nothing.
+    """CPU that prod pods asked for and will not need, by the estimate of each; one that is not measured, or that lends nothing,
+    spares nothing.
 
     Koordinator has a predictor for it; None in the first round.
     """
@@ -167,7 +176,7 @@ def prod_spare_cores(
     return sum(
         max(container.cpu_request_cores - container_cores(container, needs.get(container.cgroup), config), 0.0)
         for pod in snapshot.pods
-        if tier_of(pod) is Tier.PROD
+        if tier_of(pod) is Tier.PROD and pod.profile.lends
         for container in pod.containers
         if container.cpu_request_cores is not None
     )
@@ -177,12 +186,23 @@ def prod_spare_bytes(snapshot: Snapshot) -> float:
     """The same of memory: what the requests are above what is used, page cache left out, with Koordinator's margin."""
     spare = 0.0
     for pod in snapshot.pods:
-        if tier_of(pod) is Tier.PROD:
+        if tier_of(pod) is Tier.PROD and pod.profile.lends:
             for container in pod.containers:
                 used = not_cache(snapshot.cgroups.get(container.cgroup))
                 if used is not None and container.memory_request_bytes is not None:
                     spare += max(container.memory_request_bytes - used * _PEAK_MARGIN, 0.0)
     return spare
+
+
+def idle_bytes(snapshot: Snapshot) -> float:
+    """Memory that pods which lend nothing requested and do not use, page cache left out; what is not measured is idle."""
+    idle = 0.0
+    for pod in snapshot.pods:
+        if pod.qos.online and not pod.profile.lends:
+            requested = sum(container.memory_request_bytes or 0 for container in pod.containers)
+            used = sum(not_cache(snapshot.cgroups.get(container.cgroup)) or 0.0 for container in pod.containers)
+            idle += max(requested - used, 0.0)
+    return idle
 
 
 def tier_of(pod: Pod) -> Tier:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from agent.advisor.headroom.found import lent_nodes
+from agent.advisor.headroom.kept import lent_nodes
 from agent.advisor.memory.dying import is_named
 from agent.advisor.memory.situation import ReclaimRoot, Situation
 from agent.advisor.state import Memory
@@ -47,9 +47,11 @@ def _offload(pod: Pod) -> OffloadConfig:
 
 
 def named(situation: Situation, config: MemoryConfig) -> frozenset[str]:
-    """Cgroups that are no container's and that the settings allow to be changed."""
-    roots = {situation.root.path, *situation.numa_roots.values()} - {""}
-    dying = (path for path in situation.snapshot.cgroups if is_named(path, config)) if config.offloading.dying else ()
+    """Cgroups that are no container's and that the settings allow to be changed; also where they cannot be seen now."""
+    snapshot, root = situation.snapshot, config.reclaim_root.rstrip("/")
+    asked = {root, *(f"{root}-{numa}" for numa in snapshot.topology.numa_nodes)} if root else set()
+    roots = {situation.root.path, *situation.numa_roots.values(), *(asked - snapshot.cgroups.keys())} - {""}
+    dying = (path for path in snapshot.cgroups if is_named(path, config)) if config.offloading.dying else ()
     return frozenset(roots.union(config.offloading.cgroups, dying))
 
 

@@ -46,6 +46,10 @@ def case_of(member: Members, limits: Bounds, need: float, before: int | None, tu
     reclaim = turn.node.cpus if turn.reclaim is None else turn.reclaim
     follows = set(policies_of(region, turn.config)) - {"none", "canonical"}
     signals = turn.indicators.signals(member, turn.config.targets) if follows else ()
+    memory = turn.memory.regions.get(region.name, RegionMemory())
+    unknown = set(memory.controllers) - {signal.name for signal in signals} if follows else set()
+    if unknown:
+        unknown &= turn.indicators.unknown(member, turn.config.targets)
     moved, retargeted = signals, None
     if signals and situation.inference.strategy != "none":
         minute = situation.snapshot.wall_time_ns // NS_PER_MINUTE % MINUTES
@@ -59,8 +63,9 @@ def case_of(member: Members, limits: Bounds, need: float, before: int | None, tu
         knob=(Control.RECLAIM_QUOTA, quota) if quota > 0 else (Control.REQUIREMENT, requirement),
         enable_reclaim=turn.advisor.enable_reclaim,
         signals=moved,
+        unknown=frozenset(unknown),
         retargeted=retargeted,
-        memory=turn.memory.regions.get(region.name, RegionMemory()),
+        memory=memory,
         reclaim_cpus=sum(reclaim.get(numa, 0) for numa in region.numa_nodes),
         reclaim_use_cores=None if None in use else sum(cores for cores in use if cores is not None),
     )

@@ -28,6 +28,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """What is turned, and where it stands: the quota of reclaimed pods where they have one, otherwise the requirement."""
     enable_reclaim: bool = True
     signals: tuple[Signal, ...] = ()
+    unknown: frozenset[str] = frozenset()
+    """Indicators that were followed and still have a target, and no value this time."""
     retargeted: Verdict | None = None
     """How predictions moved the targets of the signals; None where none are followed."""
     memory: RegionMemory = RegionMemory()

@@ -101,6 +101,11 @@ class CpuState(
         entries = self.pod_entries.get(uid, {})
         return {} if POOL_ENTRY in entries else entries
 
+    def alone(self) -> frozenset[int]:
+        """What dedicated containers had."""
+        entries = (item for entry in self.pod_entries.values() for item in entry.values())
+        return frozenset[int]().union(*(item.cpus for item in entries if item.owner_pool_name == DEDICATED))
+
     def pools(self) -> dict[str, tuple[int, ...]]:
         """CPUs of every pool, by name; `fallback` is none."""
         names = (name for name, entry in self.pod_entries.items() if POOL_ENTRY in entry and name != FALLBACK)
@@ -125,15 +130,6 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 def cpus_of(text: str) -> frozenset[int]:
     """CPUs of a list in the kernel's syntax. Raises ValueError where it is none."""
     return frozenset(parse_cpu_list(text))
-
-
-def remove_pod(state: CpuState, uid: str) -> CpuState:
-    """The state without that pod, which is known to be gone for good."""
-    return msgspec.structs.replace(
-        state,
-        pod_entries={key: entry for key, entry in state.pod_entries.items() if key != uid},
-        residual={key: since for key, since in state.residual.items() if key != uid},
-    )
 
 
 def reboot(state: CpuState, now_ns: int) -> CpuState:

@@ -55,6 +55,20 @@ def test_waits_of_a_pool_are_the_mean_of_its_cpus_in_microseconds() -> None:
     assert values(two_rounds(before, after)) == {"cpu_sched_wait": pytest.approx(501.5)}
 
 
+def test_an_indicator_of_0_is_known_and_one_without_a_value_is_not() -> None:
+    none = dict.fromkeys((0, 1), Wait(sum_ns=0, count=0))
+    member = Members(SHARE, two_rounds(none, none).snapshot.pods)
+    idle = Indicators(two_rounds(none, none, {0: 0.0, 1: 0.0}))
+    assert idle.signals(member, CONFIG) == ()
+    assert idle.unknown(member, CONFIG) == frozenset()
+    assert Indicators(two_rounds(none, {}, {0: 0.5})).unknown(member, CONFIG) == {"cpu_sched_wait"}
+    wanted = {"default/a": {"request_p99_ms": Target(upper=20)}}
+    late = msgspec.structs.replace(two_rounds(none, none, {0: 0.5}), targets=wanted)
+    assert Indicators(late).unknown(member, CONFIG) == {"request_p99_ms"}
+    told = msgspec.structs.replace(late, indicators={"default/a": {"request_p99_ms": 8.0}})
+    assert Indicators(told).unknown(member, CONFIG) == frozenset()
+
+
 def test_a_cpu_that_nobody_got_kept_nobody_waiting() -> None:
     before = dict.fromkeys((0, 1), Wait(sum_ns=0, count=0))
     after = {0: Wait(sum_ns=0, count=0), 1: Wait(sum_ns=2_000_000, count=1)}

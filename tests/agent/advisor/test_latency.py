@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.advisor.advise import advise
+from agent.advisor.culprits import Blamed
 from agent.advisor.latency import Situation, lend
 from agent.advisor.state import Memory
 from agent.advisor.waits import alarmed, contention
@@ -313,6 +314,29 @@ def test_waits_that_stay_without_batch_work_are_the_pods_own_and_lending_goes_on
     # ... and once waits are short, the target alone counts again.
     calm = lend(situation(waits({10: 900}), used=1.0, now_s=117), memory, CONFIG)
     assert calm.own_wait_ns is None
+
+
+@pytest.mark.parametrize(
+    ("reclaimed_ns", "own_ms", "lent"),
+    [(100, None, 0.1), (10, None, 0.1), (9, 8.0, 0.3), (0, 8.0, 0.3)],
+)
+def test_waits_for_batch_work_are_never_taken_for_the_pods_own(
+    reclaimed_ns: int, own_ms: float | None, lent: float
+) -> None:
+    """At the minimum for longer than calm_s, 8 ms against a target of 5: a tenth of the blame is where batch work's begins."""
+    config = LatencyConfig(target_wait_ms=5)
+    blame = Blamed(total_ns=100, by_reclaimed={"/b": reclaimed_ns}, other="/web", other_ns=100 - reclaimed_ns)
+    now = msgspec.structs.replace(situation(waits({8000: 1000}), used=0.1), blames={"/web": blame})
+    lending = lend(now, Memory(lent_cores=0.1, minimum_since_ns=0, last_breach_ns=0), config)
+    assert lending.lent_cores == lent
+    assert lending.own_wait_ns == (None if own_ms is None else pytest.approx(own_ms * 1e6, rel=0.05))
+    # A wait that somebody else has to answer for says nothing of this one.
+    other = Blamed(total_ns=100, by_reclaimed={}, other="/api", other_ns=100)
+    both = msgspec.structs.replace(
+        now, waits={"/web": waits({8000: 1000}), "/api": waits({30000: 1000})}, blames={"/web": blame, "/api": other}
+    )
+    lending = lend(both, Memory(lent_cores=0.1, minimum_since_ns=0, last_breach_ns=0), config)
+    assert lending.lent_cores == lent
 
 
 def test_a_container_waits_in_the_groups_below_it_too() -> None:

@@ -138,6 +138,31 @@ def test_the_running_total_grows_while_the_knob_stays_and_begins_anew_when_it_mo
     assert answer.controls[REQUIREMENT] == pytest.approx(3 + step)
 
 
+@pytest.mark.parametrize(
+    ("knob", "usage", "unknown", "expected"),
+    [
+        ((REQUIREMENT, 40.0), 0.008, {"cpu_sched_wait"}, 40.0),  # by use alone it would be 38
+        ((REQUIREMENT, 40.0), 0.008, {"cpi"}, 38.0),  # one that nobody followed before
+        ((REQUIREMENT, 40.0), 0.008, set(), 38.0),  # without a target any more
+        ((REQUIREMENT, 40.0), 1.6, {"cpu_sched_wait"}, UP),  # to protect more is always right
+        ((QUOTA, 20.0), 0.008, {"cpu_sched_wait"}, 20.0),
+        ((QUOTA, 20.0), 1.6, {"cpu_sched_wait"}, 20 - 0.1 * 90 * log(2)),
+    ],
+)
+def test_rama_lends_no_more_while_one_of_its_indicators_is_unknown(
+    knob: tuple[Control, float], usage: float, unknown: set[str], expected: float
+) -> None:
+    kept = Controller(knob=knob[1], total=0.0, error=0.1)
+    memory = RegionMemory(policy="rama", controllers={"cpu_sched_wait": kept, "mem_access_read_lat": kept})
+    signals = {"mem_access_read_lat": (usage, 0.8)}
+    answer = proposed(rama(case(knob, signals=signals, memory=memory, unknown=frozenset(unknown)), SETTINGS))
+    assert answer.controls == {knob[0]: pytest.approx(expected)}
+    assert (answer.controllers.get("cpu_sched_wait") == kept) is ("cpu_sched_wait" in unknown), (
+        "until it is known again"
+    )
+    assert ("cpu_sched_wait is not known any more" in answer.text) is (expected == knob[1])
+
+
 def test_rama_holds_what_it_gave_when_its_indicators_vanish() -> None:
     memory = RegionMemory(policy="rama", controllers={"cpu_sched_wait": Controller(knob=40, total=1, error=0.1)})
     answer = proposed(rama(case(memory=memory), SETTINGS))

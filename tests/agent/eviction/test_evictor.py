@@ -212,7 +212,7 @@ def test_a_pool_that_is_sized_by_need_is_under_pressure_once_it_cannot_grow(
         eviction=EvictionConfig(plugins=(LOAD,), load=LoadConfig(ring_size=1)),
     )
     placed = advice({"share": share, "reclaim": 8 - share})
-    loaded = ContainerMemory(cgroup_id=1, first_seen_ns=0, last_seen_ns=0, ramping=False, load1=2.0)
+    loaded = ContainerMemory(cgroup_id=1, first_seen_ns=0, last_seen_ns=0, ramping=False, load1=2.0, load_at_ns=100 * S)
     known = Remembered(advisor=Memory(containers={"/web": loaded}))
     found = Evictor(settings, None).turn(snapshot, placed, None, known, 100 * S)
     assert [(each.subject, each.met) for each in found.thresholds] == [("share", met)]
@@ -245,6 +245,31 @@ def test_requests_are_held_against_what_is_advertised_and_not_against_one_round(
         assert not found.victims
 
 
+@pytest.mark.parametrize(
+    ("stale", "met"),
+    [
+        ((), [Met.HARD, Met.SOFT]),
+        (("cpu",), [Met.NOT_MET, Met.SOFT]),
+        (("memory",), [Met.HARD, Met.NOT_MET]),
+        (("cpu", "memory"), [Met.NOT_MET, Met.NOT_MET]),
+    ],
+)
+def test_what_is_promised_on_old_inputs_evicts_nobody(stale: tuple[str, ...], met: list[Met]) -> None:
+    """38 cores requested where 40 were promised: with nothing known for 13.8 minutes 7.6 are left of that, a fifth."""
+    greedy = pod("greedy", cores=38, memory=3 << 30, numa=(0,))
+    left = Headroom(
+        cores=7.59, cores_by_numa={0: 7.59}, memory_bytes=float(2 << 30), memory_by_numa={0: float(2 << 30)},
+        stale=stale, verdict=WHY,
+    )  # fmt: skip
+    for name in (RECLAIMED, NUMA):
+        evictor = Evictor(config(name), None)
+        found = evictor.turn(situation(10, [greedy]).snapshot, advice({}, left), None, Remembered(), 10 * S)
+        ordered = sorted(found.thresholds, key=lambda each: each.scope.endswith("memory"))
+        assert [each.met for each in ordered] == met
+        assert [each.verdict.rule == "input_missing" for each in ordered] == [each is Met.NOT_MET for each in met]
+        assert bool(found.victims) == ("cpu" not in stale)
+
+
 def test_pods_are_judged_on_the_numa_node_that_qrm_bound_them_to() -> None:
     """11 cores requested on NUMA node 1, where half of the 4 cores are to be had that are advertised."""
     greedy = pod("greedy", cores=11)
@@ -258,3 +283,18 @@ def test_pods_are_judged_on_the_numa_node_that_qrm_bound_them_to() -> None:
     here = by_scope["zone1|resource.katalyst.kubewharf.io/reclaimed_millicpu"]
     assert (here.met, here.observed, here.value) == (Met.HARD, 11_000, 5 * 2000)
     assert not any(scope.startswith("zone0") for scope in by_scope)
+
+
+@pytest.mark.parametrize(("dies_at_s", "met"), [(10_000, Met.HARD), (300, Met.NOT_MET)])
+def test_a_load_that_nobody_renews_is_not_known(dies_at_s: int, met: Met) -> None:
+    """Twice as much as the four CPUs bear; with nothing known of waits from 300 s on, the last sample of it is of 330 s."""
+    evictor = Evictor(config(LOAD), None)
+    placed = advice({"share": 4, "reclaim": 4})
+    for at_s in range(100, 1000, 10):
+        loaded = ContainerMemory(
+            cgroup_id=1, first_seen_ns=0, last_seen_ns=at_s * S, ramping=False, load1=8.0,
+            load_at_ns=min(at_s, dies_at_s) * S,
+        )  # fmt: skip
+        known = Remembered(advisor=Memory(containers={"/web": loaded}))
+        found = evictor.turn(situation(at_s, [WEB], cpus=8).snapshot, placed, None, known, at_s * S)
+    assert found.thresholds[0].met is met

@@ -29,6 +29,7 @@ from api.evictions import Evictions, Threshold
 from api.facts import Filesystem, Pressure
 from api.knobs import Verdict
 from api.memory_advice import MemoryEviction
+from api.node_advice import PowerAction, PowerKind
 from api.pods import Pod
 from api.qos import Enhancements, QoSLevel
 from tests.agent.eviction.builders import (
@@ -186,6 +187,15 @@ def test_pods_that_ask_for_it_are_told_instead() -> None:
     assert not evictions.victims[0].notify
 
 
+def test_requests_softly_above_what_is_promised_make_nobody_leave() -> None:
+    """Twice what is promised, for ten minutes: whoever asks is told from five minutes on, the larger one never."""
+    pods = [pod("a", cores=1.5), pod("b", cores=0.5, annotations={SOFT_NOTIFY: "true"})]
+    result, memory = play([pressed(at, pods) for at in range(100, 700, 5)], config(RECLAIMED))
+    told = [(victim.pod, victim.notify) for each in result for victim in each.victims]
+    assert told == [("default/b", True)] * 60
+    assert memory.sent == ()
+
+
 def test_the_higher_score_leaves_first() -> None:
     pods = [
         pod(name, memory=1, annotations={EVICT_SCORE: score}) for name, score in (("a", "1"), ("b", "7"), ("c", "x"))
@@ -311,7 +321,69 @@ def test_a_dry_run_does_not_keep_a_real_victim() -> None:
     assert (RECLAIMED, False) in [(victim.plugin, victim.dry_run) for victim in result[1].victims]
 
 
-def test_an_old_snapshot_evicts_nobody_and_forgets_nothing() -> None:
+SUPPRESSION, OOMD = "cpu-pressure-suppression-plugin", "oomd-pressure"
+
+
+def enduring(at_s: float, *, old: bool = False) -> Situation:
+    """One pod with twenty times what its pool has; and all tasks of the node stall."""
+    stalls = Pressure(some_us=0, some_avg10=99, full_us=0, full_avg10=99)
+    at = situation(
+        at_s, [pod("a", cores=20)], samples={"a": {"memory_bytes": GIB}}, node={"memory_pressure": stalls},
+        pools={"reclaim": (0,)},
+    )  # fmt: skip
+    return msgspec.structs.replace(at, now_ns=at.now_ns + 31 * 10**9) if old else at
+
+
+@pytest.mark.parametrize(
+    ("plugin", "lasts_s"),
+    [(SUPPRESSION, 305), (OOMD, 30)],  # for more than 300 s, and for 30 s
+)
+def test_time_in_which_nothing_was_known_is_no_trouble(plugin: str, lasts_s: int) -> None:
+    """Trouble is seen for one round; then nothing for ten minutes, in three ways; then trouble again."""
+    settings = config(plugin)
+    old = [enduring(at, old=True) for at in range(100, 700, 5)]
+    for gap, back in ((old, 735), (old[:1], 136), ([], 700)):
+        rounds = [enduring(100), *gap, *(enduring(at) for at in range(back, back + lasts_s + 5, 5))]
+        result, _ = play(rounds, settings)
+        assert [victims(each) for each in result] == [[]] * (len(rounds) - 1) + [["a"]]
+
+
+def test_a_gap_of_a_round_and_staleness_is_none() -> None:
+    """Rounds a whole minute apart, as asked for, still count; 35 s are a round of five and staleness, 36 s are more."""
+    rounds = [enduring(at) for at in range(100, 500, 60)]
+    assert [victims(each) for each in play(rounds, config(SUPPRESSION, interval_s=60))[0]][-1] == ["a"]
+    for step_s, leaves in ((35, True), (36, False)):
+        rounds = [enduring(at) for at in range(100, 500, step_s)]
+        assert any(victims(each) for each in play(rounds, config(SUPPRESSION))[0]) == leaves
+
+
+def test_a_plugin_that_failed_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> object:
+        raise ZeroDivisionError("of no use")
+
+    settings = config(SUPPRESSION)
+    _, memory = play([enduring(at) for at in range(100, 400, 5)], settings)
+    assert memory.plugins.suppression.since_ns == {"default/a": 100 * 10**9}
+    with monkeypatch.context() as patched:
+        patched.setattr(manager, "_STATEFUL", {**manager._STATEFUL, SUPPRESSION: ("suppression", broken)})
+        _, memory = play([enduring(400)], settings, memory)
+    (after,), _ = play([enduring(405)], settings, memory)
+    assert victims(after) == []
+
+
+def test_whom_a_power_alert_chose_is_not_chosen_twice_for_lack_of_data() -> None:
+    """Two of four have to go for one answer, and in between the state of the node is not known for a moment."""
+    answer = PowerAction(
+        kind=PowerKind.EVICT, at_ns=99, current_watts=300, count=2, verdict=Verdict(rule="r", text="t", threshold=200.0)
+    )
+    pods = [pod(name) for name in "abcd"]
+    first, old, later = (situation(at_s, pods, power=answer) for at_s in (100, 105, 142))
+    rounds = [first, msgspec.structs.replace(old, now_ns=136 * 10**9), later]
+    assert [victims(each) for each in play(rounds, config("node_power_pressure", burst=1))[0]] == [["a"], [], ["b"]]
+    assert [victims(each) for each in play(rounds, config("node_power_pressure"))[0]] == [["a", "b"], [], []]
+
+
+def test_an_old_snapshot_evicts_nobody() -> None:
     pods = [pod("a", cores=50)]
     old = msgspec.structs.replace(pressed(100, pods), now_ns=131 * 10**9)
     (first, second), _ = play([old, pressed(140, pods)], config(RECLAIMED))
@@ -416,14 +488,20 @@ def test_whatever_is_wrong_nobody_protected_leaves_and_at_most_three_do(pods: li
 
 @given(st.lists(PODS, max_size=12, unique_by=lambda each: each.name), st.booleans())
 def test_without_data_nobody_leaves(pods: list[Pod], old: bool) -> None:
-    """First rounds of trouble, so that every counter is as high as it may be, and then nothing is known of it any more."""
-    _, memory = play([trouble(100.0 + 30 * i, pods, 0.0) for i in range(6)], EVERYTHING)
-    memory = msgspec.structs.replace(memory, sent=(), evicted_at_ns={})
-    last = trouble(600.0, pods, 1.0)
-    blind = msgspec.structs.replace(last, now_ns=700 * 10**9) if old else situation(600.0, pods, numa=2)
-    evictions, after = judge(blind, memory, EVERYTHING)
+    """First rounds of trouble, so that every counter is as high as it may be, and then nothing is known of it any more.
+
+    One plugin at a time and one reading at a time is in test_blind.
+    """
+    _, memory = play([trouble(100.0 + 30 * i, pods, 1.0) for i in range(6)], EVERYTHING)
+    blind = [msgspec.structs.replace(trouble(280.0, pods, 1.0), now_ns=311 * 10**9)]
+    if not old:
+        # Samples stand for a minute at most.
+        blind = [situation(at_s, pods, numa=2) for at_s in (280.0, 310.0, 340.0)]
+    for at in blind:
+        memory = msgspec.structs.replace(memory, sent=(), evicted_at_ns={})
+        evictions, memory = judge(at, memory, EVERYTHING)
     assert evictions.victims == ()
-    assert after.plugins.numa_memory.rounds == memory.plugins.numa_memory.rounds
+    assert memory.plugins.numa_memory.rounds == {}
 
 
 def test_everything_is_wrong_and_somebody_does_leave() -> None:

@@ -12,7 +12,7 @@ from agent.eviction.situation import RootfsUse, Situation
 from api.evictions import Met
 from api.facts import Filesystem
 from api.qos import QoSLevel
-from tests.agent.eviction.builders import GIB, HARD, NOT_MET, SOFT, S, pod, situation
+from tests.agent.eviction.builders import GIB, HARD, NOT_MET, SOFT, pod, situation
 
 
 def names(finding: Finding) -> list[str]:
@@ -119,7 +119,8 @@ def test_a_card_without_bandwidth_for_five_minutes() -> None:
     assert cards(0, 400, memory)[0][1].threshold.observed == 0, "one look with bandwidth starts anew"
 
 
-def test_unknown_cards_keep_what_was_known() -> None:
+def test_unknown_cards_begin_anew() -> None:
     _, memory = cards(0, 100, NetworkMemory())
-    findings, after = network.judge(situation(400.0, [pod("a")]), memory, NetworkConfig())
-    assert (findings[0].threshold.verdict.rule, after.down_ns) == ("input_missing", {"eth1": 100 * S})
+    findings, memory = network.judge(situation(395.0, [pod("a")]), memory, NetworkConfig())
+    assert (findings[0].threshold.verdict.rule, memory.down_ns) == ("input_missing", {})
+    assert cards(0, 400, memory)[0][1].threshold.observed == 0, "what happened in between is not known"

@@ -15,12 +15,14 @@ from agent.config.qrm_knobs import KnobsConfig
 from agent.hierarchy import Hierarchy
 from agent.qrm import node_files
 from agent.qrm.node_files import NodeFiles
-from agent.qrm.node_knobs import DISKS, PERIOD_NS, RESCTRL, NodeKnobs, open_node_knobs
+from agent.qrm.node_knobs import DISKS, OOM, PERIOD_NS, RESCTRL, Hands, NodeKnobs, open_node_knobs
+from agent.qrm.oom_scores import OomScores
+from agent.qrm.processes import Processes
 from agent.qrm.resctrl_groups import ResctrlGroups
 from api.decisions import Status
 from api.facts import Disk
 from api.knobs import NODE
-from api.qos import QoSLevel
+from api.qos import Enhancements, QoSLevel
 from api.samples import NodeSample, Snapshot
 from tests.agent.advisor.builders import pod, snapshot
 
@@ -59,7 +61,8 @@ class Node:
         settings = msgspec.convert(config, KnobsConfig)
         files = NodeFiles(self.sys, self.state, "boot")
         hierarchy = Hierarchy(v1={}, v2=self.sys / "fs/cgroup")
-        return NodeKnobs(settings, hierarchy, files, Groups(self.sys / "fs/resctrl"), dry=dry)
+        scores = OomScores(Processes(self.sys.parent / "proc", self.sys / "fs/cgroup"), self.state, "boot")
+        return NodeKnobs(settings, hierarchy, Hands(files, Groups(self.sys / "fs/resctrl"), scores), dry=dry)
 
 
 @pytest.fixture
@@ -214,14 +217,15 @@ def test_without_resctrl_that_is_said_where_it_is_configured(
 
 def test_it_is_opened_on_this_machine_as_it_is(tmp_path: Path) -> None:
     config = msgspec.convert({"resctrl": {"enabled": True}}, KnobsConfig)
-    knobs = open_node_knobs(config, Hierarchy(v1={}, v2=None), (tmp_path, "boot"), Path("/sys"), dry=True)
+    knobs = open_node_knobs(config, Hierarchy(v1={}, v2=tmp_path), (tmp_path, "boot"), Path("/sys"), dry=True)
     _, sources = knobs.turn(seen({}), 0)
     assert len(sources) == (0 if Path("/sys/fs/resctrl/schemata").exists() else 1)
 
 
 def test_only_what_is_configured_is_of_the_node() -> None:
     for config, of_the_node in (({}, False), ({"resctrl": {"enabled": True}}, True), ({"io": {"wbtUs": {"SSD": 1}}}, True),
-                                ({"io": {"weights": {"shared_cores": 5}}}, False), (WANTED, True)):  # fmt: skip
+                                ({"io": {"weights": {"shared_cores": 5}}}, False), (WANTED, True),
+                                ({"oomPriority": True}, True)):  # fmt: skip
         assert msgspec.convert(config, KnobsConfig).of_the_node is of_the_node
 
 
@@ -230,5 +234,61 @@ def test_nothing_of_it_is_loaded_where_nothing_is_configured() -> None:
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, timeout=60)
     loaded = done.stdout
     assert "'agent.qrm.originals'" in loaded
-    for name in ("node_knobs", "node_files", "resctrl_groups"):
+    for name in ("node_knobs", "node_files", "resctrl_groups", "oom", "oom_scores", "processes"):
         assert f"'agent.qrm.{name}'" not in loaded
+
+
+def process(node: Node, cgroup: str, pid: int, score: int) -> Path:
+    """A process of that cgroup in the temporary /proc; its oom_score_adj."""
+    directory, group = node.sys.parent / f"proc/{pid}", node.sys / f"fs/cgroup{cgroup}"
+    directory.mkdir(parents=True)
+    group.mkdir(parents=True, exist_ok=True)
+    with (group / "cgroup.procs").open("a") as file:
+        file.write(f"{pid}\n")
+    (directory / "stat").write_text(f"{pid} (a) b) S 1 {' '.join('0' * 17)} {pid * 10} 0\n")
+    (directory / "oom_score_adj").write_text(f"{score}\n")
+    node.snapshot = peopled(node, node.snapshot)
+    return directory / "oom_score_adj"
+
+
+def peopled(node: Node, seen: Snapshot) -> Snapshot:
+    """With the identity that those cgroups have in the temporary tree."""
+    cgroups = {
+        path: msgspec.structs.replace(sample, id=(node.sys / f"fs/cgroup{path}").stat().st_ino, threads=1)
+        for path, sample in seen.cgroups.items()
+        if (node.sys / f"fs/cgroup{path}").exists()
+    }
+    return msgspec.structs.replace(seen, cgroups={**seen.cgroups, **cgroups})
+
+
+def test_oom_scores_are_given_in_the_rounds_and_put_back_when_a_pod_or_the_setting_goes(node: Node) -> None:
+    web, batch = process(node, "/web", 100, 0), process(node, "/batch", 200, 0)
+    priorities = {"web": 50, "batch": -40}
+    pods = tuple(
+        msgspec.structs.replace(one, enhancements=Enhancements(oom_priority=priorities[one.name]))
+        for one in node.snapshot.pods
+    )
+    snapshot = msgspec.structs.replace(node.snapshot, pods=pods)
+    knobs = node.knobs({"oomPriority": True})
+    outcomes, sources = knobs.turn(snapshot, 0)
+    assert [(o.decision.cgroup, o.decision.pod, o.status, o.before, o.after) for o in outcomes] == [
+        ("/web", "default/web", Status.APPLIED, "0", "-150"),
+        ("/batch", "default/batch", Status.APPLIED, "0", "940"),
+    ]
+    assert (web.read_text(), batch.read_text(), sources) == ("-150", "940", ())
+    blind = msgspec.structs.replace(snapshot, cgroups={})
+    assert knobs.turn(blind, LATER) == ((), ()), "an unreadable tree is no reason to put anything back"
+    assert batch.read_text() == "940"
+    (kept, back), _ = knobs.turn(msgspec.structs.replace(snapshot, pods=pods[:1]), 2 * LATER)
+    assert (kept.status, back.decision.cgroup, back.after, batch.read_text()) == (Status.UNCHANGED, "/batch", "0", "0")
+    # The next agent is not asked for it any more.
+    assert [(o.decision.cgroup, o.status) for o in node.knobs({}).turn(snapshot, 0)[0]] == [("/web", Status.APPLIED)]
+    assert (web.read_text(), list(node.state.iterdir())) == ("0", [])
+
+
+def test_processes_out_of_sight_are_said(node: Node) -> None:
+    process(node, "/web", 100, 0)
+    (node.sys / "fs/cgroup/web/cgroup.procs").write_text("0\n")
+    outcomes, (source,) = node.knobs({"oomPriority": True}).turn(node.snapshot, 0)
+    assert {o.status for o in outcomes} == {Status.UNCHANGED}
+    assert (source.name, "host's PID namespace" in source.remedy) == (OOM, True)

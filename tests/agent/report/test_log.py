@@ -78,6 +78,6 @@ def test_a_wish_that_cannot_be_fulfilled_is_told_once_and_that_it_is_over(caplog
     wrong = msgspec.structs.replace(finished(), advice=msgspec.structs.replace(advice(), rejected=rejected))
     right = msgspec.structs.replace(finished(), advice=advice())
     assert told(caplog, right, wrong, wrong, right)[1:] == [
-        "WARNING default/db does not get the CPUs that it asks for: db asked for 2, and now for 4.",
-        "INFO default/db: its wish for CPUs is fulfilled, or it is gone",
+        "WARNING default/db does not get what it asks for: db asked for 2, and now for 4.",
+        "INFO default/db: what it asks for is there, or it is gone",
     ]

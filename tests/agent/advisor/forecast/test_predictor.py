@@ -161,13 +161,14 @@ def wave(now_ns: int, rng: Random) -> float:
 def test_on_a_noisy_day_the_share_of_misses_is_the_one_asked_for() -> None:
     """Five days of a sine with noise; a looser wish lends more and misses more."""
     found = {}
-    for wish in (0.02, 0.1):
+    for wish in (0.02, 0.1, 0.2):
         config, rng, state = ForecastConfig(miss_ratio=wish), Random(3), Predictor()
         for now_ns in range(0, 5 * DAY, 5 * MINUTE):
             state = observe(state, now_ns, wave(now_ns, rng), config)
         found[wish] = state.accuracy.missed / state.accuracy.evaluated
     assert found[0.02] == pytest.approx(0.02, abs=0.02)
     assert found[0.1] == pytest.approx(0.1, abs=0.03)
+    assert found[0.2] == pytest.approx(0.2, abs=0.03)
 
 
 def test_state_is_bounded_and_survives_json() -> None:

@@ -13,6 +13,7 @@ from api.advice import Headroom, PoolSize
 from api.forecasts import Forecast, Outlook, Resource
 from api.knobs import Verdict
 from api.memory_advice import MemoryAdvice, MemoryCondition, MemoryPressure
+from api.profiles import ServiceProfile
 from tests.fakes import MIB, busy_snapshot
 
 SO = Verdict(rule="estimate", text="As estimated.")
@@ -62,10 +63,27 @@ def test_without_any_forecast_the_promise_is_what_it_would_be_otherwise() -> Non
         ((PoolSize(pool="share", cpus=8),), None),
         ((PoolSize(pool="reclaim", cpus=4), PoolSize(pool="reclaim", numa=1, cpus=2, overlap={"share": 6})), 12.0),
         ((PoolSize(pool="reclaim", cpus=8, quota_cores=2.5), PoolSize(pool="reclaim", numa=1, cpus=2)), 4.5),
+        # 16 CPUs of share pools are laid over both NUMA nodes, of which 3 and 9 cores may be used, whoever's CPUs they are
+        (
+            (
+                PoolSize(pool="reclaim", cpus=0, overlap={"share": 16}),
+                PoolSize(pool="reclaim", numa=0, cpus=2, quota_cores=3.0),
+                PoolSize(pool="reclaim", numa=1, cpus=4, quota_cores=9.0),
+            ),
+            12.0,
+        ),
+        (
+            (
+                PoolSize(pool="reclaim", cpus=0, overlap={"share": 4}),
+                PoolSize(pool="reclaim", numa=0, cpus=2),
+                PoolSize(pool="reclaim", numa=1, cpus=4),
+            ),
+            10.0,
+        ),
     ],
 )
 def test_what_pools_lend(sizes: tuple[PoolSize, ...], cores: float | None) -> None:
-    assert lent_by_pools(sizes) == cores
+    assert lent_by_pools(sizes, (0, 1)) == cores
 
 
 def memory(total: float | None, **by_numa: float) -> MemoryAdvice:
@@ -96,6 +114,19 @@ def test_memory_of_a_node_of_8_gib_with_1_kept(
     assert found.headroom_by_numa == ({} if promised is None else {0: promised * GIB})
     if trusted:
         assert found.headroom_verdict.text.endswith("of 8 GiB, 1 GiB kept, 4 GiB are promised.")
+
+
+@pytest.mark.parametrize(("used", "promised"), [({"inactive_anon": 512 * MIB}, 2.5), ({}, 2.0)])
+def test_memory_that_a_pod_requested_which_lends_nothing_is_kept(used: dict[str, int], promised: float) -> None:
+    """2 GiB requested; what is used of it is in the peak."""
+    shot = busy_snapshot(1)
+    container = msgspec.structs.replace(shot.pods[0].containers[0], memory_request_bytes=2 * GIB)
+    profile = ServiceProfile(disable_reclaim_level="Pod")
+    web = msgspec.structs.replace(shot.pods[0], containers=(container,), profile=profile)
+    sample = msgspec.structs.replace(shot.cgroups[container.cgroup], memory_stat=used)
+    shot = msgspec.structs.replace(shot, pods=(web, *shot.pods[1:]), cgroups={**shot.cgroups, container.cgroup: sample})
+    seen = (outlook(Resource.MEMORY, 3.0 * GIB, None),)
+    assert foretold_memory(memory(9.0 * GIB), seen, shot, Config()).headroom_bytes == promised * GIB
 
 
 @pytest.mark.parametrize(
