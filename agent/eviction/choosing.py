@@ -99,15 +99,16 @@ def _first_of_each(claims: Iterable[Claim]) -> list[Claim]:
     return list(chosen.values())
 
 
-def _order(claim: Claim) -> tuple[bool, int, int, str]:
+def _order(claim: Claim) -> tuple[bool, int, int, int, str]:
+    """Of one level, priority and kind in the plugin's own order."""
     pod = claim.candidate.pod
-    return (pod.qos is not QoSLevel.RECLAIMED, pod.priority, KINDS.index(claim.kind), pod.key)
+    return (pod.qos is not QoSLevel.RECLAIMED, pod.priority, KINDS.index(claim.kind), claim.rank, pod.key)
 
 
 def _soft_order(claim: Claim) -> tuple[bool, int, float, int, int, str]:
-    """As for all, but of one level and priority first the higher pod_evict_score, and last the plugin's own order."""
-    level, priority, kind, key = _order(claim)
-    return (level, priority, -_score(claim.candidate.pod), kind, claim.rank, key)
+    """As for all, but of one level and priority first the higher pod_evict_score."""
+    level, priority, kind, rank, key = _order(claim)
+    return (level, priority, -_score(claim.candidate.pod), kind, rank, key)
 
 
 def _score(pod: Pod) -> float:

@@ -22,6 +22,9 @@ from api.samples import Snapshot, SourceStatus
 
 NAME = "eviction"
 """Of its source in the snapshot."""
+_BALANCE, _BALANCE_WAITING = "memory_balance", "memory_balance_waiting"
+_BALANCE_UNKNOWN = frozenset(("memory_balance_disabled", "memory_balance_unknown"))
+"""Rules of the memory advisor's balancer."""
 _OWN_CPUS = ("reserve", "interrupt", "dedicated", "isolation")
 """Pools, and kinds of them, into which share pools cannot grow."""
 
@@ -34,6 +37,8 @@ class Evictor:
         dry = msgspec.structs.replace(config.eviction, dry_run=("*",))
         self._config = dry if killer is None else config.eviction
         self._memory = EvictionMemory()
+        self._crowded: Mapping[int, MemoryEviction] | None = None
+        """What the memory advisor said and nobody judged yet: it says it once, and may do so between two judgements."""
 
     def outcomes(self) -> tuple[KillEvent, ...]:
         """What became of those who had to leave. To be called every round: it also ends those whose grace is over."""
@@ -49,6 +54,7 @@ class Evictor:
     ) -> Evictions:
         """Who has to leave now; they are asked to. `known` is what advice and placement of this round remember; `now_ns` is
         CLOCK_MONOTONIC."""
+        self._crowded = _crowded(memory, self._crowded)
         # Pods with the NUMA nodes that QRM bound them to.
         snapshot = msgspec.structs.replace(snapshot, pods=with_bindings(snapshot.pods, known.cpus))
         loads = _loads(known.advisor.containers, now_ns, self._config.stale_s)
@@ -65,9 +71,11 @@ class Evictor:
             power=None if known.node is None else known.node.answered,
             leaving=frozenset() if self._killer is None else self._killer.leaving,
             stuck=frozenset() if self._killer is None else self._killer.stuck,
-            crowded={} if memory is None else _crowded(memory.evictions),
+            crowded=self._crowded,
         )
         found, self._memory = judge(situation, self._memory, self._config)
+        if self._crowded and self._memory.judged_at_ns == now_ns:
+            self._crowded = {}
         if self._killer is None:
             return found
         carry_out(found, snapshot.pods, self._killer)
@@ -112,6 +120,12 @@ def _shared_limit(snapshot: Snapshot, pools: Mapping[str, tuple[int, ...]], advi
     return float(cpus - len(others) - advisor.reclaim_reserve_cores(cpus, len(topology.numa_nodes)))
 
 
-def _crowded(evictions: tuple[MemoryEviction, ...]) -> dict[int, str]:
-    """NUMA nodes where moving memory does not help, and why, as the memory advisor says."""
-    return {each.numa: each.verdict.text for each in reversed(evictions)}
+def _crowded(
+    memory: MemoryAdvice | None, before: Mapping[int, MemoryEviction] | None
+) -> Mapping[int, MemoryEviction] | None:
+    """NUMA nodes where moving memory does not help, with who has to leave, as the memory advisor's balancer said last; None
+    where it cannot tell, or does not look."""
+    rules = () if memory is None else tuple(each.rule for each in memory.verdicts if each.rule.startswith(_BALANCE))
+    if memory is None or not rules or not _BALANCE_UNKNOWN.isdisjoint(rules):
+        return None
+    return before if _BALANCE_WAITING in rules else {each.numa: each for each in reversed(memory.evictions)}

@@ -35,7 +35,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     forced: bool = False
     """Of a direct one: all of them leave, not one of the whole node in a round [ForceEvict]."""
     kind: str = ""
-    """`memory` or `cpu`: memory is freed first [EvictionScope]."""
+    """`memory` or `cpu`: of one level and priority, who leaves for CPU leaves first, as in Katalyst [EvictionScope]."""
     cool_down_s: float = 0.0
     """After a victim of this plugin, the next one has to wait so long."""
     waits: bool = False

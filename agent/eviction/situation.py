@@ -12,6 +12,7 @@ from functools import cached_property
 import msgspec
 
 from api.advice import CpuAdvice, Headroom
+from api.memory_advice import MemoryEviction
 from api.node_advice import PowerAction
 from api.pods import Container, Pod
 from api.qos import QoSLevel
@@ -55,8 +56,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """By pod."""
     nics: Mapping[str, float] = {}
     """Bandwidth that each network card has to give, in Mbps; 0 where its link is down."""
-    crowded: Mapping[int, str] = {}
-    """NUMA nodes whose memory is slow and moving pages cannot help, and why."""
+    crowded: Mapping[int, MemoryEviction] | None = None
+    """NUMA nodes whose memory is slow and moving pages cannot help, with who has to leave each; None where nobody tells."""
     power: PowerAction | None = None
     """The answer to a power alert that stands; None where nobody answers any."""
     eviction_ratios: Mapping[str, Mapping[float, float]] = {}
@@ -185,20 +186,6 @@ def _on_node(situation: Situation, sample: CgroupSample, node: int) -> float | N
     if "anon" in stat and "file" in stat:
         return stat["anon"].get(node, 0) + stat["file"].get(node, 0)
     return None
-
-
-def numa_anon_bytes(situation: Situation, pod: Pod, node: int) -> float | None:
-    """Anonymous memory of the pod's containers on one NUMA node."""
-    return containers_sum(situation, pod, lambda sample: _anon_on_node(situation, sample, node))
-
-
-def _anon_on_node(situation: Situation, sample: CgroupSample, node: int) -> float | None:
-    if not situation.files_fresh(sample):
-        return None
-    stat = sample.numa_stat
-    if "hierarchical_anon" in stat or "total" in stat:
-        return stat.get("hierarchical_anon", stat.get("anon", {})).get(node, 0) * PAGE_BYTES
-    return stat["anon"].get(node, 0) if "anon" in stat else None
 
 
 def requested(pod: Pod, amount: Callable[[Container], float | None]) -> float:

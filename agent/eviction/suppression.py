@@ -96,7 +96,9 @@ def _group(
     worst = ceil(round(total, 6)) / supply
     since: dict[str, int] = {}
     victims = []
-    for pod in sorted(pods, key=lambda each: (-reclaimed_cores(each), each.priority, each.key)):
+    # Who cannot be made to leave goes on requesting what it does.
+    willing = (pod for pod in pods if pod.key not in situation.stuck)
+    for pod in sorted(willing, key=lambda each: (-reclaimed_cores(each), each.priority, each.key)):
         rate, bears = ceil(round(total, 6)) / supply, _bears(pod, config)
         if rate <= bears:
             continue

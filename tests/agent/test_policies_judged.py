@@ -420,8 +420,8 @@ def test_pods_leave_for_power_by_the_eviction_manager_each_answer_once() -> None
         assert all("host under power pressure: The node draws 160 W" in v.verdict.text for v in found.victims)
         assert all(victim.forced for victim in found.victims)
     # Half of five pods are three: the two of least priority, and of the others the one with the larger request; one a round,
-    # and nobody else until the next answer, nine seconds later.
-    assert asked == ["default/b0", "default/b1", "default/b3"]
+    # of each priority the larger request first, and nobody else until the next answer, nine seconds later.
+    assert asked == ["default/b1", "default/b0", "default/b3"]
     assert known.node is not None
     assert known.node.answered is not None
     assert (known.node.answered.count, known.node.answered.at_ns) == (3, 1702 * S)

@@ -244,6 +244,12 @@ def test_each_victim_is_taken_off_before_the_next_is_judged() -> None:
     assert names(play_suppression(pods, 4, 301)[0]) == ["b", "a"]  # 20, 12, 4 of 8: c stays
 
 
+def test_who_cannot_be_made_to_leave_takes_nothing_off() -> None:
+    pods = [tolerant("a", 8, 2.0), tolerant("b", 8, 2.0, priority=-1), tolerant("c", 4, 2.0)]
+    found = play_suppression(pods, 4, 301, stuck=frozenset({"default/b"}))[0]
+    assert names(found) == ["a", "c"], "20, and 12 with the 8 of `b`"
+
+
 def test_a_quota_is_the_supply_where_it_is_less() -> None:
     sizes = (PoolSize(pool="reclaim", cpus=4, quota_cores=2.0),)
     assert names(play_suppression([tolerant("a", 5, 2.0)], 4, 301, sizes)[0]) == ["a"]

@@ -151,26 +151,43 @@ def test_a_plugin_that_fails_is_a_source_that_is_down_and_evicts_nobody(monkeypa
     assert status.error == f"{RSS}: This plugin failed: ZeroDivisionError: of no use"
 
 
-def memory_advice(*numas: int) -> MemoryAdvice:
-    evictions = tuple(
-        MemoryEviction(pod="default/batch", numa=numa, verdict=Verdict(rule="r", text="reads take 300 ns"))
-        for numa in numas
-    )
+def memory_advice(rule: str, *evicted: str) -> MemoryAdvice:
+    """The balancer looked, or not, and who has to leave NUMA node 0."""
+    why = Verdict(rule="memory_balance_evict", text="reads take 300 ns", inputs={"bytes": 9 * MIB})
+    evictions = tuple(MemoryEviction(pod=key, numa=0, verdict=why) for key in evicted)
     calm = MemoryCondition(state=MemoryPressure.NO_RISK, verdict=WHY)
-    return MemoryAdvice(policy="p", headroom_bytes=None, headroom_verdict=WHY, condition=calm, evictions=evictions)
+    return MemoryAdvice(
+        policy="p", headroom_bytes=None, headroom_verdict=WHY, condition=calm, evictions=evictions,
+        verdicts=(WHY, Verdict(rule=rule, text="t")),
+    )  # fmt: skip
 
 
-def test_a_numa_node_that_the_memory_advisor_calls_crowded_loses_its_largest_pod() -> None:
-    pages = {name: {"numa_stat": {"hierarchical_anon": {0: size, 1: 0}}} for name, size in (("batch", 9), ("web", 5))}
-    snapshot = situation(100, [BATCH, WEB], samples=pages).snapshot
+def test_whom_the_memory_advisor_names_between_two_judgements_leaves_at_the_next() -> None:
+    """It looks every 30 s, at 103 s for once, and the eviction manager at 100, 105 and 110 s."""
+    waiting, named = memory_advice("memory_balance_waiting"), memory_advice("memory_balance_evict", "default/batch")
     killer = Remembering()
     evictor = Evictor(config(BALANCER), killer)
-    assert evictor.turn(snapshot, None, memory_advice(), Remembered(), 100 * S).thresholds[0].met is Met.NOT_MET
-    later = msgspec.structs.replace(snapshot, taken_at_ns=106 * S, wall_time_ns=snapshot.wall_time_ns + 6 * S)
-    found = evictor.turn(later, None, memory_advice(0), Remembered(), 106 * S)
-    assert [victim.verdict.text for victim in found.victims] == ["NUMA node 0: reads take 300 ns"]
-    assert (found.thresholds[0].subject, found.thresholds[0].observed) == ("numa0", 9 * 4096)
+    rules, asked = [], []
+    for at_s, told in (
+        (100, memory_advice("memory_balanced")),
+        (103, named),
+        (104, waiting),
+        (105, waiting),
+        (110, waiting),
+    ):
+        found = evictor.turn(over(at_s, batch=1, web=90), None, told, Remembered(), at_s * S)
+        rules.append(found.thresholds[0].verdict.rule)
+        asked.append(len(killer.asked))
+    assert rules == ["balanced", "balanced", "balanced", "soft_threshold_met", "balanced"]
+    assert asked == [0, 0, 0, 1, 1]
     assert killer.asked == [("default/batch", None)]
+
+
+@pytest.mark.parametrize("rule", ["memory_balance_disabled", "memory_balance_unknown", "", "nobody"])
+def test_without_a_balancer_that_measures_nothing_is_known_of_slow_memory(rule: str) -> None:
+    told = None if rule == "nobody" else memory_advice(rule)
+    found = Evictor(config(BALANCER), None).turn(over(100, batch=1, web=1), None, told, Remembered(), 100 * S)
+    assert found.thresholds[0].verdict.rule == "input_missing"
 
 
 @pytest.mark.parametrize(

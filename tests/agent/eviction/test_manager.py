@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.config.eviction import NAMES, EvictionConfig
-from agent.config.eviction_memory import Amount, ReclaimedConfig, RootfsPressureConfig, RssConfig
+from agent.config.eviction_memory import (
+    Amount,
+    KoordinatorMemoryConfig,
+    ReclaimedConfig,
+    RootfsPressureConfig,
+    RssConfig,
+)
 from agent.eviction import manager
 from agent.eviction.choosing import CRITICAL_PRIORITY, EVICT_SCORE, SOFT_NOTIFY, Claim, chosen, protected
 from agent.eviction.judgement import Candidate, Finding
@@ -22,6 +28,7 @@ from api.advice import Headroom
 from api.evictions import Evictions, Threshold
 from api.facts import Filesystem, Pressure
 from api.knobs import Verdict
+from api.memory_advice import MemoryEviction
 from api.node_advice import PowerAction, PowerKind
 from api.pods import Pod
 from api.qos import Enhancements, QoSLevel
@@ -213,6 +220,16 @@ def test_victims_of_a_round_are_ordered_and_at_most_three() -> None:
     (evictions,), _ = play([at], config(KOORDINATOR, koordinator_memory=settings))
     assert victims(evictions) == ["low", "a", "b"]
     assert evictions.waiting == ("default/high", "default/online")
+
+
+def test_of_more_than_may_leave_those_do_whom_the_plugin_ranks_first() -> None:
+    """All of one priority, 6.5 GiB too many in use: the burst takes the three largest, whatever their names."""
+    pods = [pod(name) for name in "abcde"]
+    samples = {name: {"memory_stat": holding(size * GIB)} for size, name in enumerate("abcde", 1)}
+    at = situation(100, pods, samples=samples, node={"meminfo": {"MemTotal": 20 * GIB, "MemAvailable": 0}})
+    (evictions,), _ = play([at], config(KOORDINATOR, koordinator_memory=KoordinatorMemoryConfig(lower=0.3)))
+    assert victims(evictions) == ["e", "d", "c"]
+    assert evictions.waiting == ("default/b",)
 
 
 def test_victims_are_in_katalysts_order() -> None:
@@ -450,7 +467,8 @@ def trouble(at_s: float, pods: list[Pod], share: float) -> Situation:
     return situation(
         at_s, pods, samples={each.name: fields for each in pods}, node=node, numa=2,
         headroom=Headroom(cores=0.5, memory_bytes=1.0, cores_by_numa={0: 0.1}, verdict=WHY),
-        pools={"reclaim": (0, 1), "share": (2, 3)}, nics={"eth0": 0.0}, crowded={0: "slow"},
+        pools={"reclaim": (0, 1), "share": (2, 3)}, nics={"eth0": 0.0},
+        crowded={0: MemoryEviction(pod=pods[0].key if pods else "", numa=0, verdict=WHY)},
         rootfs={each.key: RootfsUse(used_bytes=used, inodes=1) for each in pods},
     )  # fmt: skip
 

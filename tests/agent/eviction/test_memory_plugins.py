@@ -26,6 +26,7 @@ from api.advice import Headroom
 from api.evictions import Met
 from api.facts import Kswapd, Pressure
 from api.knobs import Verdict
+from api.memory_advice import MemoryEviction
 from api.pods import Container, Pod
 from api.qos import Enhancements, QoSLevel
 from tests.agent.eviction.builders import (
@@ -424,14 +425,22 @@ def test_rss_of_dedicated_pods_and_of_old_readings_is_left_alone() -> None:
 # Where moving memory does not help, and Koordinator's
 
 
-def test_the_largest_pod_of_a_crowded_numa_node_leaves() -> None:
-    pods = [pod("a", QoSLevel.SHARED), pod("b"), pod("c")]
-    anon = {"a": {0: 5, 1: 0}, "b": {0: 7, 1: 1}, "c": {0: 1, 1: 100}}
+@pytest.mark.parametrize(("named", "who"), [("default/c", ["c"]), ("default/web", []), ("default/gone", [])])
+def test_of_a_crowded_numa_node_who_was_named_leaves_and_no_other(named: str, who: list[str]) -> None:
+    """The largest there is `web`, which is online; `b` has more than `c` by now."""
+    pods = [pod("web", QoSLevel.SHARED), pod("b"), pod("c")]
+    anon = {"web": {0: 50}, "b": {0: 7}, "c": {0: 1}}
     samples = {name: {"numa_stat": {"total": by, "anon": by}} for name, by in anon.items()}
-    at = situation(pods=pods, samples=samples, crowded={0: "read latency 90 ns"})
-    found = balancer.judge(at)[0]
-    assert (names(found), found.threshold.observed) == (["b"], 7 * PAGE)
-    assert balancer.judge(situation(pods=pods, samples=samples))[0].threshold.met is NOT_MET
+    why = Verdict(rule="memory_balance_evict", text="read latency 90 ns", inputs={"bytes": 7 * PAGE})
+    crowded = {0: MemoryEviction(pod=named, numa=0, verdict=why)}
+    found = balancer.judge(situation(pods=pods, samples=samples, crowded=crowded))[0]
+    assert names(found) == who
+    assert (found.threshold.met, found.threshold.observed) == (SOFT, 7 * PAGE)
+
+
+def test_nobody_who_measures_memory_is_not_fast_memory() -> None:
+    assert balancer.judge(situation(crowded={}))[0].threshold.verdict.rule == "balanced"
+    assert balancer.judge(situation())[0].threshold.verdict.rule == "input_missing"
 
 
 @pytest.mark.parametrize(
