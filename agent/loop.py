@@ -25,6 +25,7 @@ from agent.qrm.checkpoint import Checkpoint
 from agent.qrm.cpu import managed
 from agent.qrm.placing.ceiling import below, ceiling_of
 from agent.qrm.placing.state import CpuState, rebuild
+from agent.qrm.wishes import with_nested
 from agent.sense.sensor import Sensor
 from agent.sense.triggers import TriggerSet
 from api.decisions import Act, Advice, Outcome, Round
@@ -188,6 +189,8 @@ class Loop:
         """Have done what is to be, and given back what nobody decides on any more and an earlier policy changed."""
         ours = managed(snapshot.pods)
         decisions = judged.decisions(snapshot, self._actuator.knobs(ours))
+        if self._actuator.version == "v1":
+            decisions = with_nested(decisions, snapshot)
         yield self._actuator.apply(decisions, now_ns, loosen=judged.asked.loosen)
         if snapshot.cgroups:  # a tree that cannot be read tells of nobody that he has left
             yield self._actuator.release(decisions, (ours | judged.named) - snapshot.cgroups.keys())

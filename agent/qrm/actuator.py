@@ -111,6 +111,11 @@ class Actuator:
         """How far this actuator goes."""
         return self._act
 
+    @property
+    def version(self) -> str:
+        """Of the cgroups that it writes to: `v1` or `v2`."""
+        return self._files.version
+
     def knobs(self, cgroups: Collection[str]) -> Mapping[str, frozenset[Knob]]:
         """What the kernel has for each of these cgroups: one may lack what another has (controllers, cpu.idle)."""
         return self._offered.of(cgroups)

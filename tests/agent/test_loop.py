@@ -29,7 +29,7 @@ WEB, BATCH = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
 class Scripted:
     """A sensor and an actuator that do as told, and a sink that remembers."""
 
-    act = Act.ON
+    act, version = Act.ON, "v2"
 
     def __init__(self, see: Callable[[int], Snapshot]) -> None:
         self.see = see
