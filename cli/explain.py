@@ -73,7 +73,7 @@ def _entry_text(label: str, entry: JournalEntry, now_ns: int) -> Iterator[tuple[
         yield "", f"the policy asked for {_value(knob, outcome.clamped_from)}, which is out of bounds"
     yield (
         "round",
-        f"{entry.round_seq:,}, {TRIGGERS.get(entry.trigger, entry.trigger)}; policy {words.clean(entry.policy)}",
+        f"{entry.round_seq:,}, {TRIGGERS.get(entry.trigger, entry.trigger)}; policy {words.clean(entry.policy) or 'none'}",
     )
     yield from verdict_text(verdict)
 
@@ -89,7 +89,10 @@ def _value(knob: str, value: str | None) -> str:
 def now_text(now: Now) -> Iterator[tuple[str, str]]:
     """What the latest round says, and what it says it from."""
     yield "", f"Now: round {now.seq:,}, {words.age(now.age_s)} ago, --act {now.act}"
-    yield "verdict", f"{now.action or 'no advice'}: {words.clean(now.text) or 'the agent decides nothing'}"
+    yield (
+        "verdict",
+        f"{now.action or 'no advice'}: {words.clean(now.text) or 'no policy sizes pools; what the settings ask besides is done'}",
+    )
     if now.rule:
         limit = "" if now.threshold is None else f", threshold {now.threshold:g}"
         yield "rule", f"{words.clean(now.rule)}{limit}; policy {words.clean(now.policy)}"

@@ -191,7 +191,8 @@ def _grow(situation: Situation, memory: Memory, config: LatencyConfig, lent: flo
         step *= _CAREFUL_PACE
     new = min(lent + step, most_cores(situation, config))
     threshold = None if rule == "nothing_online" else config.target_wait_ms
-    return _Ruling(new, rule, f"{text}: {new:.3g} of {situation.node_cpus} cores are lent.", threshold)
+    told = _stepped(new, minimum_cores(situation.node_cpus, config))
+    return _Ruling(new, rule, f"{text}: {told:.3g} of {situation.node_cpus} cores are lent.", threshold)
 
 
 def _breach(

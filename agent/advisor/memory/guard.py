@@ -40,6 +40,12 @@ def guard(situation: Situation, config: MemoryConfig, before: Mapping[str, int])
         return Guarded((), unseen, Verdict(rule="memory_guard_unknown", text=text))
     if not roots:
         text = "No cgroup holds all reclaimed pods: nothing limits their memory together."
+        if config.reclaim_root in situation.snapshot.cgroups:
+            text = (
+                f"A pod that is not reclaimed is below {config.reclaim_root} (memory.reclaimRoot): it is not limited."
+            )
+        elif config.reclaim_root:
+            text = f"There is no cgroup {config.reclaim_root} (memory.reclaimRoot): nothing limits reclaimed pods together."
         return Guarded((), {}, Verdict(rule="memory_guard_no_root", text=text))
     if not config.guard.enable:
         verdict = Verdict(rule="memory_guard_disabled", text="The memory guard is switched off: there is no limit.")

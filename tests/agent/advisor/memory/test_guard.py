@@ -136,3 +136,5 @@ def test_without_a_root_nothing_is_limited() -> None:
     of = situation([pod("batch", QoSLevel.RECLAIMED)], [group(f"{ROOT}/batch", on_numa={0: (1, 1)})])
     assert guard(of, CONFIG, {}).wishes == ()
     assert guard(of, CONFIG, {}).verdict.rule == "memory_guard_no_root"
+    named = msgspec.structs.replace(CONFIG, reclaim_root="/typo")
+    assert guard(of, named, {}).verdict.text.startswith("There is no cgroup /typo (memory.reclaimRoot)")
