@@ -10,9 +10,10 @@ from math import ceil, exp2, log
 
 import msgspec
 
+from agent.advisor.forecast.amounts import said
 from agent.advisor.forecast.predictor import HORIZON_NS
 from agent.advisor.forecast.window import NS_PER_S
-from api.forecasts import Forecast
+from api.forecasts import Forecast, Resource
 from api.knobs import Verdict
 
 FIRST_CORES, GROWTH, MOST_CORES = 0.025, 1.05, 1024.0
@@ -82,7 +83,7 @@ def percentile(state: Histogram, share: float) -> float:
     return start_of(min(bucket + 1, BUCKETS - 1))
 
 
-def predict(state: Histogram, now_ns: int, horizon_ns: int = HORIZON_NS) -> Forecast:
+def predict(state: Histogram, now_ns: int, horizon_ns: int = HORIZON_NS, resource: Resource = Resource.CPU) -> Forecast:
     """The percentile and a tenth on top, whatever the time and the horizon. Koordinator promises nothing for a day."""
     known = percentile(state, PERCENTILE)
     peak = known * SAFETY if state.samples else None
@@ -94,7 +95,7 @@ def predict(state: Histogram, now_ns: int, horizon_ns: int = HORIZON_NS) -> Fore
         history_s=60.0 * state.samples,
         verdict=Verdict(
             rule="koordinator_p95",
-            text=f"{known:.6g} is the 95th percentile of use, half-life 12 h, and a tenth is added.",
+            text=f"{said(resource, known)} is the 95th percentile of use, half-life 12 h, and a tenth is added.",
             threshold=SAFETY,
             inputs={"now_ns": now_ns, "horizon_ns": horizon_ns, "samples": state.samples},
         ),
