@@ -91,7 +91,7 @@ def now_text(now: Now) -> Iterator[tuple[str, str]]:
     yield "", f"Now: round {now.seq:,}, {words.age(now.age_s)} ago, --act {now.act}"
     yield (
         "verdict",
-        f"{now.action or 'no advice'}: {words.clean(now.text) or 'no policy sizes pools; what the settings ask besides is done'}",
+        f"{now.action or 'no advice'}: {words.clean(now.text) or 'no policy; what the settings ask besides is done'}",
     )
     if now.rule:
         limit = "" if now.threshold is None else f", threshold {now.threshold:g}"

@@ -42,7 +42,8 @@ def replay(recording: Path, policies: tuple[str, ...], horizon: float, *, as_jso
     Batch work that was held back is taken to use all that it would have been lent, and what online pods waited for it to
     grow with what it uses. Policies are latency, canonical, none, and latency that promises by a foretold peak: forecast, or
     forecast-koordinator, -n-sigma, -rc-like or -max for the peaks of others. Promises are held against what online pods really
-    used afterwards.
+    used afterwards, as far as the recording is longer than --horizon. Online waits are told once, as they were recorded: of
+    another policy's, only those for batch work are estimated.
     """
     configs = {name: config_of(name) for name in policies or POLICIES}
     tracks = {name: Track(horizon) for name in configs}
@@ -66,7 +67,7 @@ def replay(recording: Path, policies: tuple[str, ...], horizon: float, *, as_jso
         raise click.ClickException(f"{recording}: fewer than two rounds can be read; record for longer")
     if damaged:
         click.echo(f"{damaged} damaged places were passed over", err=True)
-    show(tracks, cpus, horizon, as_json=as_json)
+    show(tracks, cpus, horizon, as_json=as_json, recorded=True)
 
 
 def config_of(policy: str) -> Config:
@@ -84,16 +85,18 @@ def config_of(policy: str) -> Config:
         raise click.UsageError(str(error)) from error
 
 
-def show(tracks: dict[str, Track], cpus: int, horizon_s: float, *, as_json: bool) -> None:
-    """Table and lines, or JSON."""
+def show(tracks: dict[str, Track], cpus: int, horizon_s: float, *, as_json: bool, recorded: bool = False) -> None:
+    """Table and lines, or JSON. `recorded` waits are not the policies'."""
     found = {name: track.tally.score() for name, track in tracks.items()}
     if as_json:
         whole = {name: {"score": found[name], **track.lines()} for name, track in tracks.items()}
         click.echo(msgspec.json.format(msgspec.json.encode({"node_cpus": cpus, "policies": whole})))
         return
     console = Console()
-    console.print(scores.table(found))
-    missed = f"missed: the most that online pods used in the {horizon_s:g} s after did not leave what was promised"
-    console.print(missed + "\n", style="dim", highlight=False)
+    console.print(scores.table(found, recorded=recorded))
+    covered_s = max((track.covered_s for track in tracks.values()), default=0.0)
+    for note in scores.notes(found, horizon_s, covered_s, recorded=recorded):
+        console.print(note, style="dim", highlight=False)
+    console.print()
     for line in scores.lines(tracks, cpus):
         console.print(line, soft_wrap=True)

@@ -14,6 +14,9 @@ from cli.options import Seconds
 from cli.replay import HORIZON_S, config_of, show
 from cli.scores import Track
 
+SHOWN_S, SAID_S = 0.5, 10.0
+"""How often it is shown how far it is: in a terminal, and in a file or a pipe, where each time is a line."""
+
 
 @click.command()
 @click.option("--policy", "policies", multiple=True, metavar="NAME|FILE", default=("latency", "canonical"), show_default=True,
@@ -23,7 +26,7 @@ from cli.scores import Track
 @click.option("--load", "kinds", type=click.Choice(sorted(KINDS)), multiple=True, default=("diurnal",), show_default=True,
     help="What online services ask for over time; of several, each in turn.")  # fmt: skip
 @click.option("--services", type=click.IntRange(1, 1000), default=4, show_default=True, help="Online services.")
-@click.option("--hours", type=click.FloatRange(0.01, 24 * 31), default=24.0, show_default=True)
+@click.option("--hours", type=click.FloatRange(0.01, 24 * 31), default=24.0, show_default=True, help="Simulated time.")
 @click.option("--interval", type=Seconds(min=0.2), default=5.0, show_default=True, help="Seconds between two rounds.")
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--horizon", type=Seconds(min=1), default=HORIZON_S, show_default=True,
@@ -42,14 +45,21 @@ def simulate(policies: tuple[str, ...], kinds: tuple[str, ...], *, horizon: floa
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     seconds, tracks, began = how["hours"] * 3600, {}, time.monotonic()
-    with Console(stderr=True).status("simulating") as status:
-        for name in dict.fromkeys(policies):
+    names = tuple(dict.fromkeys(policies))
+    console, said = Console(stderr=True), began
+    click.echo(f"simulating {how['hours']:g} hours (--hours), {len(names)} times: {', '.join(names)}", err=True)
+    with console.status("simulating") as status:
+        for name in names:
             tracks[name] = Track(horizon)
             rounds = run(plan, config_of(name), seconds=seconds, interval_s=how["interval"])
-            for number, (_, fact, mark) in enumerate(rounds):
+            for _, fact, mark in rounds:
                 tracks[name].add(fact, mark)
-                if number % 200 == 0:
-                    status.update(f"{name}: {fact.at_s / seconds:.0%}")
+                if time.monotonic() - said < (SHOWN_S if console.is_terminal else SAID_S):
+                    continue
+                said, far = time.monotonic(), f"{name}: {fact.at_s / seconds:.0%}"
+                status.update(far)
+                if not console.is_terminal:
+                    click.echo(far, err=True)
     took_s = time.monotonic() - began
     faster = len(tracks) * seconds / took_s
     click.echo(

@@ -9,11 +9,14 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+import cli.simulate
 from agent.config import Config
 from agent.simulation.machine import node
 from agent.simulation.run import run
 from api.decisions import Round
+from cli.charts import BLOCKS
 from cli.main import main
+from cli.scores import COLUMNS
 from exporters.recording import header, pack
 from tests.fakes import BATCH, MIB, WEB, busy_round
 
@@ -74,6 +77,20 @@ def test_tables_and_lines_fit_a_terminal(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "promises missed" in done.output
     assert "lent latency" in done.output
+    lines = [line for line in done.stdout.splitlines() if line.startswith("lent ") and line[-1] in BLOCKS]
+    assert [line[:-COLUMNS][-2:] for line in lines] == ["  ", "  "]
+
+
+def test_waits_of_a_recording_are_told_once_and_promises_that_nothing_could_judge_are_named() -> None:
+    """96 s of the demo: the horizon of 600 s judges none of its promises, one of 30 s does."""
+    arguments = ["replay", str(SAMPLE), "--policy", "latency", "--policy", "canonical"]
+    long, short = (CliRunner().invoke(main, [*arguments, *more]) for more in ([], ["--horizon", "30"]))
+    said, known = (" ".join(done.stdout.split()) for done in (long, short))
+    assert said.count("p99") == 1
+    assert "online waits as recorded: p50 0.57 ms, p99 23 ms; under" in said
+    assert "these rounds last 96 s, so no promise could be judged: try a shorter --horizon" in said
+    assert "could be judged" not in known
+    assert "short of its own CPUs: what online pods wanted beyond their own pool" in said
 
 
 @pytest.mark.parametrize(
@@ -114,6 +131,7 @@ def test_simulations_are_the_same_again() -> None:
     first, second = (CliRunner().invoke(main, arguments) for _ in range(2))
     assert first.exit_code == 0, first.output
     assert first.stdout == second.stdout
+    assert "simulating 0.5 hours (--hours), 2 times: latency, canonical\n" in first.stderr
     assert "0.5 hours, 2 times, took" in first.stderr
     canonical = json.loads(first.stdout)["policies"]["canonical"]["score"]
     assert canonical["harm_ms_per_s"] == 0
@@ -127,6 +145,16 @@ def test_a_simulation_takes_the_whole_settings_file(tmp_path: Path) -> None:
     found = json.loads(CliRunner().invoke(main, arguments).stdout)["policies"]
     assert {name: policy["score"]["victims"] for name, policy in found.items()} == {str(policy): 0, "latency": None}
     assert "whose advisor section" not in CliRunner().invoke(main, ["simulate", "--help"]).output
+
+
+def test_a_simulation_says_how_far_it_is_where_no_terminal_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rounds of 60 s, the first of which nothing is known before: a third each, and each is told."""
+    monkeypatch.setattr(cli.simulate, "SAID_S", 0.0)
+    arguments = ["simulate", "--cpus", "8", "--hours", "0.05", "--interval", "60", "--policy", "none"]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, done.output
+    assert done.stderr.splitlines()[1:-1] == ["none: 67%", "none: 100%"]
+    assert "online wait p99" in done.stdout
 
 
 def test_a_machine_that_cannot_be_is_refused() -> None:

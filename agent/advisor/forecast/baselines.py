@@ -11,6 +11,7 @@ from math import ceil, sqrt
 import msgspec
 
 from agent.advisor.forecast import histogram, predictor
+from agent.advisor.forecast.amounts import said
 from agent.advisor.forecast.histogram import MINUTE_NS
 from agent.advisor.forecast.predictor import HORIZON_NS, Predictor
 from api.forecasts import Forecast, Resource
@@ -54,7 +55,7 @@ class Method(msgspec.Struct, frozen=True):
     observe: Callable[..., object]
     """(state, now_ns, used_cores) -> state"""
     predict: Callable[..., Forecast]
-    """(state, now_ns, horizon_ns) -> forecast"""
+    """(state, now_ns, horizon_ns, resource=) -> forecast"""
     what: str
 
 
@@ -62,10 +63,12 @@ def _over(minutes: int, rule: str, peak_of: Callable[[Sequence[float]], float], 
     def seen(state: Minutes, now_ns: int, used_cores: float) -> Minutes:
         return observe(state, now_ns, used_cores, minutes)
 
-    def foretold(state: Minutes, now_ns: int, horizon_ns: int = HORIZON_NS) -> Forecast:
+    def foretold(
+        state: Minutes, now_ns: int, horizon_ns: int = HORIZON_NS, resource: Resource = Resource.CPU
+    ) -> Forecast:
         values = state.closed if state.minute is None else (*state.closed, state.open)
         peak = peak_of(values) if values else None
-        text = "Nothing was seen yet." if peak is None else f"{peak:.6g} is the {what}."
+        text = "Nothing was seen yet." if peak is None else f"{said(resource, peak)} is the {what}."
         inputs = {"now_ns": now_ns, "horizon_ns": horizon_ns, "minutes": len(values)}
         return Forecast(
             peak=peak,

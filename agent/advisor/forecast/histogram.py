@@ -10,6 +10,7 @@ from math import ceil, exp2, log
 
 import msgspec
 
+from agent.advisor.forecast.amounts import said
 from agent.advisor.forecast.predictor import HORIZON_NS
 from agent.advisor.forecast.window import NS_PER_S
 from api.forecasts import Forecast, Resource
@@ -105,7 +106,7 @@ def percentile(state: Histogram, share: float) -> float:
     return state.scale.start_of(min(bucket + 1, len(state.weights) - 1))
 
 
-def predict(state: Histogram, now_ns: int, horizon_ns: int = HORIZON_NS) -> Forecast:
+def predict(state: Histogram, now_ns: int, horizon_ns: int = HORIZON_NS, resource: Resource = Resource.CPU) -> Forecast:
     """The percentile and a tenth on top, whatever the time and the horizon. Koordinator promises nothing for a day."""
     share, hours = state.scale.percentile, state.scale.half_life_s / HOUR_S
     known = percentile(state, share)
@@ -118,7 +119,7 @@ def predict(state: Histogram, now_ns: int, horizon_ns: int = HORIZON_NS) -> Fore
         history_s=60.0 * state.samples,
         verdict=Verdict(
             rule=f"koordinator_p{share * 100:g}",
-            text=f"{known:.6g} is the {share * 100:g}th percentile of use, half-life {hours:g} h, and a tenth is added.",
+            text=f"{said(resource, known)} is the {share * 100:g}th percentile of use, half-life {hours:g} h; a tenth is added.",
             threshold=SAFETY,
             inputs={"now_ns": now_ns, "horizon_ns": horizon_ns, "samples": state.samples},
         ),

@@ -86,12 +86,12 @@ def _next(
     forecast: Forecast
     if config.method == "calibrated":
         state = predictor.observe(state, now_ns, used, config)
-        forecast = predictor.predict(state, now_ns, config=config)
+        forecast = predictor.predict(state, now_ns, config=config, resource=resource)
         score = score_of(state, capacity)
     else:
         rival = _rival(config)
         state = state if used is None else rival.observe(state, now_ns, used)
-        forecast = rival.predict(state, now_ns, HORIZON_NS)
+        forecast = rival.predict(state, now_ns, HORIZON_NS, resource=resource)
     return state, Outlook(
         resource=resource, used=used, forecast=forecast, promised_miss_ratio=config.miss_ratio, score=score
     )

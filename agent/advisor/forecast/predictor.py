@@ -15,6 +15,7 @@ import msgspec
 
 from agent.advisor.forecast import accuracy, conformal, regression
 from agent.advisor.forecast.accuracy import Accuracy
+from agent.advisor.forecast.amounts import said
 from agent.advisor.forecast.conformal import Margin
 from agent.advisor.forecast.regression import Regression
 from agent.advisor.forecast.window import (
@@ -29,7 +30,7 @@ from agent.advisor.forecast.window import (
     known_peak,
 )
 from agent.config.forecast import ForecastConfig
-from api.forecasts import Forecast
+from api.forecasts import Forecast, Resource
 from api.knobs import Verdict
 
 DEFAULT = ForecastConfig()
@@ -87,8 +88,14 @@ def observe(state: Predictor, now_ns: int, used_cores: float | None, config: For
     )
 
 
-def predict(state: Predictor, now_ns: int, horizon_ns: int = HORIZON_NS, config: ForecastConfig = DEFAULT) -> Forecast:
-    """The peak of use until `now_ns + horizon_ns`.
+def predict(
+    state: Predictor,
+    now_ns: int,
+    horizon_ns: int = HORIZON_NS,
+    config: ForecastConfig = DEFAULT,
+    resource: Resource = Resource.CPU,
+) -> Forecast:
+    """The peak of use until `now_ns + horizon_ns`; `resource` is for the words.
 
     The calibration is for an hour: a shorter horizon gets the hour's peak, for a longer one there is no forecast.
     """
@@ -100,7 +107,9 @@ def predict(state: Predictor, now_ns: int, horizon_ns: int = HORIZON_NS, config:
     foretold = _foretell(state, known, peaks)
     highest = known_peak(peaks)
     if foretold is None or known is None or highest is None or foretold.predicted is None:
-        return _unknown("no_history", f"{history_s:.0f} s of use are known, too little to foretell.", history_s)
+        # A step counts from its first sample on, and the open one is not among them.
+        text = f"Less than {(history_s + BUCKET_S) / 60:.0f} minutes of use are known, too little to foretell."
+        return _unknown("no_history", text, history_s)
     base, peak = foretold.base or 0.0, foretold.predicted
     age_s = (now_ns - state.last_ns) / NS_PER_S
     alarm = foretold.excess > 0 or any(entry.excess > 0 for entry in state.pending[-HORIZON + 1 :])
@@ -115,7 +124,9 @@ def predict(state: Predictor, now_ns: int, horizon_ns: int = HORIZON_NS, config:
         alarm=alarm,
         trusted=fresh and history_s >= config.min_history_s,
         history_s=history_s,
-        verdict=_verdict(state, foretold, peak, (age_s, history_s, alarm), config),
+        verdict=_verdict(
+            state, foretold, (said(resource, base), said(resource, peak)), (age_s, history_s, alarm), config
+        ),
     )
 
 
@@ -188,13 +199,17 @@ def _unknown(rule: str, text: str, history_s: float) -> Forecast:
 
 
 def _verdict(
-    state: Predictor, foretold: Pending, peak: float, seen: tuple[float, float, bool], config: ForecastConfig
+    state: Predictor,
+    foretold: Pending,
+    amounts: tuple[str, str],
+    seen: tuple[float, float, bool],
+    config: ForecastConfig,
 ) -> Verdict:
-    age_s, history_s, alarm = seen
+    (base, peak), (age_s, history_s, alarm) = amounts, seen
     ratio, quantile = accuracy.miss_ratio(state.accuracy), state.margin.quantile
-    text = f"{foretold.base:.6g} are expected at the most within the hour, {peak:.6g} with the margin"
+    text = f"{base} are expected at the most within the hour, {peak} with the margin"
     if abs(age_s) > config.stale_s:
-        rule, text = "stale", f"The last sample is {age_s:.0f} s old: {peak:.6g}, the highest remembered."
+        rule, text = "stale", f"The last sample is {age_s:.0f} s old: {peak}, the highest remembered."
     elif alarm:
         rule, text = "drift_alarm", f"{text}, widened since use rose above every forecast within the last hour."
     elif history_s < config.min_history_s:

@@ -30,7 +30,7 @@ def foretold_cores(
     outlook = _of(Resource.CPU, outlooks)
     if outlook is None:
         return otherwise.cores, otherwise.verdict
-    found = promise(capacity, reserve, outlook.forecast, otherwise.cores, outlook.used)
+    found = promise(capacity, reserve, outlook, otherwise.cores)
     if found.amount is None or lent_cores is None or found.amount <= lent_cores:
         return found.amount, found.verdict
     verdict = found.verdict
@@ -61,7 +61,7 @@ def foretold_memory(
     if nothing or outlook is None or total is None:
         return memory
     before, reserve = memory.headroom_bytes, config.memory.reserve_bytes(total) + idle_bytes(snapshot)
-    found = promise(float(total), float(reserve), outlook.forecast, before, outlook.used)
+    found = promise(float(total), float(reserve), outlook, before)
     verdict = found.verdict
     if outlook.forecast.peak is not None and found.amount is not None:
         text = f"The most to expect of all but reclaimed pods within an hour is {human(outlook.forecast.peak)}"

@@ -14,7 +14,7 @@ from agent.advisor.forecast import accuracy
 from agent.advisor.forecast.lending import promise
 from agent.advisor.forecast.predictor import HORIZON_NS, Predictor, observe, predict
 from agent.config.forecast import ForecastConfig
-from api.forecasts import Forecast
+from api.forecasts import Forecast, Outlook, Resource
 from api.knobs import Verdict
 
 S = 1_000_000_000
@@ -202,8 +202,11 @@ def test_whatever_is_fed_a_forecast_is_at_least_the_present_and_can_be_written(
             assert forecast.peak >= state.open_peak
 
 
-def foretold(peak: float | None, *, trusted: bool) -> Forecast:
-    return Forecast(peak=peak, trusted=trusted, verdict=Verdict(rule="calibrated", text="So it is."))
+def foretold(
+    peak: float | None, *, trusted: bool, used: float | None = None, resource: Resource = Resource.CPU
+) -> Outlook:
+    forecast = Forecast(peak=peak, trusted=trusted, verdict=Verdict(rule="calibrated", text="So it is."))
+    return Outlook(resource=resource, used=used, forecast=forecast, promised_miss_ratio=0.05)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +227,7 @@ def foretold(peak: float | None, *, trusted: bool) -> Forecast:
 def test_what_may_be_promised_of_64_cores_with_4_in_reserve(
     peak: float | None, trusted: bool, canonical: float | None, used: float | None, amount: float | None, rule: str
 ) -> None:
-    found = promise(64.0, 4.0, foretold(peak, trusted=trusted), canonical, used)
+    found = promise(64.0, 4.0, foretold(peak, trusted=trusted, used=used), canonical)
     assert (found.amount, found.verdict.rule) == (amount, rule)
 
 
@@ -244,3 +247,23 @@ def test_a_promise_is_within_the_node_and_without_trust_within_katalysts(
         if found.verdict.rule != "forecast":
             assert canonical is not None
             assert found.amount <= max(canonical, 0)
+
+
+def test_sentences_give_amounts_with_their_unit() -> None:
+    gib = 1 << 30
+    cpu = promise(64.0, 4.0, foretold(40.0, trusted=True), None)
+    memory = promise(24.0 * gib, 1.0 * gib, foretold(None, trusted=False, resource=Resource.MEMORY), 22_101_400_000.0)
+    assert cpu.verdict.text == "So it is. 64 cores less 4 cores kept and a peak of 40 cores leave 20 cores."
+    assert memory.verdict.text == "So it is. Katalyst's formula promises 20.58 GiB."
+    steady = fed(Predictor(), 0, DAY, 0.444917 * gib)
+    assert predict(steady, DAY, resource=Resource.MEMORY).verdict.text.startswith("456 MiB are expected")
+
+
+@pytest.mark.parametrize(
+    ("began_s", "seconds", "said"), [(0, 200, "Less than 5 minutes"), (280, 38, "Less than 10 minutes")]
+)
+def test_how_much_is_known_is_not_said_to_be_more_than_it_is(began_s: int, seconds: int, said: str) -> None:
+    """38 s across the border of a five-minute step have closed one."""
+    state = fed(Predictor(), began_s * S, (began_s + seconds) * S, 1.0, 5 * S)
+    text = predict(state, (began_s + seconds) * S).verdict.text
+    assert text == f"{said} of use are known, too little to foretell."
