@@ -119,7 +119,8 @@ def predict(state: Histogram, now_ns: int, horizon_ns: int = HORIZON_NS, resourc
         history_s=60.0 * state.samples,
         verdict=Verdict(
             rule=f"koordinator_p{share * 100:g}",
-            text=f"{said(resource, known)} is the {share * 100:g}th percentile of use, half-life {hours:g} h; a tenth is added.",
+            text=f"{said(resource, known)} is the {share * 100:g}th percentile of use, half-life {hours:g} h, "
+            "and a tenth is added.",
             threshold=SAFETY,
             inputs={"now_ns": now_ns, "horizon_ns": horizon_ns, "samples": state.samples},
         ),
