@@ -6,6 +6,7 @@ here ends here, in order: workloads, agent (which puts every value back itself),
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from cli.top import decision_line, round_line, run_top
 from demo.cgroups import DemoCgroups, Occupied
 from demo.counters import Cell
 from demo.metrics import LATENCY_METRIC, MetricsServer
+from demo.others import Others
 from demo.summary import ALONE, BESIDE, SPIKE, Mean, Tally, table
 from demo.workloads import BURNER_MIB, PEAK_SHARE, Size, Workloads, demo_wave, own_cpus, size_for
 from exporters.view import View
@@ -196,9 +198,11 @@ def _cores(value: float | None) -> str:
     return "?" if value is None else f"{value:.2f}"
 
 
-def summary(show: Show, cpus: int) -> Iterator[str]:
-    """What came of it, one line each."""
+def summary(show: Show, cpus: int, crowd: str | None = None) -> Iterator[str]:
+    """What came of it, one line each; `crowd` says what others used."""
     yield from table(show.tally)
+    if crowd is not None:
+        yield crowd
     lent, used = _cores(show.lent.value), _cores(show.used.value)
     yield f"{'CPU lent':<15}{lent} of {cpus} cores on average, of which the batch job used {used}"
     changes = Counter({knob: count for (status, knob), count in show.outcomes.items() if status is Status.APPLIED})
@@ -285,6 +289,7 @@ def run(settings: Settings) -> int:
 
 def _run(settings: Settings) -> int:
     stop, size = Stop(settings.duration_s), size_for(own_cpus())
+    others = Others(time.monotonic())
     with ExitStack() as stack:
         groups = make_cgroups(settings)
         if groups is not None:
@@ -315,7 +320,8 @@ def _run(settings: Settings) -> int:
         loads.stop()
         agent.stop()
         restored, line = put_back(groups)
-        for text in (*summary(show, size.cpus), line):
+        crowd = others.line(time.monotonic(), os.cpu_count() or size.cpus)
+        for text in (*summary(show, size.cpus, crowd), line):
             click.echo(text)
     return 0 if restored and not show.failure else 1
 

@@ -62,8 +62,12 @@ def lacks(check: Check) -> bool:
 def summary(checks: Sequence[Check]) -> str:
     """How many are missing, and how many optional ones this machine lacks."""
     missing, optional = sum(not check.ok for check in checks), sum(map(lacks, checks))
-    said = f"{missing} of {len(checks)} missing" if missing else f"nothing that is needed is missing, of {len(checks)}"
-    return f"{said}; {optional} optional (marked -) this machine lacks" if optional else said
+    said = (
+        f"{missing} of {len(checks)} missing"
+        if missing
+        else f"{len(checks)} checked, nothing that is needed is missing"
+    )
+    return f"{said}; of what is optional this machine lacks {optional}, marked -" if optional else said
 
 
 def _print(table: Table) -> None:

@@ -23,7 +23,7 @@ MAX_RATE = 4000.0
 PEAK_SHARE = 0.6
 """Of all CPUs, at the highest load that the demo and the benches ask for."""
 BURNER_MIB = 16
-"""Memory that the batch job requests for each of its processes, twice what they use."""
+"""Memory that the batch job requests for each of its processes, several times what they use."""
 END_WITHIN_S = 5.0
 
 

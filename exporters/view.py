@@ -19,7 +19,7 @@ from api.histograms import BOUNDS_NS
 from api.knobs import Verdict
 from api.memory_advice import MemoryAdvice
 from api.node_advice import NodeAdvice
-from api.rates import Rates, rates
+from api.rates import Rates, members, rates
 from api.samples import CgroupSample, Snapshot, SourceStatus
 from exporters.cgroup_view import NS_PER_US, ContainerView, ReclaimView, managed, past_of, reclaim_view, unmanaged
 from exporters.cgroups import working_set
@@ -136,8 +136,10 @@ def build(finished: Round) -> View:
     """The view of a round; rates are absent in the first one."""
     snapshot, previous, advice = finished.snapshot, finished.previous, finished.advice
     change = rates(previous, snapshot) if previous else None
+    rate_of = change.cgroups if change else {}
+    parts = members(snapshot.cgroups, [container.cgroup for pod in snapshot.pods for container in pod.containers])
     containers = tuple(
-        managed(pod, container, snapshot, previous, change.cgroups.get(container.cgroup) if change else None)
+        managed(pod, container, snapshot, previous, rate_of.get(container.cgroup), parts.get(container.cgroup, ()))
         for pod in snapshot.pods
         for container in pod.containers
     )

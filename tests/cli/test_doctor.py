@@ -31,7 +31,9 @@ def test_what_this_machine_lacks_without_need_is_not_said_to_be_there() -> None:
     lacking = tuple(Check(name=f"optional: {n}", ok=True, detail="none", remedy="load it") for n in ("energy", "l3"))
     missing = Check(name="pressure", ok=False, detail="none", remedy="psi=1")
     assert cli.doctor.summary((*there, *lacking)) == (
-        "nothing that is needed is missing, of 4; 2 optional (marked -) this machine lacks"
+        "4 checked, nothing that is needed is missing; of what is optional this machine lacks 2, marked -"
     )
-    assert cli.doctor.summary((*there, *lacking, missing)) == "1 of 5 missing; 2 optional (marked -) this machine lacks"
-    assert cli.doctor.summary(there) == "nothing that is needed is missing, of 2"
+    assert cli.doctor.summary((*there, *lacking, missing)) == (
+        "1 of 5 missing; of what is optional this machine lacks 2, marked -"
+    )
+    assert cli.doctor.summary(there) == "2 checked, nothing that is needed is missing"

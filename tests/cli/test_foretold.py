@@ -17,7 +17,7 @@ UNKNOWN = msgspec.structs.replace(
     forecast=msgspec.structs.replace(
         CPU.forecast,
         peak=None,
-        verdict=Verdict(rule="no_history", text="300 s of use are known, too little to foretell."),
+        verdict=Verdict(rule="no_history", text="Less than 10 minutes of use are known, too little to foretell."),
     ),
 )
 
@@ -35,7 +35,7 @@ ALARM = "memory: at most 2.93 GiB within the hour, 1.95 GiB now, not trusted yet
             msgspec.structs.replace(CPU, score=None, used=None),
             f"cpu: at most 2.25 cores within the hour, {NONE} cores now",
         ),
-        (UNKNOWN, "cpu: 300 s of use are known, too little to foretell."),
+        (UNKNOWN, "cpu: Less than 10 minutes of use are known, too little to foretell."),
     ],
 )
 def test_a_forecast_in_words(outlook: Outlook, text: str) -> None:
