@@ -82,13 +82,13 @@ def test_tables_and_lines_fit_a_terminal(tmp_path: Path) -> None:
 
 
 def test_waits_of_a_recording_are_told_once_and_promises_that_nothing_could_judge_are_named() -> None:
-    """96 s of the demo: the horizon of 600 s judges none of its promises, one of 30 s does."""
+    """148 s of the demo: the horizon of 600 s judges none of its promises, one of 30 s does."""
     arguments = ["replay", str(SAMPLE), "--policy", "latency", "--policy", "canonical"]
     long, short = (CliRunner().invoke(main, [*arguments, *more]) for more in ([], ["--horizon", "30"]))
     said, known = (" ".join(done.stdout.split()) for done in (long, short))
     assert said.count("p99") == 1
-    assert "online waits as recorded: p50 0.57 ms, p99 23 ms; under" in said
-    assert "these rounds last 96 s, so no promise could be judged: try a shorter --horizon" in said
+    assert "online waits as recorded: p50 0.04 ms, p99 3.39 ms; under" in said
+    assert "these rounds last 148 s, so no promise could be judged: try a shorter --horizon" in said
     assert "could be judged" not in known
     assert "short of its own CPUs: what online pods wanted beyond their own pool" in said
 
@@ -164,7 +164,7 @@ def test_a_machine_that_cannot_be_is_refused() -> None:
 
 def test_the_recording_of_the_demo_can_still_be_replayed() -> None:
     """A while of this product on a real machine, as docs and README tell people to replay it."""
-    assert sum(file.stat().st_size for file in SAMPLE.iterdir()) < 1 << 20
+    assert sum(file.stat().st_size for file in SAMPLE.iterdir()) < 5 << 18
     arguments = ["replay", str(SAMPLE), "--policy", "latency", "--policy", "canonical", "--horizon", "10", "--json"]
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 0, done.output
