@@ -60,6 +60,9 @@ def judge(situation: Situation, memory: EvictionMemory, config: EvictionConfig) 
         for claim in claims(finding, threshold, situation.now_ns, memory.evicted_at_ns, sent)
     ]
     victims, waiting = chosen(wishes, config, situation.stuck)
+    # Told once, and nobody in the place of one who in truth would be gone by now.
+    told = {(each.uid, each.plugin) for each in sent if each.dry_run}
+    victims = tuple(each for each in victims if not each.dry_run or (each.uid, each.plugin) not in told)
     conditions = _conditions(thresholds, memory.conditions, situation.now_ns, config)
     evictions = Evictions(
         thresholds=thresholds, conditions=tuple(conditions.values()), victims=victims, waiting=waiting
@@ -81,25 +84,23 @@ def _ask(
 ) -> tuple[list[Finding], Plugins]:
     """Every plugin that is enabled, in Katalyst's order; none of them on an old snapshot.
 
-    Who was sent in a dry run is gone for plugins that run dry, and for no other.
+    Who was chosen in a dry run is still here, and counts as that: what is shown is the node as it is.
     """
     enabled = [name for name in NAMES if config.enabled(name)]
     if not situation.fresh:
         return [missing(name, "the state of the node") for name in enabled], _anew(memory)
-    real = situation.leaving | {each.pod for each in sent if not each.dry_run}
-    live = msgspec.structs.replace(situation, leaving=real)
-    dry = msgspec.structs.replace(situation, leaving=real | {each.pod for each in sent})
+    leaving = situation.leaving | {each.pod for each in sent if not each.dry_run}
+    situation = msgspec.structs.replace(situation, leaving=leaving)
     findings: list[Finding] = []
     kept: dict[str, object] = {}
     for name in enabled:
-        seen = dry if config.dry(name) else live
         field, ask = _STATEFUL.get(name, ("", None))
         found: Iterable[Finding]
         try:
             if ask is None:
-                found = _STATELESS[name](seen, config)
+                found = _STATELESS[name](situation, config)
             else:
-                found, kept[field] = ask(seen, memory, config)
+                found, kept[field] = ask(situation, memory, config)
         except Exception as failure:  # noqa: BLE001 - the others go on, and what failed is shown
             found = [not_met(name, PLUGIN_FAILED, f"This plugin failed: {type(failure).__name__}: {failure}")]
             if field:
