@@ -292,12 +292,21 @@ def _within(advertised: Headroom, capacity: Capacity) -> Headroom:
         memory, memory_by_numa = _bounded(
             advertised.memory_bytes, advertised.memory_by_numa, capacity.memory_bytes, capacity.memory_by_numa
         )
+    cut = [
+        f" Cut to {amount / unit:.2f} {name}: the NUMA nodes have no more."
+        for amount, before, unit, name in (
+            (cores, advertised.cores, 1.0, "cores"), (memory, advertised.memory_bytes, float(GIB), "GiB")
+        )
+        if amount is not None and before is not None and amount < before - unit / 100
+    ]  # fmt: skip
+    verdict = advertised.verdict
     return msgspec.structs.replace(
         advertised,
         cores=cores,
         cores_by_numa=cores_by_numa,
         memory_bytes=memory,
         memory_by_numa=memory_by_numa,
+        verdict=msgspec.structs.replace(verdict, text="".join((verdict.text, *cut))) if cut else verdict,
     )
 
 

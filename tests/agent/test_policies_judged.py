@@ -84,7 +84,7 @@ def test_a_pod_that_answers_too_slowly_widens_its_pool_under_rama() -> None:
     assert found[-1].advice is not None
     region = found[-1].advice.cpu.regions[0]
     assert region.signals == (Signal(name="request_p99_ms", current=pytest.approx(49.7), target=20.0),)
-    assert "request_p99_ms is 49.7, its target 20" in region.verdict.text
+    assert "request_p99_ms is 49.7 ms, its target 20 ms" in region.verdict.text
     sizes = share_sizes(found)
     step = ceil(0.05 * 44 * log(49.7 / 20))  # Kp x upper bound x error, in whole CPUs
     grown = sizes.index(sizes[0] + step)

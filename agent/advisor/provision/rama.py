@@ -15,6 +15,9 @@ from agent.config import AdvisorConfig
 from agent.config.provision import Gains
 from api.advice import Control, Signal
 
+UNITS = {"cpu_sched_wait": " us", "request_p99_ms": " ms"}
+"""Of indicators that are no ratios."""
+
 
 def rama(case: Case, settings: Settings) -> Answer:
     """The knob, moved by the running total of the worst indicator, within the bounds of the region."""
@@ -48,10 +51,14 @@ def rama(case: Case, settings: Settings) -> Answer:
     turned, note = candidates[dominant], ""
     if gone and worst(turned, value) != turned:
         turned, note = value, f"; {', '.join(sorted(gone))} is not known any more, so it stays at {value:.2f}"
+    moved = value + sign * controllers[dominant].total
+    if moved != candidates[dominant]:
+        note = f", its {'most' if moved > candidates[dominant] else 'least'}{note}"
+    unit = UNITS.get(dominant, "")
     return Proposal(
         policy="rama",
         controls={control: turned},
-        text=f"{dominant} is {signal.current:.4g}, its target {signal.target:.4g}: {control.value} moves from "
+        text=f"{dominant} is {signal.current:.4g}{unit}, its target {signal.target:.4g}{unit}: {control.value} moves from "
         f"{value:.2f} by {sign * controllers[dominant].total:+.2f} to {candidates[dominant]:.2f} cores{note}",
         inputs=_inputs(followed, dominant, value),
         controllers={**gone, **controllers},

@@ -86,7 +86,7 @@ def test_the_number_that_katalyst_prints() -> None:
     answer = proposed(rama(case(signals={"cpu_sched_wait": (800, 400)}), SETTINGS))
     assert answer.controls[REQUIREMENT] == pytest.approx(46.23832462503951)
     assert answer.text == (
-        "cpu_sched_wait is 800, its target 400: non-reclaimed-cpu-requirement moves from 40.00 by +6.24 to 46.24 cores"
+        "cpu_sched_wait is 800 us, its target 400 us: non-reclaimed-cpu-requirement moves from 40.00 by +6.24 to 46.24 cores"
     )
     assert answer.inputs == {
         "dominant": "cpu_sched_wait", "knob_cores": 40.0, "cpu_sched_wait": 800, "cpu_sched_wait_target": 400

@@ -153,6 +153,19 @@ def test_the_verdict_has_the_numbers_in_it() -> None:
     assert stale.startswith("CPU: 10.50 cores advertised; nothing new was known for 540 s.")  # 4 + 13 x .5
 
 
+def test_what_numa_nodes_cut_off_is_said() -> None:
+    """20 GiB were found, on a NUMA node that has 12.5."""
+    node = Capacity(cores_by_numa={0: 2}, memory_bytes=24 * GIB, memory_by_numa={0: 12.5 * GIB})
+    found = Headroom(
+        cores=1.0, cores_by_numa={0: 1.0}, memory_bytes=20.0 * GIB, memory_by_numa={0: 20.0 * GIB}, verdict=V
+    )
+    told = run([found] * 4, node=node)[0][-1]
+    assert told.memory_bytes == 12.5 * GIB
+    assert told.verdict.text.endswith(
+        "Memory: 20.00 GiB advertised, of a level of 20.00 GiB. Cut to 12.50 GiB: the NUMA nodes have no more."
+    )
+
+
 def test_a_part_that_is_no_number_makes_the_whole_unknown() -> None:
     told = run([cpu(20, {0: 10, 1: 10})] * 4 + [cpu(20, {0: 10, 1: float("nan")})])[0]
     assert (told[-1].cores, told[-1].verdict.rule) == (20, "stale_held")
