@@ -174,6 +174,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             waits=waits,
             indicators=indicators,
             probes=(*probes.probes, *reporting, *optional.hardware(config, SYS)),
+            reclaim_root=config.memory.reclaim_root,
         )
         if options.malachite is not None:
             sinks.append(await _open_malachite(*options.malachite, hierarchy, stack))

@@ -23,12 +23,13 @@ from agent.advisor.reporter import ReporterMemory, report
 from agent.advisor.state import Memory
 from agent.config import Config
 from agent.qrm.asked import Asked, AskedMemory, ask
-from agent.qrm.cpu import decide
+from agent.qrm.cpu import YIELD, decide
 from agent.qrm.placing.ceiling import Ceiling, below, ceiling_of, with_ceiling
 from agent.qrm.placing.place import place
 from agent.qrm.placing.state import FALLBACK, CpuState, Placement, with_bindings
 from agent.qrm.placing.static import not_shared
 from agent.qrm.wishes import resolve
+from api.advice import Wish
 from api.decisions import Advice, Decision
 from api.forecasts import Outlook
 from api.knobs import Knob
@@ -73,14 +74,22 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """Of the node as a whole; None where nothing of it is switched on."""
     forecasts: tuple[Outlook, ...] = ()
     ceiling: Ceiling | None = None
+    reclaim_root: str = ""
+    """The cgroup that holds all reclaimed pods and nobody else; empty where there is none."""
 
     def decisions(self, snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]) -> tuple[Decision, ...]:
         """Every knob that something is to be said about, by the knobs that the kernel has for each cgroup: what the advice
         says of CPU comes first, and nothing that is wished for contradicts it."""
         inside = below(snapshot, self.ceiling)
         taken = () if self.advice is None else decide(self.advice, inside, knobs, self.placement)
-        wishes = (*(self.memory.wishes if self.memory is not None else ()), *self.asked.wishes)
+        wishes = (*self._together(), *(self.memory.wishes if self.memory is not None else ()), *self.asked.wishes)
         return (*taken, *resolve(wishes, snapshot, knobs, taken, self.named))
+
+    def _together(self) -> tuple[Wish, ...]:
+        """Priority holds among the children of one parent: whoever is kept in a cgroup of its own has to yield with it."""
+        if self.advice is None or not self.advice.idle or not self.reclaim_root:
+            return ()
+        return (Wish(cgroup=self.reclaim_root, knob=Knob.IDLE, value="1", verdict=YIELD),)
 
 
 def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) -> tuple[Judged, Remembered]:
@@ -126,6 +135,7 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
         node=node,
         forecasts=watched.outlooks,
         ceiling=ceiling,
+        reclaim_root=situation.root.path,
     )
     return judged, Remembered(
         advisor=advisor,
