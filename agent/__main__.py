@@ -192,8 +192,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         )
         _few_collections()
         probes.start()
-        polling = asyncio.create_task(indicators.run(loop.pods))
-        stack.callback(polling.cancel)
+        stack.callback(asyncio.create_task(indicators.run(loop.pods)).cancel)
         try:
             await _until_told(loop, options)
         finally:
