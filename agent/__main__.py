@@ -94,8 +94,8 @@ def main(options: Options) -> int:
     Raises ConfigError, PodsError and Unavailable before anything was changed.
     """
     _one_heap()
-    # Until the loop takes signals over, an end while the probe compiles must clean up as well.
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    # Until the loop takes signals over, an end while the probe compiles must clean up as well; nothing was changed yet.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
     config = load(options.config, registry.NAMES)
     if options.config is not None:
         _held(config, options.config)
