@@ -15,7 +15,7 @@ import msgspec
 
 from agent.advisor.estimation import online_containers
 from agent.advisor.forecast.outlook import Watched
-from agent.advisor.latency import breach_ns, can_shrink
+from agent.advisor.latency import can_shrink, limits_ns
 from agent.advisor.waits import alarmed
 from agent.config import Config
 from agent.forecast_state import ForecastFile
@@ -290,8 +290,8 @@ class Loop:
                 failed, before = True, {}
                 continue
             failed = False
-            limit_ns = breach_ns(self._known.advisor, policy.latency)
-            if self._can_shrink() and alarmed(before, after, limit_ns, policy.latency):
+            limits = limits_ns(after, self._known.advisor.own_waits_ns, policy.latency)
+            if self._can_shrink() and alarmed(before, after, limits, policy.latency):
                 self._ring("wait")
             before = after
 

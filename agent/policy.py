@@ -26,7 +26,7 @@ from agent.qrm.asked import Asked, AskedMemory, ask
 from agent.qrm.cpu import YIELD, decide
 from agent.qrm.placing.ceiling import Ceiling, below, ceiling_of, with_ceiling
 from agent.qrm.placing.place import place
-from agent.qrm.placing.state import FALLBACK, CpuState, Placement, with_bindings
+from agent.qrm.placing.state import FALLBACK, CpuState, Placement, where_they_run, with_bindings
 from agent.qrm.placing.static import not_shared
 from agent.qrm.wishes import resolve
 from api.advice import Wish
@@ -102,7 +102,9 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
     previous = known.advisor.previous
     watched = look_ahead(previous, snapshot, known.forecasts, config.forecast, now_ns)
     before = msgspec.structs.replace(known.advisor, forecasts=watched.outlooks)
-    advice, advisor = advise(snapshot, config.advisor, before, now_ns, config.inference)
+    provided_for = msgspec.structs.replace(snapshot, pods=where_they_run(snapshot.pods, known.cpus))
+    advice, advisor = advise(provided_for, config.advisor, before, now_ns, config.inference)
+    advisor = msgspec.structs.replace(advisor, previous=snapshot)
     advice, advisor, placement, cpus = _placed(advice, advisor, snapshot, known.cpus, config, now_ns)
     if advice is not None:
         why = with_ceiling(advice.verdict, ceiling, len(whole.topology.cpus))

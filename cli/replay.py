@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import click
@@ -9,8 +10,11 @@ import msgspec
 from rich.console import Console
 
 from agent.config import Config
+from agent.fitting import misfit
 from agent.replay import play
 from agent.settings import ConfigError, load
+from api.cpus import Topology
+from api.decisions import Round
 from cli import scores
 from cli.options import Seconds
 from cli.scores import Track
@@ -55,7 +59,7 @@ def replay(recording: Path, policies: tuple[str, ...], horizon: float, *, as_jso
 
     try:
         with console.status("reading") as status:
-            for number, (fact, marks) in enumerate(play(read(recording, damage), configs)):
+            for number, (fact, marks) in enumerate(play(_held(read(recording, damage), configs), configs)):
                 cpus = fact.node_cpus
                 for name, mark in marks.items():
                     tracks[name].add(fact, mark)
@@ -83,6 +87,22 @@ def config_of(policy: str) -> Config:
         return load(Path(policy), registry.NAMES)
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
+
+
+def refuse_misfit(policy: str, config: Config, topology: Topology, memory_bytes: int | None) -> None:
+    """Raise UsageError where that machine lacks what the settings keep back, as the agent would refuse them there."""
+    if found := misfit(config, topology, memory_bytes, {}):
+        raise click.UsageError(f"--policy {policy}: {found}")
+
+
+def _held(rounds: Iterable[Round], configs: Mapping[str, Config]) -> Iterator[Round]:
+    """The same rounds, once the first has shown that the machine of the recording can hold all settings."""
+    for number, finished in enumerate(rounds):
+        if number == 0:
+            snapshot = finished.snapshot
+            for policy, config in configs.items():
+                refuse_misfit(policy, config, snapshot.topology, snapshot.node.meminfo.get("MemTotal"))
+        yield finished
 
 
 def show(tracks: dict[str, Track], cpus: int, horizon_s: float, *, as_json: bool, recorded: bool = False) -> None:

@@ -11,7 +11,7 @@ from agent.simulation import machine
 from agent.simulation.loads import KINDS
 from agent.simulation.run import run
 from cli.options import Seconds
-from cli.replay import HORIZON_S, config_of, show
+from cli.replay import HORIZON_S, config_of, refuse_misfit, show
 from cli.scores import Track
 
 SHOWN_S, SAID_S = 0.5, 10.0
@@ -45,13 +45,16 @@ def simulate(policies: tuple[str, ...], kinds: tuple[str, ...], *, horizon: floa
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     seconds, tracks, began = how["hours"] * 3600, {}, time.monotonic()
-    names = tuple(dict.fromkeys(policies))
+    configs = {name: config_of(name) for name in policies}
+    for name, config in configs.items():
+        refuse_misfit(name, config, plan.topology, plan.memory_bytes)
+    names = tuple(configs)
     console, said = Console(stderr=True), began
     click.echo(f"simulating {how['hours']:g} hours (--hours), {len(names)} times: {', '.join(names)}", err=True)
     with console.status("simulating") as status:
         for name in names:
             tracks[name] = Track(horizon)
-            rounds = run(plan, config_of(name), seconds=seconds, interval_s=how["interval"])
+            rounds = run(plan, configs[name], seconds=seconds, interval_s=how["interval"])
             for _, fact, mark in rounds:
                 tracks[name].add(fact, mark)
                 if time.monotonic() - said < (SHOWN_S if console.is_terminal else SAID_S):

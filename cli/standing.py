@@ -93,7 +93,7 @@ def memory_text(advice: MemoryAdvice) -> Parts:
     yield "", f"Memory can be promised to reclaimed pods: {_bytes(advice.headroom_bytes)}; policy {advice.policy}"
     yield from _by_numa("promised", advice.headroom_by_numa)
     yield from verdict_text(advice.headroom_verdict)
-    yield from _by_numa("provision", advice.provision_by_numa)
+    yield from _by_numa("provision", advice.provision_by_numa, "; as Katalyst reckons, set nowhere")
     for where, condition in (("", advice.condition), *((f"NUMA {n}: ", c) for n, c in advice.numa_conditions.items())):
         missing = f", {_bytes(condition.target_bytes)} short" if condition.target_bytes else ""
         yield "condition", f"{where}{condition.state.value}{missing}: {words.clean(condition.verdict.text)}"
@@ -103,9 +103,9 @@ def memory_text(advice: MemoryAdvice) -> Parts:
         yield "evict", f"{words.clean(leaving.pod)} from NUMA node {leaving.numa}: {words.clean(leaving.verdict.text)}"
 
 
-def _by_numa(label: str, sizes: Mapping[int, float]) -> Parts:
+def _by_numa(label: str, sizes: Mapping[int, float], note: str = "") -> Parts:
     if sizes:
-        yield label, ", ".join(f"NUMA node {numa} {_bytes(size)}" for numa, size in sorted(sizes.items()))
+        yield label, ", ".join(f"NUMA node {numa} {_bytes(size)}" for numa, size in sorted(sizes.items())) + note
 
 
 def _bytes(value: float | None) -> str:

@@ -61,7 +61,8 @@ def advise(
         cpu, memory = _provided(snapshot, change, shared, inference, memory, now_ns)
         advice, memory = _latency(snapshot, change, need, config, memory, now_ns)
         sizes = _everywhere(cpu.sizes, snapshot.topology, advice.lent_cores)
-        advice = replace(advice, cpu=replace(cpu, sizes=sizes))
+        regions = tuple(replace(one, verdict=_by_need_alone(one.verdict)) for one in cpu.regions)
+        advice = replace(advice, cpu=replace(cpu, sizes=sizes, regions=regions))
     requests = remember_requests(snapshot.indicators, memory.requests, now_ns)
     return advice, replace(memory, previous=snapshot, requests=requests)
 
@@ -78,7 +79,9 @@ def _latency(
     half_ns = config.latency.target_wait_ms * NS_PER_MS / 2
     waits = online_waits(snapshot, change, memory.previous)
     reclaimed = [c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers]
-    blames = blames_of(breaching(waits, half_ns, config.latency), reclaimed, snapshot, memory.previous)
+    blames = blames_of(
+        breaching(waits, dict.fromkeys(waits, half_ns), config.latency), reclaimed, snapshot, memory.previous
+    )
     situation = latency.Situation(
         now_ns=now_ns,
         elapsed_ns=elapsed_ns,
@@ -115,7 +118,7 @@ def _latency(
         claims=kept,
         reclaimed_use_cores=used,
         harmful_cores=lending.harmful_cores,
-        own_wait_ns=lending.own_wait_ns,
+        own_waits_ns=lending.own_waits_ns,
         minimum_since_ns=lending.minimum_since_ns,
         last_breach_ns=lending.last_breach_ns,
         last_wait_ns=lending.last_wait_ns,
@@ -171,6 +174,11 @@ def _everywhere(sizes: Sequence[PoolSize], topology: Topology, lent_cores: float
         else replace(s, cpus=wide.get(s.pool, s.cpus))
         for s in sizes
     )
+
+
+def _by_need_alone(verdict: Verdict) -> Verdict:
+    """The same reason, where it sizes nothing: pools are as wide as can be, and waits decide what is lent of them."""
+    return replace(verdict, text=f"Were pools sized by need: {verdict.text}")
 
 
 def _canonical(

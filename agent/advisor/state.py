@@ -25,8 +25,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """Smoothed over a second, because rounds can be milliseconds apart."""
     harmful_cores: float | None = None
     """What reclaimed pods used at the last breach: growth is careful around it."""
-    own_wait_ns: float | None = None
-    """Online pods' wait, at the quantile, that stayed when batch work was down to its minimum: their own queueing."""
+    own_waits_ns: Mapping[str, float] = {}
+    """By online container whose wait, at the quantile, stayed when batch work was down to its minimum: its own queueing."""
     minimum_since_ns: int | None = None
     """Since when no more than the minimum has been lent; None while it is more."""
     last_breach_ns: int | None = None

@@ -79,9 +79,12 @@ def chosen(
         forced = _first_of_each(claim for claim in mine if claim.forced)
         soft = sorted((claim for claim in mine if not claim.forced), key=_soft_order)
         taken = {claim.candidate.pod.uid for claim in forced} | {claim.plugin for claim in forced}
-        single = next((claim for claim in soft if taken.isdisjoint((claim.candidate.pod.uid, claim.plugin))), None)
-        ordered = sorted([*forced, *([single] if single else [])], key=_order)
-        result += [_victim(claim, dry=dry) for claim in ordered[: config.burst]]
+        soft = [claim for claim in soft if taken.isdisjoint((claim.candidate.pod.uid, claim.plugin))]
+        # Who is only told frees nothing, so he stands in nobody's place.
+        told = [claim for claim in soft if asks_to_be_told(claim.candidate.pod)][:1]
+        single = [claim for claim in soft if not asks_to_be_told(claim.candidate.pod)][:1]
+        ordered = sorted([*forced, *single], key=_order)
+        result += [_victim(claim, dry=dry) for claim in (*ordered[: config.burst], *told)]
         if not dry:
             waiting = [claim.candidate.pod.key for claim in ordered[config.burst :]]
     return tuple(result), tuple(waiting)

@@ -14,9 +14,12 @@ from agent.eviction.manager import judge
 from agent.eviction.situation import NS_PER_S, Situation, newly_promised
 from agent.eviction.state import EvictionMemory
 from agent.policy import Remembered
+from agent.qrm.placing.ceiling import below
 from agent.qrm.placing.state import with_bindings
+from api.cpus import Topology
 from api.decisions import Advice
 from api.evictions import Evictions, KillEvent
+from api.facts import Interface
 from api.memory_advice import MemoryAdvice, MemoryEviction
 from api.samples import Snapshot, SourceStatus
 
@@ -57,6 +60,7 @@ class Evictor:
         self._crowded = _crowded(memory, self._crowded)
         # Pods with the NUMA nodes that QRM bound them to.
         snapshot = msgspec.structs.replace(snapshot, pods=with_bindings(snapshot.pods, known.cpus))
+        usable = below(snapshot, known.ceiling)
         loads = _loads(known.advisor.containers, now_ns, self._config.stale_s)
         pools = {} if advice is None else {pool.name: pool.cpus for pool in advice.pools}
         situation = Situation(
@@ -66,8 +70,9 @@ class Evictor:
             advice=None if advice is None else advice.cpu,
             pools=pools,
             lent_cores=advice.lent_cores if advice is not None and advice.policy == "latency" else None,
-            shared_limit_cpus=_shared_limit(snapshot, pools, self._all.advisor),
+            shared_limit_cpus=_shared_limit(usable.topology, pools, self._all.advisor),
             loads=loads,
+            nics=_nics(snapshot.node.interfaces),
             power=None if known.node is None else known.node.answered,
             leaving=frozenset() if self._killer is None else self._killer.leaving,
             stuck=frozenset() if self._killer is None else self._killer.stuck,
@@ -105,13 +110,21 @@ def _loads(containers: Mapping[str, ContainerMemory], now_ns: int, stale_s: floa
     }
 
 
-def _shared_limit(snapshot: Snapshot, pools: Mapping[str, tuple[int, ...]], advisor: AdvisorConfig) -> float | None:
+def _nics(interfaces: Mapping[str, Interface]) -> dict[str, float]:
+    """Bandwidth in Mbit/s of cards that say their speed, and 0 of those without a link; of bonded ones the bond tells."""
+    return {
+        name: float(each.speed_mbit or 0) if each.carrier is not False else 0.0
+        for name, each in interfaces.items()
+        if not each.bonded and (each.carrier is False or (each.speed_mbit or 0) > 0)
+    }
+
+
+def _shared_limit(topology: Topology, pools: Mapping[str, tuple[int, ...]], advisor: AdvisorConfig) -> float | None:
     """CPUs that all share pools together may grow to, where they are sized by need alone [enableReclaim without
     reservedResourceForAllocate]: what others do not have for themselves, less what reclaimed pods always keep.
 
     None where reclaimed pods share their CPUs [allowSharedCoresOverlapReclaimedCores]: those pools are as large as can be.
     """
-    topology = snapshot.topology
     cpus = len(topology.cpus)
     by_need = advisor.policy == "canonical" and not advisor.provision.overlap and advisor.enable_reclaim
     if not pools or not by_need or advisor.reserve_cores(cpus) > 0:

@@ -27,7 +27,7 @@ def judge(
     situation: Situation, memory: NetworkMemory, config: NetworkConfig
 ) -> tuple[tuple[Finding, ...], NetworkMemory]:
     """One finding for each card; one that is not listed any more has no past, and none has where no card is known."""
-    if not situation.nics:
+    if not situation.nics or not situation.node_files_fresh:
         return (missing(NAME, "bandwidth of the network cards", SCOPE),), NetworkMemory()
     down = {
         nic: memory.down_ns.get(nic, situation.now_ns) for nic, bandwidth in situation.nics.items() if bandwidth <= 0

@@ -39,6 +39,7 @@ def cpusets(seen: Snapshot, judged: Judged) -> dict[str, str]:
     return {d.cgroup: d.value for d in judged.decisions(seen, knobs) if d.knob is Knob.CPUSET}
 
 
+CANONICAL = "advisor: {policy: canonical}"
 DB, BATCH, WEB = pod("db", QoSLevel.DEDICATED, request=2.0), pod("b", QoSLevel.RECLAIMED), pod("web", QoSLevel.SHARED)
 
 
@@ -58,8 +59,25 @@ def test_suppressed_pods_get_no_cpus_that_are_for_others_alone() -> None:
     assert found == {"/b": "5-7"}
 
 
+def test_a_dedicated_pod_that_was_refused_its_own_cpus_is_provided_for_where_it_runs() -> None:
+    """Without numa_binding it runs with the shared pods: CPUs that nobody runs on would be set aside for it otherwise."""
+    known, config = Remembered(), settings(CANONICAL)
+    for second in range(4):
+        seen = snapshot(second, [DB, BATCH, WEB], cpus=8, usage_s={"db": 2.0 * second, "web": 1.0 * second, "b": 0.0})
+        judged, known = judge(seen, config, known, seen.taken_at_ns)
+    assert judged.advice is not None
+    assert judged.advice.rejected["default/db"].rule == "dedicated_needs_numa_binding"
+    assert {size.pool for size in judged.advice.cpu.sizes} == {"share", "reclaim"}
+    share = next(each for each in judged.advice.cpu.regions if each.region.pool == "share")
+    assert set(share.region.pods) == {"default/db", "default/web"}
+    pools = {pool.name: pool.cpus for pool in judged.advice.pools}
+    assert pools.keys() == {"share", "reclaim"}
+    assert sum(len(cpus) for cpus in pools.values()) == 8
+    assert judged.placement is not None
+    assert judged.placement.cpus["/db"] == pools["share"]
+
+
 POD_PATHS = ("/kubepods", "/kubepods/burstable/web", "/kubepods/besteffort/b")
-CANONICAL = "advisor: {policy: canonical}"
 
 
 def node_below(second: int, kubepods: str | None, cpus: int = 48) -> Snapshot:

@@ -47,7 +47,8 @@ def test_a_pod_is_told_with_its_region_and_how_that_came_to_its_size() -> None:
     assert LAST.advice is not None
     (share,) = [one for one in LAST.advice.cpu.regions if one.region.name == "share"]
     said = told("web")
-    assert "region share: 1 pod of kind share on pool share" in said
+    # web, and db, which was refused CPUs of its own
+    assert "region share: 2 pods of kind share on pool share" in said
     assert f"because {share.verdict.text}" in said
     assert f"rule provision_canonical, threshold {share.upper_cores:g}" in said
     assert f"estimate_cores {share.verdict.inputs['estimate_cores']:g} (from cgroups)" in said

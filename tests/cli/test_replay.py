@@ -110,6 +110,16 @@ def test_policies_that_cannot_be_are_refused(
     assert said in done.output
 
 
+def test_settings_that_the_machine_cannot_hold_are_refused_as_the_agent_refuses_them(tmp_path: Path) -> None:
+    """CPU 300 is on neither machine, the recorded and the simulated one."""
+    policy = tmp_path / "large.yaml"
+    policy.write_text("placing: {reservedCpuList: '300'}\n")
+    for arguments in (["replay", str(recorded(tmp_path, 3))], ["simulate", "--cpus", "8", "--hours", "0.05"]):
+        done = CliRunner().invoke(main, [*arguments, "--policy", str(policy)])
+        assert done.exit_code == 2
+        assert "placing.reservedCpuList: CPU 300 is not online here" in done.output
+
+
 def test_a_recording_without_rounds_says_so(tmp_path: Path) -> None:
     (tmp_path / "00000001.dioptase").write_bytes(header("0.1", "b", 0))
     done = CliRunner().invoke(main, ["replay", str(tmp_path)])

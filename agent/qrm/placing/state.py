@@ -151,6 +151,18 @@ def with_bindings(pods: Iterable[Pod], state: CpuState) -> tuple[Pod, ...]:
     )
 
 
+def where_they_run(pods: Iterable[Pod], state: CpuState) -> tuple[Pod, ...]:
+    """The pods with those dedicated ones as shared ones that were refused CPUs of their own: they run where all others do, and
+    what is provided for them anywhere else lies idle."""
+    return tuple(
+        msgspec.structs.replace(pod, qos=QoSLevel.SHARED)
+        if pod.qos is QoSLevel.DEDICATED
+        and any(entry.owner_pool_name == FALLBACK for entry in state.pod(pod.uid).values())
+        else pod
+        for pod in pods
+    )
+
+
 def bound_of(pod: Pod, state: CpuState) -> tuple[int, ...]:
     """NUMA nodes that the pod was bound to in the last placement."""
     for entry in state.pod(pod.uid).values():

@@ -14,11 +14,14 @@ from agent.config.eviction import EvictionConfig
 from agent.config.eviction_cpu import LoadConfig
 from agent.eviction import manager
 from agent.eviction.evictor import Evictor
+from agent.eviction.network import SELECTED
 from agent.policy import Remembered
+from agent.qrm.placing.ceiling import Ceiling
 from agent.qrm.placing.state import Allocation, CpuState
 from api.advice import CpuAdvice, Headroom, Region, RegionAdvice, RegionKind
 from api.decisions import Advice, Pool
 from api.evictions import KillEvent, KillReason, Met
+from api.facts import Interface
 from api.knobs import Verdict
 from api.memory_advice import MemoryAdvice, MemoryCondition, MemoryEviction, MemoryPressure
 from api.pods import Pod
@@ -29,7 +32,7 @@ from tests.agent.eviction.builders import MIB, S, pod, situation
 RSS, LOAD = "rss-overuse-eviction-plugin", "cpu-pressure-load-plugin"
 NUMA = "reclaimed-numa-resource-pressure-eviction-plugin"
 RECLAIMED, BALANCER = "reclaimed-resource-pressure-eviction-plugin", "numa-memory-balancer"
-CPU = "koordinator-cpu-evict"
+CPU, NETWORK = "koordinator-cpu-evict", "network-eviction-plugin"
 BY_NEED = {"policy": "canonical", "reservedForAllocateCores": 0}
 WHY = Verdict(rule="r", text="t")
 BATCH = pod("batch", memory=100 * MIB)
@@ -216,6 +219,42 @@ def test_a_pool_that_is_sized_by_need_is_under_pressure_once_it_cannot_grow(
     known = Remembered(advisor=Memory(containers={"/web": loaded}))
     found = Evictor(settings, None).turn(snapshot, placed, None, known, 100 * S)
     assert [(each.subject, each.met) for each in found.thresholds] == [("share", met)]
+
+
+def test_cpus_that_no_pod_may_have_are_none_to_grow_into() -> None:
+    """Of 8 CPUs pods may have 6, and reclaimed ones keep 1 of them (of 8 it would be 2): a share pool of 5 cannot grow."""
+    settings = msgspec.structs.replace(
+        Config(advisor=msgspec.convert(BY_NEED, AdvisorConfig)),
+        eviction=EvictionConfig(plugins=(LOAD,), load=LoadConfig(ring_size=1)),
+    )
+    loaded = ContainerMemory(cgroup_id=1, first_seen_ns=0, last_seen_ns=0, ramping=False, load1=2.0, load_at_ns=100 * S)
+    advisor, placed = Memory(containers={"/web": loaded}), advice({"share": 5, "reclaim": 1})
+    for ceiling, met in ((Ceiling(cgroup="/kubepods", cpus=tuple(range(6))), Met.SOFT), (None, Met.NOT_MET)):
+        known = Remembered(advisor=advisor, ceiling=ceiling)
+        found = Evictor(settings, None).turn(situation(100, [WEB], cpus=8).snapshot, placed, None, known, 100 * S)
+        assert [each.met for each in found.thresholds] == [met]
+
+
+def test_pods_of_a_card_without_a_link_leave_after_five_minutes() -> None:
+    """eth1 has lost its link; eth0 has one, eth2 is switched off and says nothing, and of the bonded eth3 bond0 tells."""
+    cards = {
+        "eth0": Interface(received={}, sent={}, speed_mbit=1000, carrier=True),
+        "eth1": Interface(received={}, sent={}, carrier=False),
+        "eth2": Interface(received={}, sent={}),
+        "eth3": Interface(received={}, sent={}, carrier=False, bonded=True),
+        "bond0": Interface(received={}, sent={}, speed_mbit=2000, carrier=True),
+    }
+    pods = [pod(name, annotations={SELECTED: name}) for name in cards]
+    evictor, found = Evictor(config(NETWORK), None), []
+    for at_s in range(0, 306, 5):
+        seen = situation(at_s, pods, node={"interfaces": cards}).snapshot
+        found.append(evictor.turn(seen, None, None, Remembered(), at_s * S))
+    assert {each.subject for each in found[-1].thresholds} == {"eth0", "eth1", "bond0"}
+    assert [[victim.pod for victim in each.victims] for each in found if each.victims] == [["default/eth1"]]
+    assert found[60].victims, "300 s after the first look"
+    # Readings that are half a minute old say nothing of a link.
+    old = situation(310, pods, node={"interfaces": cards}, files_age_s=31).snapshot
+    assert evictor.turn(old, None, None, Remembered(), 310 * S).thresholds[0].verdict.rule == "input_missing"
 
 
 @pytest.mark.parametrize(("policy", "may_use"), [("latency", 3.0), ("canonical", 6.0)])

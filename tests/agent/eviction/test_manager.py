@@ -182,6 +182,12 @@ def test_pods_that_ask_for_it_are_told_instead() -> None:
     result, memory = play(at, config(RSS))
     assert [each.victims[0].notify for each in result] == [True, True]
     assert memory.sent == ()
+    # who is told stands in nobody's place, whatever his rank
+    both = [told, pod("b", memory=1, priority=told.priority + 1)]
+    (evictions,), _ = play(
+        [situation(100, both, samples={name: {"memory_stat": {"rss": 9}} for name in "ab"})], config(RSS)
+    )
+    assert [(victim.pod, victim.notify) for victim in evictions.victims] == [("default/b", False), ("default/a", True)]
     # a hard threshold does not ask
     (evictions,), _ = play([pressed(100, [pod("a", cores=9, annotations={SOFT_NOTIFY: "true"})])], config(RECLAIMED))
     assert not evictions.victims[0].notify
@@ -480,7 +486,10 @@ def test_whatever_is_wrong_nobody_protected_leaves_and_at_most_three_do(pods: li
     rounds = [trouble(100.0 + 30 * i, pods, share) for i, share in enumerate(shares)]
     for evictions in play(rounds, EVERYTHING)[0]:
         leaving = {victim.pod for victim in evictions.victims}
-        assert len(evictions.victims) == len(leaving) <= 3
+        told = sum(victim.notify for victim in evictions.victims)
+        assert told <= 1
+        assert len(evictions.victims) - told <= 3
+        assert len(evictions.victims) == len(leaving)
         assert not leaving & {each.key for each in pods if protected(each, EVERYTHING)}
         for victim in evictions.victims:
             assert victim.verdict.text

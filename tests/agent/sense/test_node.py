@@ -132,8 +132,11 @@ def test_disks_and_network(tmp_path: Path) -> None:
         "compressed": 12,
     }
     assert sample.interfaces.keys() == {"lo", "eth0"}
-    assert sample.interfaces["eth0"] == Interface(received=received, sent=sent, duplex="full", speed_mbit=25000)
-    assert (sample.interfaces["lo"].sent["bytes"], sample.interfaces["lo"].speed_mbit) == (1000, None)
+    assert sample.interfaces["eth0"] == Interface(
+        received=received, sent=sent, duplex="full", speed_mbit=25000, carrier=True
+    )
+    lo = sample.interfaces["lo"]
+    assert (lo.sent["bytes"], lo.speed_mbit, lo.carrier) == (1000, None, None)
     assert sample.netstat == {
         "Ip.Forwarding": 2, "Ip.DefaultTTL": 64, "Ip.InReceives": 17563317,
         "Tcp.RtoAlgorithm": 1, "Tcp.CurrEstab": 3, "Tcp.RetransSegs": 234,
