@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from agent import optional
 from agent.config import Config
-from agent.eviction.evictor import Evictor
-from agent.eviction.signals import SignalKiller
 from agent.hierarchy import V1_CONTROLLERS, Hierarchy, detect
 from agent.loop import Loop
+from agent.putting_back import put_back
 from agent.qrm.actuator import Actuator
 from agent.qrm.checkpoint import Checkpoint
 from agent.qrm.cpu import managed
 from agent.qrm.knobs import KnobFiles
 from agent.qrm.originals import Locked, Originals, boot_id, open_originals
+from agent.report.evictions import EvictionJournal, open_journals
 from agent.report.journal import DecisionJournal
 from agent.report.log import RoundLog
 from agent.sense.cgroups import CgroupReader
@@ -41,9 +42,9 @@ from agent.sense.schedstat import SchedstatWaits
 from agent.sense.sensor import Sensor
 from agent.sense.topology import read_topology
 from agent.sense.triggers import TriggerSet
-from agent.settings import load
+from agent.settings import ConfigError, load
 from api import VERSION
-from api.decisions import Act, Status
+from api.decisions import Act
 from api.ports import PodSource, Probe, Sink, Unavailable, WaitSource
 from exporters.families import About
 from exporters.http import STALE_S, Server
@@ -93,10 +94,24 @@ def main(options: Options) -> int:
     Raises ConfigError, PodsError and Unavailable before anything was changed.
     """
     _one_heap()
-    # Until the loop takes signals over, an end while the probe compiles must clean up as well.
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    # Until the loop takes signals over, an end while the probe compiles must clean up as well; nothing was changed yet.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
     config = load(options.config, registry.NAMES)
+    if options.config is not None:
+        _held(config, options.config)
     return asyncio.run(_run(options, config, _pods(options.pods, config)))
+
+
+def _held(config: Config, path: Path) -> None:
+    """Raise ConfigError where this node lacks what the settings keep back."""
+    from agent.fitting import misfit  # noqa: PLC0415 - the defaults fit everywhere
+
+    reader = NodeReader(PROC, SYS)
+    node = reader.read()
+    reader.close()
+    numa = {number: one.meminfo["MemTotal"] for number, one in node.numa.items() if "MemTotal" in one.meminfo}
+    if found := misfit(config, read_topology(SYS), node.memory_total_bytes, numa):
+        raise ConfigError(f"{path}: {found}")
 
 
 def _pods(path: Path | None, config: Config) -> PodSource:
@@ -126,7 +141,7 @@ def _few_collections() -> None:
 
 
 async def _run(options: Options, config: Config, pods: PodSource) -> int:
-    hierarchy = detect(PROC)
+    hierarchy, state = detect(PROC), (options.state_dir, boot_id(PROC))
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(READERS, "reader"))
     async with AsyncExitStack() as stack:
         files = KnobFiles(hierarchy)
@@ -140,17 +155,17 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         stack.callback(waits.close)
         probes = Background(registry.openers(chosen, {BLAME: partial(beside, waits)}))
         stack.callback(probes.close)
-        journal = DecisionJournal(None if originals is None else options.state_dir / "decisions.jsonl")
-        stack.callback(journal.close)
+        node_knobs, knobs_missing = optional.open_node_knobs(config, act, hierarchy, state, SYS)
+        evictor = optional.open_evictor(config, act, hierarchy, stack)
+        journals = open_journals(None if originals is None else options.state_dir, stack, evicting=evictor is not None)
         recorder = _open_recorder(options, stack)
         indicators = Indicators()
         # Who asks for Malachite's documents reads back what it has just set, under a time that is to be true.
-        fresh = options.malachite is not None
-        cgroups = CgroupReader(hierarchy, limit=config.max_cgroups, fresh_limits=fresh)
+        cgroups = CgroupReader(hierarchy, limit=config.max_cgroups, fresh_limits=options.malachite is not None)
         stack.callback(cgroups.close)
         node = NodeReader(PROC, SYS)
         stack.callback(node.close)
-        sinks, reporting = await _open_exporters(options, config, (journal, recorder), stack)
+        sinks, reporting = await _open_exporters(options, config, (*journals, recorder), stack)
         sensor = Sensor(
             cgroups=cgroups,
             node=node,
@@ -158,7 +173,8 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             pods=pods,
             waits=waits,
             indicators=indicators,
-            probes=(*probes.probes, *reporting),
+            probes=(*probes.probes, *reporting, *optional.hardware(config, SYS)),
+            reclaim_root=config.memory.reclaim_root,
         )
         if options.malachite is not None:
             sinks.append(await _open_malachite(*options.malachite, hierarchy, stack))
@@ -168,18 +184,19 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             actuator=Actuator(files, originals, act),
             sinks=sinks,
             triggers=_triggers(hierarchy, stack),
-            evictor=_open_evictor(config, act, hierarchy, stack),
-            checkpoint=Checkpoint(options.state_dir, boot_id(PROC)) if act is Act.ON else None,
-            banner=(*state_missing, *act_missing, *waits_missing),
+            evictor=evictor,
+            node_knobs=node_knobs,
+            checkpoint=Checkpoint(*state) if act is Act.ON else None,
+            forecasts=optional.open_forecasts(config, options.act, state, stack) if originals is not None else None,
+            banner=(*state_missing, *act_missing, *waits_missing, *knobs_missing),
         )
         _few_collections()
         probes.start()
-        polling = asyncio.create_task(indicators.run(loop.pods))
-        stack.callback(polling.cancel)
+        stack.callback(asyncio.create_task(indicators.run(loop.pods)).cancel)
         try:
             await _until_told(loop, options)
         finally:
-            left = _put_back(originals, files, loop, journal) if act is Act.ON else 0
+            left = put_back(originals, files, node_knobs, loop.latest, journals[0]) if act is Act.ON else 0
             if act is not options.act:
                 log.warning("--act on was asked for, and nothing was written. %s", " ".join(act_missing))
     return 1 if left else 0
@@ -235,16 +252,19 @@ def _open_recorder(options: Options, stack: AsyncExitStack) -> Recorder | None:
 
 
 async def _open_exporters(
-    options: Options, config: Config, kept: tuple[DecisionJournal, Recorder | None], stack: AsyncExitStack
+    options: Options,
+    config: Config,
+    kept: tuple[DecisionJournal, EvictionJournal | None, Recorder | None],
+    stack: AsyncExitStack,
 ) -> tuple[list[Sink], list[Probe]]:
     """Whoever is shown the rounds, and those of them that are sources too, because they say how they fare."""
-    journal, recorder = kept
+    journal, evictions, recorder = kept
 
     def about() -> About:
         return About(
             interval_s=config.interval_s,
             target_wait_s=config.advisor.latency.target_wait_ms / 1000,
-            journal_writable=journal.writable,
+            journal_writable=journal.writable if evictions is None else journal.writable and evictions.writable,
             otel_failures=None if spans is None else spans.failures,
             otel_dropped_spans=None if spans is None else spans.dropped_spans,
             traced=spans is not None and spans.traced,
@@ -262,6 +282,7 @@ async def _open_exporters(
     secured = None if options.web_config is None else WebConfig(options.web_config, check)
     server = Server(
         journal=journal,
+        evictions=evictions,
         version=VERSION,
         stale_s=stale_s,
         about=about,
@@ -271,7 +292,7 @@ async def _open_exporters(
     stack.push_async_callback(server.stop)
     host = f"[{options.host}]" if ":" in options.host else options.host
     log.info("page, API and metrics on http%s://%s:%d", "s" if server.encrypted else "", host, port)
-    sinks: list[Sink | None] = [journal, server, RoundLog(), spans, recorder]
+    sinks: list[Sink | None] = [journal, evictions, server, RoundLog(), spans, recorder]
     return [sink for sink in sinks if sink is not None], reporting
 
 
@@ -304,17 +325,6 @@ async def _open_malachite(host: str, port: int, hierarchy: Hierarchy, stack: Asy
     return server
 
 
-def _open_evictor(config: Config, act: Act, hierarchy: Hierarchy, stack: AsyncExitStack) -> Evictor | None:
-    """The eviction manager, if a plugin is named; it asks nobody to leave unless the agent acts."""
-    if not config.eviction.plugins or act is Act.OFF:
-        return None
-    killer = None
-    if act is Act.ON:
-        killer = SignalKiller(hierarchy)
-        stack.callback(killer.close)
-    return Evictor(config.eviction, killer)
-
-
 def _triggers(hierarchy: Hierarchy, stack: AsyncExitStack) -> TriggerSet | None:
     """Pressure triggers of online cgroups where there is a unified hierarchy; without one, waits have to do."""
     if hierarchy.v2 is None:
@@ -333,26 +343,6 @@ async def _until_told(loop: Loop, options: Options) -> None:
     if options.duration_s is not None:
         running.call_later(options.duration_s, loop.stop)
     await loop.run()
-
-
-def _put_back(originals: Originals | None, files: KnobFiles, loop: Loop, journal: DecisionJournal) -> int:
-    """Restore every original and have that in the journal; how many could not be."""
-    if originals is None:
-        return 0
-    outcomes = originals.restore(files)
-    if loop.latest is not None:
-        journal.publish(msgspec.structs.replace(loop.latest, trigger="end", advice=None, outcomes=outcomes))
-    done = sum(outcome.status in (Status.APPLIED, Status.UNCHANGED) for outcome in outcomes)
-    log.info("%d changed values were put back", done)
-    for outcome in outcomes:
-        if outcome.error and outcome.status is not Status.VANISHED:
-            log.error("%s %s: %s", outcome.decision.cgroup, outcome.decision.knob.value, outcome.error)
-    for message in originals.messages:
-        log.warning("%s", message)
-    left = len(originals.entries())
-    if left:
-        log.error("%d values could not be put back; run `dioptase reset`", left)
-    return left
 
 
 def _no_command() -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Sequence
 from pathlib import Path
 
 from agent.hierarchy import Hierarchy, detect
 from agent.qrm.knobs import KnobFiles
+from agent.qrm.paths import below
 from agent.qrm.table import LACKS, ONCE_FILES, TABLE
 from agent.sense.node import NodeReader
 from agent.sense.psi import STALL_US, WINDOW_US, open_trigger
@@ -28,8 +30,17 @@ MIN_FILES = 8192
 """Descriptors for some 1,000 cgroups; beyond them files are opened at every read, which costs five times as much."""
 
 
-def checks(state_dir: Path, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> tuple[Check, ...]:
-    """Findings about privileges, cgroups, knobs, pressure and limits, in the order in which they matter."""
+USUAL = ("/kubepods", "/kubepods.slice", "/system.slice", "/user.slice", "/machine.slice", "/docker", "/podman", "/lxc")
+"""Cgroups that Kubernetes, systemd and container engines make below the root; any other may be somebody's experiment."""
+
+
+def checks(
+    state_dir: Path, proc: Path = Path("/proc"), sys: Path = Path("/sys"), *, pods: Sequence[str] = ()
+) -> tuple[Check, ...]:
+    """Findings about privileges, cgroups, knobs, pressure and limits, in the order in which they matter.
+
+    Which knobs there are is asked of the cgroups `pods`, or where there are none, of those that are usual on a node.
+    """
     found = [_privileges()]
     try:
         hierarchy = detect(proc)
@@ -41,7 +52,7 @@ def checks(state_dir: Path, proc: Path = Path("/proc"), sys: Path = Path("/sys")
     found.append(Check(name="cpus", ok=True, detail=cpus + (", SMT" if topology.smt else "")))
     found.append(Check(name="cgroups", ok=True, detail=f"{hierarchy.mode}, identified below {hierarchy.primary}"))
     found.append(_writable(hierarchy))
-    found.extend(_knobs(hierarchy))
+    found.extend(_knobs(hierarchy, pods))
     found.extend(_pressure(hierarchy, proc))
     found.extend(_sources(proc, sys))
     found.append(_state(state_dir))
@@ -81,18 +92,20 @@ def _sources(proc: Path, sys: Path) -> list[Check]:
     ]
 
 
-def _knobs(hierarchy: Hierarchy) -> list[Check]:
-    """Which knobs this kernel has. Root groups lack most, so a child group is asked where there is one."""
+def _knobs(hierarchy: Hierarchy, pods: Sequence[str]) -> list[Check]:
+    """Which knobs this kernel has. Root groups lack most, so groups below are asked, where there are any."""
     files = KnobFiles(hierarchy)
-    children = [f"/{entry.name}" for entry in os.scandir(hierarchy.primary) if entry.is_dir()]
-    if not children:
-        return [Check(name="knobs", ok=True, detail="no cgroup to ask: known as soon as a pod's cgroup exists")]
-    return [_knob(knob, files, children) for knob in (*TABLE, *ONCE_FILES)]
+    asked = [path for path in pods if below(hierarchy.primary, path).is_dir()]
+    asked = asked or [path for path in USUAL if below(hierarchy.primary, path).is_dir()]
+    if not asked:
+        detail = "neither a pod's cgroup nor a usual one to ask; name your pods with --pods"
+        return [Check(name="knobs", ok=True, detail=detail)]
+    return [_knob(knob, files, asked) for knob in (*TABLE, *ONCE_FILES)]
 
 
-def _knob(knob: Knob, files: KnobFiles, children: list[str]) -> Check:
+def _knob(knob: Knob, files: KnobFiles, candidates: Sequence[str]) -> Check:
     """Without the first four a node cannot be colocated; what else there is makes it better, and none of it is a fault."""
-    asked = next((child for child in children if files.available(knob, child)), "")
+    asked = next((path for path in candidates if files.available(knob, path)), "")
     name = knob.value if knob in REMEDIES else f"optional: {knob.value}"
     if asked:
         return Check(name=name, ok=True, detail=f"there, asked of {asked}")

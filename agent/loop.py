@@ -8,31 +8,41 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from agent.advisor.estimation import online_containers
-from agent.advisor.latency import breach_ns, can_shrink
-from agent.advisor.state import Memory
+from agent.advisor.forecast.outlook import Watched
+from agent.advisor.latency import can_shrink, limits_ns
 from agent.advisor.waits import alarmed
 from agent.config import Config
-from agent.eviction.evictor import Evictor
-from agent.policy import Remembered, judge
+from agent.forecast_state import ForecastFile
+from agent.policy import Judged, Remembered, inherited, judge
 from agent.qrm.actuator import Actuator
 from agent.qrm.checkpoint import Checkpoint
 from agent.qrm.cpu import managed
+from agent.qrm.placing.ceiling import below, ceiling_of
 from agent.qrm.placing.state import CpuState, rebuild
+from agent.qrm.wishes import with_nested
 from agent.sense.sensor import Sensor
 from agent.sense.triggers import TriggerSet
 from api.decisions import Act, Advice, Outcome, Round
 from api.evictions import Evictions, KillEvent
 from api.facts import Wait
+from api.forecasts import Outlook
 from api.memory_advice import MemoryAdvice
+from api.node_advice import NodeAdvice
 from api.pods import Pod
 from api.ports import Sink, Unavailable
+from api.qos import QoSLevel
 from api.rates import members, total
 from api.samples import Snapshot, SourceStatus
+
+if TYPE_CHECKING:
+    from agent.eviction.evictor import Evictor
+    from agent.qrm.node_knobs import NodeKnobs
 
 log = logging.getLogger(__name__)
 TICK = "tick"
@@ -51,20 +61,26 @@ class Loop:
         triggers: TriggerSet | None = None,
         checkpoint: Checkpoint | None = None,
         evictor: Evictor | None = None,
+        forecasts: ForecastFile | None = None,
+        node_knobs: NodeKnobs | None = None,
         banner: tuple[str, ...] = (),
     ) -> None:
         """Raises Unavailable where the checkpoint cannot be read."""
         self._config, self._sensor, self._actuator, self._act = config, sensor, actuator, actuator.act
         self._sinks, self._triggers, self._banner = sinks, triggers, banner
-        # After a crash in the middle of a breach, growth goes on from what is lent now instead of starting at the node.
         self._checkpoint, self._damaged, cpus = checkpoint, False, None
         if checkpoint is not None:
             cpus = checkpoint.load(time.monotonic_ns())
             self._damaged = bool(checkpoint.messages)
             self._banner += checkpoint.messages
-        self._known = Remembered(advisor=Memory(lent_cores=actuator.inherited_cores()), cpus=cpus or CpuState())
+        self._forecasts, series = forecasts, None
+        if forecasts is not None:
+            series = forecasts.load(time.monotonic_ns(), time.time_ns())
+            self._banner += forecasts.messages
+        self._known = msgspec.structs.replace(inherited(cpus or CpuState()), forecasts=Watched(series=series))
+        self._heir = True
         self._shadow = Remembered()
-        self._evictor = evictor
+        self._evictor, self._node_knobs = evictor, node_knobs
         self._previous: Snapshot | None = None
         self._latest: Round | None = None
         self._online_ids: dict[str, list[int]] = {}
@@ -119,27 +135,30 @@ class Loop:
         snapshot = self._sensor.snapshot(self._seq, started, time.time_ns())
         advice: Advice | None = None
         memory: MemoryAdvice | None = None
+        node: NodeAdvice | None = None
+        forecasts: tuple[Outlook, ...] = ()
         outcomes: tuple[Outcome, ...] = ()
         stage = "advisor"
         try:
             inside = members(snapshot.cgroups, (container.cgroup for container in online_containers(snapshot)))
             self._online_ids = {path: [snapshot.cgroups[p].id for p in paths] for path, paths in inside.items()}
             if self._act is not Act.OFF:
+                if self._heir and snapshot.pods:
+                    self._heir, self._known = False, self._inheriting(snapshot)
                 if self._damaged:
                     self._damaged, self._known = False, self._rebuilt(snapshot, started)
                 judged, self._known = judge(snapshot, self._config, self._known, started)
-                advice, memory = judged.advice, judged.memory
+                # Before anything is moved: who is started next goes on from there, wherever this one was killed.
+                snapshot = self._saved(snapshot)
+                advice, memory, node, forecasts = judged.advice, judged.memory, judged.node, judged.forecasts
                 stage = "actuator"
-                ours = managed(snapshot.pods)
-                # What nobody decides on any more, and an earlier policy changed, is given back.
-                decisions = judged.decisions(snapshot, self._actuator.knobs(ours))
-                outcomes = self._actuator.apply(decisions, started, loosen=judged.asked.loosen)
-                outcomes += self._actuator.release(decisions, ours - snapshot.cgroups.keys())
-                outcomes += self._actuator.finished()
+                for done in self._done(judged, snapshot, started):
+                    outcomes += done
         except Exception as error:
             log.exception("round %d: the %s failed; nothing more is changed in this round", self._seq, stage)
             snapshot = _with_failure(snapshot, stage, error)
-        evictions, kills, snapshot = self._evicted(self._saved(snapshot), advice, started)
+        outcomes, snapshot = self._set_node(outcomes, snapshot, started)
+        evictions, kills, snapshot = self._evicted(snapshot, advice, memory, started)
         shadow, snapshot = self._shadowed(snapshot, started)
         finished = Round(
             snapshot=snapshot,
@@ -148,6 +167,8 @@ class Loop:
             trigger=trigger,
             advice=advice,
             memory=memory,
+            node=node,
+            forecasts=forecasts,
             shadow=shadow,
             outcomes=outcomes,
             evictions=evictions,
@@ -164,41 +185,86 @@ class Loop:
             sink.publish(finished)
         return finished
 
+    def _done(self, judged: Judged, snapshot: Snapshot, now_ns: int) -> Iterator[tuple[Outcome, ...]]:
+        """Have done what is to be, and given back what nobody decides on any more and an earlier policy changed."""
+        ours = managed(snapshot.pods)
+        decisions = judged.decisions(snapshot, self._actuator.knobs(ours))
+        if self._actuator.version == "v1":
+            decisions = with_nested(decisions, snapshot)
+        yield self._actuator.apply(decisions, now_ns, loosen=judged.asked.loosen)
+        if snapshot.cgroups:  # a tree that cannot be read tells of nobody that he has left
+            yield self._actuator.release(decisions, (ours | judged.named) - snapshot.cgroups.keys())
+        yield self._actuator.finished()
+
+    def _inheriting(self, snapshot: Snapshot) -> Remembered:
+        """What is known, with the CPU that an agent before this one left reclaimed pods: after a crash in the middle of a
+        breach growth goes on from there instead of starting at the node."""
+        reclaimed = {c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers}
+        lent = self._actuator.inherited_cores(reclaimed)
+        advisor = msgspec.structs.replace(self._known.advisor, lent_cores=lent)
+        return self._known if lent is None else msgspec.structs.replace(self._known, advisor=advisor)
+
     def _rebuilt(self, snapshot: Snapshot, now_ns: int) -> Remembered:
         """What is known, with who has which CPUs as the cgroups themselves say."""
         policy = self._config.placing.policy
-        cpus = rebuild(snapshot.pods, snapshot.cgroups, snapshot.topology, policy, now_ns)
-        return msgspec.structs.replace(self._known, cpus=cpus)
+        topology = below(snapshot, ceiling_of(snapshot, None)).topology
+        cpus = rebuild(snapshot.pods, snapshot.cgroups, topology, policy, now_ns)
+        known = inherited(cpus, self._known.advisor.lent_cores)
+        return msgspec.structs.replace(known, forecasts=self._known.forecasts)
 
     def _saved(self, snapshot: Snapshot) -> Snapshot:
-        """Have it on disk who has which CPUs, so that a restart moves nobody."""
-        if self._checkpoint is None:
-            return snapshot
+        """Have it on disk who has which CPUs, so that a restart moves nobody, and what forecasts are made of."""
         try:
-            self._checkpoint.save(self._known.cpus)
+            if self._checkpoint is not None:
+                self._checkpoint.save(self._known.cpus)
         except Unavailable as error:
-            status = SourceStatus(name="cpu-state", ok=False, error=error.reason, remedy=error.remedy)
-            return msgspec.structs.replace(snapshot, sources=(*snapshot.sources, status))
+            snapshot = _with_unavailable(snapshot, "cpu-state", error)
+        try:
+            if self._forecasts is not None and (series := self._known.forecasts.series) is not None:
+                self._forecasts.save(series, snapshot.taken_at_ns, snapshot.wall_time_ns)
+        except Unavailable as error:
+            snapshot = _with_unavailable(snapshot, "forecast-state", error)
         return snapshot
 
+    def _set_node(
+        self, outcomes: tuple[Outcome, ...], snapshot: Snapshot, now_ns: int
+    ) -> tuple[tuple[Outcome, ...], Snapshot]:
+        """What settings say of whole disks and of caches, whatever became of the advice."""
+        if self._node_knobs is None:
+            return outcomes, snapshot
+        try:
+            done, failed = self._node_knobs.turn(snapshot, now_ns)
+        except Exception as error:
+            log.exception("the knobs of the node failed; they stay as they are")
+            return outcomes, _with_failure(snapshot, "node-knobs", error)
+        sources = (*snapshot.sources, *failed)
+        return (*outcomes, *done), msgspec.structs.replace(snapshot, sources=sources)
+
     def _evicted(
-        self, snapshot: Snapshot, advice: Advice | None, now_ns: int
+        self, snapshot: Snapshot, advice: Advice | None, memory: MemoryAdvice | None, now_ns: int
     ) -> tuple[Evictions | None, tuple[KillEvent, ...], Snapshot]:
         """Who has to leave. Where the manager fails, nobody has to, and a source tells."""
         if self._evictor is None:
             return None, (), snapshot
-        loads = {path: known.load1 for path, known in self._known.advisor.containers.items() if known.load1 is not None}
+        kills: tuple[KillEvent, ...] = ()
+        started = time.monotonic_ns()
         try:
-            return *self._evictor.turn(snapshot, advice, loads, now_ns), snapshot
+            kills = self._evictor.outcomes()
+            found = self._evictor.turn(snapshot, advice, memory, self._known, now_ns)
         except Exception as error:
             log.exception("the eviction manager failed; nobody is asked to leave in this round")
-            return None, (), _with_failure(snapshot, "eviction", error)
+            return None, kills, _with_failure(snapshot, "eviction", error)
+        status = self._evictor.status(found, time.monotonic_ns() - started)
+        return found, kills, msgspec.structs.replace(snapshot, sources=(*snapshot.sources, status))
 
     def _shadowed(self, snapshot: Snapshot, now_ns: int) -> tuple[Advice | None, Snapshot]:
         """What the second policy makes of the same snapshot. Where it fails, it has no say in anything, and a source tells."""
         if self._config.shadow is None:
             return None, snapshot
         config = msgspec.structs.replace(self._config, advisor=self._config.shadow)
+        if self._act is not Act.OFF:
+            # What online work uses does not depend on who looks: history is kept once.
+            self._shadow = msgspec.structs.replace(self._shadow, forecasts=self._known.forecasts)
         try:
             judged, self._shadow = judge(snapshot, config, self._shadow, now_ns)
         except Exception as error:
@@ -224,8 +290,8 @@ class Loop:
                 failed, before = True, {}
                 continue
             failed = False
-            limit_ns = breach_ns(self._known.advisor, policy.latency)
-            if self._can_shrink() and alarmed(before, after, limit_ns, policy.latency):
+            limits = limits_ns(after, self._known.advisor.own_waits_ns, policy.latency)
+            if self._can_shrink() and alarmed(before, after, limits, policy.latency):
                 self._ring("wait")
             before = after
 
@@ -239,7 +305,8 @@ class Loop:
         }
 
     def _can_shrink(self) -> bool:
-        advisor, previous = self._config.advisor, self._previous
+        # What the advisor remembers has only the CPUs that pods may have.
+        advisor, previous = self._config.advisor, self._known.advisor.previous
         if advisor.policy != "latency" or self._act is Act.OFF or previous is None:
             return False
         return can_shrink(self._known.advisor, len(previous.topology.cpus), advisor.latency)
@@ -253,6 +320,11 @@ class Loop:
     def _pressed(self) -> None:
         if self._triggers is not None and self._triggers.fired() and self._can_shrink():
             self._ring("psi")
+
+
+def _with_unavailable(snapshot: Snapshot, name: str, error: Unavailable) -> Snapshot:
+    status = SourceStatus(name=name, ok=False, error=error.reason, remedy=error.remedy)
+    return msgspec.structs.replace(snapshot, sources=(*snapshot.sources, status))
 
 
 def _with_failure(snapshot: Snapshot, stage: str, error: Exception) -> Snapshot:

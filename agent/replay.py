@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,11 +21,15 @@ from agent.policy import Remembered, judge
 from agent.qrm.cpu import managed
 from agent.qrm.table import TABLE
 from api.decisions import Advice, Decision, Round
+from api.evictions import Victim
 from api.histograms import SLOTS, quantile_ns
 from api.knobs import Knob
 from api.qos import QoSLevel
 from api.rates import Rates, members, rates
 from api.samples import Snapshot
+
+if TYPE_CHECKING:
+    from agent.eviction.evictor import Evictor
 
 NS_PER_S = 1_000_000_000
 HELD_BACK = 0.95
@@ -35,7 +40,9 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True):
     """What a round says of the time since the one before it, whatever any policy says. Cores, and core seconds a second."""
 
     at_s: float
-    """Since the first round."""
+    """Since the first round; the time between two boots is left out."""
+    boot: int = 0
+    """How many boots there were before this one."""
     interval_s: float
     node_cpus: int
     online_cores: float
@@ -66,6 +73,8 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """What online pods waited for batch work, or would have,"""
     short_cores: float
     """and what they wanted beyond the CPUs of their own pool, where the pools are kept apart."""
+    victims: frozenset[str] | None = None
+    """Uids of pods that would have had to leave; None where no eviction plugin is named."""
 
 
 class Player:
@@ -76,12 +85,22 @@ class Player:
         self._remembered = Remembered()
         self._known: dict[tuple[str, Knob], str] = {}
         self.decisions: tuple[Decision, ...] = ()
-        """Of the latest round."""
+        """Of the latest round,"""
+        self.victims: tuple[Victim, ...] | None = None
+        """and who would have had to leave in it; None where no eviction plugin is named."""
+        self._evictor: Evictor | None = None
+        if config.eviction.plugins:
+            from agent.eviction.evictor import Evictor  # noqa: PLC0415 - most settings evict nobody
+
+            self._evictor = Evictor(config, None)
 
     def judge(self, snapshot: Snapshot) -> tuple[Advice | None, int]:
         """The policy's advice, and how many knobs it would have turned."""
         judged, self._remembered = judge(snapshot, self._config, self._remembered, snapshot.taken_at_ns)
         advice = judged.advice
+        if self._evictor is not None:
+            now_ns = snapshot.taken_at_ns
+            self.victims = self._evictor.turn(snapshot, advice, judged.memory, self._remembered, now_ns).victims
         if advice is None:
             return None, 0
         knobs = dict.fromkeys(managed(snapshot.pods), frozenset(TABLE))
@@ -93,24 +112,32 @@ class Player:
 
 
 def play(rounds: Iterable[Round], policies: Mapping[str, Config]) -> Iterator[tuple[Fact, dict[str, Mark]]]:
-    """Every round from the second of each boot on, with what each policy would have made of it."""
+    """Every round from the second of each boot on, with what each policy would have made of it. No policy remembers anything
+    of another boot, whose clock says nothing in this one."""
     players = {name: Player(config) for name, config in policies.items()}
     before: Round | None = None
-    began_ns: int | None = None
+    began_ns, at_ns, boot = 0, 0, 0
     for finished in rounds:
         snapshot = finished.snapshot
+        if before is None:
+            began_ns = snapshot.taken_at_ns
+        elif _rebooted(before.snapshot, snapshot):
+            players = {name: Player(config) for name, config in policies.items()}
+            began_ns, boot, before = snapshot.taken_at_ns - at_ns, boot + 1, None
         judged = {name: player.judge(snapshot) for name, player in players.items()}
         change = rates(before.snapshot, snapshot) if before is not None else None
         if change is not None and before is not None:
-            began_ns = before.snapshot.taken_at_ns if began_ns is None else began_ns
-            fact = fact_of(before, finished, change, began_ns)
-            yield fact, {name: mark(fact, advice, changes) for name, (advice, changes) in judged.items()}
-        elif before is not None:
-            began_ns = None
-        before = finished
+            fact = fact_of(before, finished, change, began_ns, boot)
+            yield fact, {name: mark(fact, *judged[name], player.victims) for name, player in players.items()}
+        at_ns, before = snapshot.taken_at_ns - began_ns, finished
 
 
-def fact_of(before: Round, finished: Round, change: Rates, began_ns: int) -> Fact:
+def _rebooted(before: Snapshot, now: Snapshot) -> bool:
+    """Between these two; not every machine names its boots."""
+    return now.boot_id != before.boot_id or now.taken_at_ns < before.taken_at_ns
+
+
+def fact_of(before: Round, finished: Round, change: Rates, began_ns: int, boot: int = 0) -> Fact:
     """What happened between two rounds."""
     snapshot = finished.snapshot
     online = [c.cgroup for c in online_containers(snapshot)]
@@ -120,6 +147,7 @@ def fact_of(before: Round, finished: Round, change: Rates, began_ns: int) -> Fac
     reclaimed = [c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers]
     return Fact(
         at_s=(snapshot.taken_at_ns - began_ns) / NS_PER_S,
+        boot=boot,
         interval_s=change.node.interval_ns / NS_PER_S,
         node_cpus=len(snapshot.topology.cpus),
         online_cores=used,
@@ -136,7 +164,7 @@ def _harm_ns(before: Snapshot, now: Snapshot, online: Sequence[str], reclaimed: 
     return sum(sum(found.by_reclaimed.values()) for found in told if found is not None)
 
 
-def mark(fact: Fact, advice: Advice | None, changes: int) -> Mark:
+def mark(fact: Fact, advice: Advice | None, changes: int, victims: Sequence[Victim] | None = None) -> Mark:
     """What a policy's advice would have come to. Without any, nothing holds batch work back."""
     cpus = float(fact.node_cpus)
     lent = cpus if advice is None else advice.lent_cores
@@ -155,6 +183,7 @@ def mark(fact: Fact, advice: Advice | None, changes: int) -> Mark:
         batch_cores=would,
         harm_cores=0.0 if apart else fact.harm_cores * share,
         short_cores=max(fact.wanted_cores - len(own), 0.0) if apart else 0.0,
+        victims=None if victims is None else frozenset(each.uid for each in victims if not each.notify),
     )
 
 
@@ -176,10 +205,13 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     """and by how much, on average over those."""
     shrinks: int
     changes: int
+    victims: int | None
+    """Pods that would have had to leave, each once, for they stayed; not who is only told. None where no plugin is named."""
 
 
 class Tally:
-    """Adds up what `play` yields for one policy. Promises are held against what came within `horizon_s`."""
+    """Adds up what `play` yields for one policy. Promises are held against what came within `horizon_s`; those that a reboot
+    cut short are neither kept nor missed."""
 
     def __init__(self, horizon_s: float) -> None:
         self._horizon_s = horizon_s
@@ -193,6 +225,8 @@ class Tally:
         """Use that nothing later exceeds, so the first is the most since any open promise."""
         self._kept = self._missed = 0
         self._missed_cores = 0.0
+        self._boot = 0
+        self._victims: frozenset[str] | None = None
 
     def add(self, fact: Fact, mark: Mark) -> None:
         seconds = fact.interval_s
@@ -204,7 +238,13 @@ class Tally:
         self._short += mark.short_cores * seconds
         self._shrinks += mark.action == "shrink"
         self._changes += mark.changes
+        if mark.victims is not None:
+            self._victims = (self._victims or frozenset()) | mark.victims
         self._slots = [a + b for a, b in zip(self._slots, fact.waits, strict=True)]
+        if fact.boot != self._boot:
+            self._boot = fact.boot
+            self._open.clear()
+            self._peaks.clear()
         while self._peaks and self._peaks[-1][1] <= fact.online_cores:
             self._peaks.pop()
         self._peaks.append((fact.at_s, fact.online_cores))
@@ -240,4 +280,5 @@ class Tally:
             missed_cores=self._missed_cores / self._missed if self._missed else None,
             shrinks=self._shrinks,
             changes=self._changes,
+            victims=None if self._victims is None else len(self._victims),
         )

@@ -13,7 +13,6 @@ import msgspec
 from agent.config import Config
 from agent.sense.documents import LARGEST_BYTES, DocumentError, check
 from agent.smallfile import read_small
-from api.text import choices
 
 ALWAYS = "runqlat"
 """`dioptase probe` lists it among the others, and the agent cannot do without."""
@@ -56,11 +55,10 @@ def parse(text: bytes, name: str) -> Config:
     try:
         config = msgspec.convert({} if document is None else document, Config)
     except msgspec.ValidationError as error:
-        reason, _, where = str(error).partition(" - at `$.")
-        field = where.rstrip("`") or "top level"
-        if listed := choices(Config, field):
-            reason += f", choose from {', '.join(listed)}"
-        raise ConfigError(f"{name}: {field}: {reason}; docs/operations.md lists every field and its bounds") from error
+        from agent.complaints import complaint  # noqa: PLC0415 - an agent that starts needs no words for it
+
+        found = complaint(error, document, Config)
+        raise ConfigError(f"{name}: {found}; docs/settings.md lists every setting and its bounds") from error
     if contradiction := _contradiction(config):
         raise ConfigError(f"{name}: {contradiction}")
     return config
@@ -68,12 +66,33 @@ def parse(text: bytes, name: str) -> Config:
 
 def _contradiction(config: Config) -> str:
     """What no single field's bounds can say; empty where all is well."""
-    interval, watch, stale = config.interval_s, config.watch_interval_s, config.advisor.latency.stale_s
+    interval, watch = config.interval_s, config.watch_interval_s
     if watch > interval:
         return f"watchIntervalS: {watch:g} is more than intervalS, {interval:g}: nothing would be watched; lower it"
-    if stale < interval:
+    for section, advisor in (("advisor", config.advisor), ("shadow", config.shadow)):
+        if advisor is not None and (stale := advisor.latency.stale_s) < interval:
+            return (
+                f"{section}.latency.staleS: {stale:g} is less than intervalS, {interval:g}: "
+                "waits would always be too old; raise it"
+            )
+    decided = {"latency": ("cpuset", "cfsQuota"), "canonical": ("cpuset",), "none": ()}[config.advisor.policy]
+    if config.knobs.suppress.policy in decided:
         return (
-            f"advisor.latency.staleS: {stale:g} is less than intervalS, {interval:g}: "
-            "waits would always be too old; raise it"
+            f"knobs.suppress.policy: {config.knobs.suppress.policy} would never take effect, because advisor.policy "
+            f"{config.advisor.policy} decides that of reclaimed pods; set advisor.policy to none"
         )
+    if config.memory.balancer.enable:
+        return (
+            "memory.balancer.enable: nothing here measures how fast NUMA nodes read and how much, by which it is judged "
+            "what to move: no memory would ever move; leave it false"
+        )
+    if config.power.enable:
+        from agent.advisor.whole_node import annotations_problem  # noqa: PLC0415 - few nodes answer power alerts
+
+        if problem := annotations_problem(config.node.annotations, config.power.annotation_prefix):
+            return f"node.annotations: {problem}; correct it, or set power.enable: false"
+    if config.knobs.io.max:
+        from agent.qrm.io import problems  # noqa: PLC0415 - few nodes limit disks
+
+        return next((f"knobs.io.{problem}" for problem in problems(config.knobs.io)), "")
     return ""

@@ -14,6 +14,8 @@ from api.knobs import Knob, Verdict
 
 UNBOUND = -1
 """In the place of a NUMA node: whatever is not bound to one."""
+NO_BANDWIDTH, NO_CARD, SPEED_UNKNOWN = "no_bandwidth", "no_network_card", "network_speed_unknown"
+"""Rules by which a pod is not promised the network bandwidth that it asks for."""
 
 
 class RegionKind(StrEnum):
@@ -75,6 +77,8 @@ class RegionAdvice(msgspec.Struct, frozen=True, kw_only=True):
     upper_cores: float
     lower_cores: float
     headroom_cores: float | None = None
+    """What it leaves by the policy of headroom for its kind; shown, but not summed: regions share what they may grow to."""
+    headroom_verdict: Verdict | None = None
     signals: tuple[Signal, ...] = ()
     verdict: Verdict
 
@@ -107,7 +111,34 @@ class Headroom(msgspec.Struct, frozen=True, kw_only=True):
     cores_by_numa: Mapping[int, float] = {}
     memory_bytes: float | None = None
     memory_by_numa: Mapping[int, float] = {}
+    stale: tuple[str, ...] = ()
+    """`cpu` and `memory`, where nothing new was known of it: what was said before stands, or what is left of it."""
     verdict: Verdict
+
+
+class CardBandwidth(msgspec.Struct, frozen=True, kw_only=True):
+    """One network card, in Mbit/s. A promise holds both ways."""
+
+    name: str
+    speed: int
+    egress_capacity: int
+    """What can be promised outwards: Katalyst's part of the speed, less what is reserved,"""
+    ingress_capacity: int
+    """and inwards."""
+    promised: int = 0
+    """To all pods together,"""
+    pods: Mapping[str, int] = {}
+    """and to each, by `namespace/name`."""
+
+    @property
+    def capacity(self) -> int:
+        """What can be promised in all."""
+        return min(self.egress_capacity, self.ingress_capacity)
+
+    @property
+    def free(self) -> int:
+        """And what may still be."""
+        return max(self.capacity - self.promised, 0)
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):

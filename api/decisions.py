@@ -7,10 +7,12 @@ from enum import StrEnum
 
 import msgspec
 
-from api.advice import CpuAdvice, Headroom
+from api.advice import CardBandwidth, CpuAdvice, Headroom
 from api.evictions import Evictions, KillEvent
+from api.forecasts import Outlook
 from api.knobs import Knob, Verdict
 from api.memory_advice import MemoryAdvice
+from api.node_advice import NodeAdvice
 from api.samples import Snapshot
 
 
@@ -37,12 +39,16 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """How large every pool is to be,"""
     pools: tuple[Pool, ...] = ()
     """and the CPUs that QRM chose."""
+    rejected: Mapping[str, Verdict] = {}
+    """Pods whose wish for CPUs or network bandwidth cannot be fulfilled, by `namespace/name`, and why; they run on."""
+    cards: tuple[CardBandwidth, ...] = ()
+    """Network cards whose speed is known, and what they are promised to whom."""
     requirement_cores: float | None
     """What the online pods need, estimated; None where inputs are missing."""
-    headroom_cores: float | None
-    """What may be promised to reclaimed pods, today's use of theirs included (Katalyst's reclaimed_millicpu / 1000)."""
     headroom: Headroom | None = None
-    """The same by NUMA node, with its reasons; None where only the sum is known."""
+    """What may be promised to reclaimed pods, found in this round; None in recordings that are older than that,"""
+    advertised: Headroom | None = None
+    """and what the node advertises of it (Katalyst's reclaimed_millicpu / 1000, reclaimed_memory)."""
     lent_cores: float
     """What reclaimed pods may use right now; equals the node's CPUs when nothing holds them back but priority."""
     idle: bool
@@ -53,14 +59,21 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """`grow`, `hold`, `shrink` or `freeze`."""
     verdict: Verdict
 
+    @property
+    def headroom_cores(self) -> float | None:
+        """CPU that may be promised in all; None where an input is missing."""
+        return None if self.headroom is None else self.headroom.cores
+
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """One knob of one cgroup is to have this value, and why."""
+    """One knob of one cgroup, or of the node, is to have this value, and why."""
 
     cgroup: str
+    """Its path; of a knob of the node the path below /sys of the disk or group that it belongs to."""
     cgroup_id: int
+    """0 of a knob of the node."""
     pod: str
-    """`namespace/name`; empty of a cgroup that is no pod's and that the settings name."""
+    """`namespace/name`; empty of the node's, and of a cgroup that is no pod's and that the settings name."""
     knob: Knob
     value: str
     verdict: Verdict
@@ -95,6 +108,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     clamped_from: str | None = None
     """The value asked for, where the actuator had to bound it."""
+    repaired: bool = False
+    """Whether the knob had been as decided, and was not any more: somebody else, or the kernel, had put `before` there."""
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +125,10 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     advice: Advice | None = None
     memory: MemoryAdvice | None = None
     """The same of memory; None where nothing was judged."""
+    node: NodeAdvice | None = None
+    """Of the node as a whole; None where nobody asks for that."""
+    forecasts: tuple[Outlook, ...] = ()
+    """What online work is foretold to use at the most, by resource; empty where nothing was judged."""
     shadow: Advice | None = None
     """What another policy would have advised; nothing is done about it."""
     outcomes: tuple[Outcome, ...] = ()

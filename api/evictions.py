@@ -47,6 +47,8 @@ class Threshold(msgspec.Struct, frozen=True, kw_only=True):
     met: Met
     scope: str = ""
     """Which resource, where: `NumaMemory`, `cpu.load.1min.container`."""
+    subject: str = ""
+    """Which of several that have this scope: a NUMA node (`numa0`), a pool, a network card or a detector."""
     value: float | None = None
     """The threshold itself."""
     observed: float | None = None
@@ -90,6 +92,8 @@ class Evictions(msgspec.Struct, frozen=True, kw_only=True):
     """In the order in which they are to leave."""
     waiting: tuple[str, ...] = ()
     """Pods that would leave too but for the burst allowed in one round."""
+    leaving: tuple[str, ...] = ()
+    """Pods that were asked to leave, and are still here."""
 
 
 class KillReason(StrEnum):
@@ -114,3 +118,20 @@ class KillEvent(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def warning(self) -> bool:
         return self.reason in (KillReason.FAILED, KillReason.EXCEEDED)
+
+
+class EvictionEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the eviction journal: who was to leave and why, or what became of that."""
+
+    seq: int
+    """Grows by one for every entry, across restarts too."""
+    wall_time_ns: int
+    round_seq: int
+    victim: Victim | None = None
+    kill: KillEvent | None = None
+    """One of the two is there."""
+
+    @property
+    def pod(self) -> str:
+        """`namespace/name`."""
+        return self.victim.pod if self.victim is not None else self.kill.pod if self.kill is not None else ""

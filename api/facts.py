@@ -248,6 +248,10 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True):
     """bytes, packets, errs, drop, fifo, colls, carrier, compressed."""
     duplex: str = ""
     speed_mbit: int | None = None
+    carrier: bool | None = None
+    """Whether a card has a link; None where that is not known, as of one that is switched off."""
+    bonded: bool = False
+    """Whether it is part of a bond, which has a speed of its own."""
 
 
 class Filesystem(msgspec.Struct, frozen=True, kw_only=True):

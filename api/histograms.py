@@ -5,6 +5,7 @@ Slot 0 holds waits of at most 1 us; slot k holds waits above 2^(k-1) us and at m
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 SLOTS = 27
@@ -41,11 +42,12 @@ def quantile_ns(slots: Sequence[int], q: float) -> float | None:
 
 def above(slots: Sequence[int], threshold_ns: float) -> float:
     """How many waits were longer than the threshold, interpolated inside the slot that holds it."""
-    longer = 0.0
-    for k, count in enumerate(slots):
+    if threshold_ns <= 0:
+        return float(sum(slots))
+    # The slot that holds the threshold, or has it as its upper bound.
+    k = bisect_left(BOUNDS_NS, threshold_ns, hi=SLOTS - 1)
+    longer = float(sum(slots[k + 1 :]))
+    if k < SLOTS - 1 and slots[k]:
         low = 0 if k == 0 else BOUNDS_NS[k - 1]
-        if threshold_ns <= low:
-            longer += count
-        elif k < SLOTS - 1 and threshold_ns < BOUNDS_NS[k]:
-            longer += count * (BOUNDS_NS[k] - threshold_ns) / (BOUNDS_NS[k] - low)
+        longer += slots[k] * (BOUNDS_NS[k] - threshold_ns) / (BOUNDS_NS[k] - low)
     return longer

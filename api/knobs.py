@@ -1,4 +1,4 @@
-"""Kernel controls of a cgroup by what they do, and why one is turned."""
+"""Kernel controls of a cgroup or of the node by what they do, and why one is turned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Knob(StrEnum):
     """A kernel control of one cgroup, named for what it does; agent/qrm/table.py maps it to files of v1 and v2.
 
     Values are in version 2's notation. Those from MEMORY_RECLAIM on are no settings: they make the kernel do something once,
-    and there is nothing to put back.
+    and there is nothing to put back. Those from WBT on are the node's, not a cgroup's, but for OOM_SCORE_ADJ.
     """
 
     CPUSET = "cpuset.cpus"
@@ -49,10 +49,24 @@ class Knob(StrEnum):
     """Have the group give up page cache: so many bytes, of version 1 as much as it can (memory.force_empty)."""
     MIGRATE_PAGES = "migrate_pages"
     """Move memory of the group's tasks from some NUMA nodes to another: `0 1`, from and to, as lists."""
+    WBT = "wbt_lat_usec"
+    """Of a disk: reads that take longer have writing back held up, in microseconds; 0 holds nothing up."""
+    IO_COST_QOS = "io.cost.qos"
+    """Of a disk: when it counts as overloaded. The device's number, and words such as `enable=1 rpct=95.00 rlat=10000`."""
+    IO_COST_MODEL = "io.cost.model"
+    """Of a disk: what requests cost it. Likewise, such as `ctrl=user model=linear rbps=174019176`."""
+    SCHEMATA = "schemata"
+    """Of a group of resctrl: its part of caches and memory bandwidth, `L3:0=f MB:0=100`."""
+    OOM_SCORE_ADJ = "oom_score_adj"
+    """Of each process in a cgroup: thousandths of the memory that it counts as using beside its own; -1000 is never killed."""
 
 
 ONCE = frozenset((Knob.MEMORY_RECLAIM, Knob.DROP_CACHE, Knob.MIGRATE_PAGES))
 """Those that are done, not set."""
+NODE = frozenset((Knob.WBT, Knob.IO_COST_QOS, Knob.IO_COST_MODEL, Knob.SCHEMATA))
+"""Those of the node: a decision on one has in the cgroup's place what it is a knob of, such as `/sys/block/sda`."""
+PROCESSES = frozenset((Knob.OOM_SCORE_ADJ,))
+"""Those of processes: a decision on one has their cgroup, and holds for all that are in it or below."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,11 +8,14 @@ from decimal import Decimal
 
 import msgspec
 
+from api.profiles import ServiceProfile
 from api.qos import Enhancements, QoSLevel
 
 RECLAIMED_CPU = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
 """In thousandths of a CPU, as a whole number: `2k` is two CPUs."""
 RECLAIMED_MEMORY = "resource.katalyst.kubewharf.io/reclaimed_memory"
+NET_BANDWIDTH = "resource.katalyst.kubewharf.io/net_bandwidth"
+"""In Mbit/s, both ways."""
 _QUANTITY = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)([numkMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,2}|)", re.ASCII)
 _SCALE = {
     "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("0.001"), "": Decimal(1),
@@ -49,6 +52,8 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     """Request of resource.katalyst.kubewharf.io/reclaimed_millicpu."""
     reclaimed_memory_bytes: int | None = None
     """Request of resource.katalyst.kubewharf.io/reclaimed_memory."""
+    net_bandwidth_mbit: int | None = None
+    """Request of resource.katalyst.kubewharf.io/net_bandwidth."""
     sidecar: bool = False
     """Whether it goes along with the pod's main container."""
 
@@ -68,6 +73,7 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     enhancements: Enhancements = Enhancements()
     bound_numa: tuple[int, ...] = ()
     """NUMA nodes that it was bound to (numa_bind_result); empty where to none."""
+    profile: ServiceProfile = ServiceProfile()
     problems: tuple[str, ...] = ()
     """What its labels and annotations say that cannot be taken as said: annotation, reason, remedy and what holds instead."""
 

@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 
 from api.decisions import JournalEntry, Round
+from api.evictions import EvictionEntry
 from api.facts import Wait
 from api.pods import Pod
 
@@ -108,4 +109,13 @@ class Journal(Protocol):
     def entries(
         self, after: int = 0, limit: int = 200, wanted: Callable[[JournalEntry], bool] | None = None
     ) -> Sequence[JournalEntry]:
+        """The newest `limit` entries that are wanted and whose seq is greater than `after`, oldest first."""
+
+
+class EvictionRecord(Protocol):
+    """The bounded record of evictions, as readers see it, from any thread."""
+
+    def entries(
+        self, after: int = 0, limit: int = 200, wanted: Callable[[EvictionEntry], bool] | None = None
+    ) -> Sequence[EvictionEntry]:
         """The newest `limit` entries that are wanted and whose seq is greater than `after`, oldest first."""

@@ -14,6 +14,7 @@ NETWORK_KEY = "katalyst.kubewharf.io/network_enhancement"
 NUMA_NUMBER_KEY = "katalyst.kubewharf.io/numa_number"
 NUMA_IDS_KEY = "katalyst.kubewharf.io/numa_ids"
 NUMA_BIND_RESULT_KEY = "katalyst.kubewharf.io/numa_bind_result"
+NIC_SELECTION_KEY = "katalyst.kubewharf.io/nic_selection_result"
 MAIN_CONTAINER_KEY = "kubernetes.io/main-container-name"
 
 

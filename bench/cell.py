@@ -1,4 +1,4 @@
-"""One cell of the colocation bench: one mode at one load for some seconds, from fresh cgroups to removed ones."""
+"""One cell of the colocation bench: one mode in one scenario for some seconds, from fresh cgroups to removed ones."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from api.rates import wait_delta
 from bench.machine import TICKS_PER_S, NodeTimes, children_of, cpu_ns_of, node_times
 from bench.modes import BATCH, ONLINE, Mode, Node
 from bench.ready import wait_ready
+from bench.scenarios import Scenario
 from cli.child import AgentChild, AgentEnded, free_port
 from demo.cgroups import DemoCgroups
 from demo.counters import Cell
-from demo.schedule import Constant, Schedule
+from demo.schedule import Schedule
 from demo.workloads import Size, Workloads
 from exporters.view import View
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
 WARMUP_S = 2.0
-AGENT_WARMUP_S = 15.0
+AGENT_WARMUP_S = 12.0
 """After a breach the agent lends step by step, 10 % of the node a second; what is measured is what it arrives at."""
 PODS = f"""pods:
 - name: online
@@ -43,12 +44,16 @@ PODS = f"""pods:
 
 
 class Noise(msgspec.Struct, frozen=True):
-    """Shares of all CPU time; from the warm-up on where the agent runs, which remembers a disturbance longest."""
+    """Shares of all CPU time. Where the agent runs, those with the warm-up if they are larger: it remembers."""
 
     others: float
     """Used by neither the workloads nor the client nor the agent."""
     stolen: float
     """Taken by the hypervisor."""
+
+    def or_worse(self, other: Noise) -> Noise:
+        """The larger one of each."""
+        return Noise(max(self.others, other.others), max(self.stolen, other.stolen))
 
 
 class Lending(msgspec.Struct, frozen=True):
@@ -73,7 +78,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of one cell. Latencies include what was lost, with its age at the timeout."""
 
     mode: str
-    load: float
+    scenario: str
     round: int
     seconds: float
     requests: int
@@ -130,29 +135,53 @@ def bench_cgroups(hierarchy: Hierarchy) -> Iterator[DemoCgroups]:
         groups.remove()
 
 
+class Bed(msgspec.Struct, frozen=True, kw_only=True):
+    """What all cells of a run have in common."""
+
+    hierarchy: Hierarchy
+    cpus: tuple[int, ...]
+    size: Size
+    pieces: int
+    """Work on memory that costs as much as a request, where nobody disturbs it."""
+    seconds: float
+    """Measured time of a cell, after its warm-up."""
+    waits: WaitReader | None = None
+
+
+class Running(msgspec.Struct, frozen=True):
+    """The workloads in their cgroups, and the agent where the mode has one."""
+
+    groups: DemoCgroups
+    loads: Workloads
+    agent: AgentChild | None
+    samples: Path
+    """What the client writes when it ends."""
+
+
 @contextmanager
-def colocated(
-    node: Node, mode: Mode, size: Size, directory: Path, schedule: Schedule, **client: object
-) -> Iterator[tuple[Workloads, AgentChild | None]]:
-    """The workloads running in that mode, and the agent where the mode has one."""
-    loads = Workloads(size, directory, node.groups.procs(ONLINE), node.groups.procs(BATCH))
-    agent: AgentChild | None = None
-    try:
-        if mode.turn is not None:
-            mode.turn(node)
-        if mode.agent_config is not None:
-            # Before the load, beside which its probes would be compiled for long: that child gives way to everybody.
-            agent = start_agent(directory, mode.agent_config)
-        loads.start_online()
-        if mode.batch:
-            loads.start_batch(idle=mode.sched_idle)
-        loads.start_client(schedule, **client)  # type: ignore[arg-type]
-        yield loads, agent
-    finally:
-        loads.stop()
-        if agent is not None:
-            agent.stop()
-        loads.close()
+def colocated(bed: Bed, mode: Mode, scenario: Scenario, schedule: Schedule, **client: object) -> Iterator[Running]:
+    """Everything of one cell, from fresh cgroups on; it is gone afterwards."""
+    with bench_cgroups(bed.hierarchy) as groups, tempfile.TemporaryDirectory(prefix="dioptase-bench-") as name:
+        directory = Path(name)
+        loads = Workloads(bed.size, directory, groups.procs(ONLINE), groups.procs(BATCH))
+        agent: AgentChild | None = None
+        try:
+            if mode.turn is not None:
+                mode.turn(Node(bed.hierarchy, groups, bed.cpus, scenario.load))
+            if mode.agent_config is not None:
+                # Before the load, beside which its probes would be compiled for long: that child gives way to everybody.
+                agent = start_agent(directory, mode.agent_config)
+            loads.start_online(pieces=bed.pieces if scenario.memory else None)
+            if mode.batch:
+                loads.start_batch(idle=mode.sched_idle, memory=scenario.memory)
+            samples = directory / "samples"
+            loads.start_client(schedule, samples=samples, **client)  # type: ignore[arg-type]
+            yield Running(groups, loads, agent, samples)
+        finally:
+            loads.stop()
+            if agent is not None:
+                agent.stop()
+            loads.close()
 
 
 def start_agent(directory: Path, config: str) -> AgentChild:
@@ -172,46 +201,39 @@ def start_agent(directory: Path, config: str) -> AgentChild:
     return agent
 
 
-class Bed(msgspec.Struct, frozen=True, kw_only=True):
-    """What all cells of a run have in common."""
-
-    hierarchy: Hierarchy
-    cpus: tuple[int, ...]
-    size: Size
-    seconds: float
-    """Measured time of a cell, after its warm-up."""
-    waits: WaitReader | None = None
-
-
-def measure(bed: Bed, mode: Mode, load: float, round_number: int) -> Measured:
+def measure(bed: Bed, mode: Mode, scenario: Scenario, round_number: int) -> Measured:
     """Run one cell."""
-    warmup, seconds = WARMUP_S if mode.agent_config is None else AGENT_WARMUP_S, bed.seconds
-    with bench_cgroups(bed.hierarchy) as groups, tempfile.TemporaryDirectory(prefix="dioptase-bench-") as name:
-        node, directory = Node(bed.hierarchy, groups, bed.cpus, load), Path(name)
-        schedule, samples = Constant(rate=bed.size.rate(load)), directory / "samples"
+    warmup, seconds = warmup_s(mode), bed.seconds
+    schedule = scenario.schedule(bed.size, seconds, warmup)
+    client: dict[str, object] = {"duration_s": warmup + seconds + 0.5, "seed": round_number, "warmup_s": warmup}
+    with colocated(bed, mode, scenario, schedule, **client) as running:
+        loads, agent = running.loads, running.agent
         cgroup_id = (bed.hierarchy.primary / ONLINE).stat().st_ino
-        options: dict[str, object] = {
-            "duration_s": warmup + seconds + 0.5, "samples": samples, "seed": round_number, "warmup_s": warmup
-        }  # fmt: skip
-        with colocated(node, mode, bed.size, directory, schedule, **options) as (loads, agent):
-            while not loads.client[Cell.STARTED_NS]:
-                time.sleep(0.01)
-            began = _mark(loads, agent, cgroup_id, None)
-            time.sleep(warmup)
-            before = _mark(loads, agent, cgroup_id, bed.waits)
-            time.sleep(seconds)
-            after = _mark(loads, agent, cgroup_id, bed.waits)
-            if code := loads.process("client").wait(60):
-                raise RuntimeError(f"the client ended with exit code {code}")
-            pairs = array("Q", samples.read_bytes())
-            lag_us = loads.client[Cell.LAG_NS] / max(loads.client[Cell.SENT], 1) / 1000
-            client = (lag_us, loads.client[Cell.LOST])
-            lending = _lending(agent, before.wall_ns, after.wall_ns) if agent else None
+        while not loads.client[Cell.STARTED_NS]:
+            time.sleep(0.01)
+        began = _mark(loads, agent, cgroup_id, None)
+        time.sleep(warmup)
+        before = _mark(loads, agent, cgroup_id, bed.waits)
+        time.sleep(seconds)
+        after = _mark(loads, agent, cgroup_id, bed.waits)
+        if code := loads.process("client").wait(60):
+            raise RuntimeError(f"the client ended with exit code {code}")
+        pairs = array("Q", running.samples.read_bytes())
+        lag_us = loads.client[Cell.LAG_NS] / max(loads.client[Cell.SENT], 1) / 1000
+        sent = (lag_us, loads.client[Cell.LOST])
+        lending = _lending(agent, before.wall_ns, after.wall_ns) if agent else None
     inside = [
         latency for due, latency in zip(pairs[::2], pairs[1::2], strict=True) if before.wall_ns <= due < after.wall_ns
     ]
-    numbers = _numbers(mode, load, round_number, (before, after), sorted(inside), client)
-    return msgspec.structs.replace(numbers, noise=_noise(began if agent else before, after), lending=lending)
+    numbers = _numbers((mode.name, scenario.name, round_number), (before, after), sorted(inside), sent)
+    # Warm-up makes the time longer: what disturbed the measured part alone must not be lost in that.
+    noise = numbers.noise.or_worse(_noise(began, after)) if agent else numbers.noise
+    return msgspec.structs.replace(numbers, noise=noise, lending=lending)
+
+
+def warmup_s(mode: Mode) -> float:
+    """How long a cell of that mode runs before it is measured."""
+    return WARMUP_S if mode.agent_config is None else AGENT_WARMUP_S
 
 
 def _lending(agent: AgentChild, from_ns: int, until_ns: int) -> Lending | None:
@@ -252,20 +274,15 @@ def _family_cpu_ns(pid: int) -> int:
 
 
 def _numbers(
-    mode: Mode,
-    load: float,
-    round_number: int,
-    marks: tuple[Marks, Marks],
-    latencies: list[int],
-    client: tuple[float, int],
+    which: tuple[str, str, int], marks: tuple[Marks, Marks], latencies: list[int], client: tuple[float, int]
 ) -> Measured:
-    before, after = marks
+    (mode, scenario, number), (before, after) = which, marks
     seconds = (after.wall_ns - before.wall_ns) / NS_PER_S
     total = max(after.node.total - before.node.total, 1)
     return Measured(
-        mode=mode.name,
-        load=load,
-        round=round_number,
+        mode=mode,
+        scenario=scenario,
+        round=number,
         seconds=seconds,
         requests=len(latencies),
         lost=client[1],

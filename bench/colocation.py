@@ -1,7 +1,9 @@
-"""THE bench: an open-loop online service from 10 to 60 % of the node beside twice as many burners as CPUs, in every mode.
+"""THE bench: an open-loop online service, steady and bursty, beside batch work that computes or streams through memory.
 
-One run, cells shuffled within each round, so that a slow minute of the machine hits no mode more than another; every
-ratio is between medians of the same run. Writes JSON, a Markdown table and a chart to bench/results.
+Every scenario in every mode, cells shuffled within each round, so that a slow minute of the machine hits no mode more than
+another; every ratio is between medians of the same run. What policy `latency` lends at several targets is drawn against what
+that costs the service, and how soon batch work's CPU is taken back is seen from the CPU time that it gets. Writes JSON, a
+Markdown section and two charts to bench/results.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,87 +21,140 @@ import msgspec
 from agent.hierarchy import detect
 from api.facts import Wait
 from api.ports import Unavailable, WaitSource
-from bench.cell import AGENT_WARMUP_S, WARMUP_S, Bed, Measured, measure
+from bench import tradeoff
+from bench.cell import AGENT_WARMUP_S, WARMUP_S, Bed, Measured, measure, warmup_s
 from bench.machine import end_cleanly_on_sigterm, node_times, this_machine
-from bench.modes import BY_NAME, DEFAULT_MODES, ONLINE
-from bench.reaction import react
-from bench.report import Reaction, Results, markdown, svg
+from bench.medians import Reaction, Results
+from bench.modes import BY_NAME, COMPARED_MODES, CURVE_MODES, MAIN_MODES, ONLINE
+from bench.reaction import KINDS, PERIOD_S, react
+from bench.report import markdown, svg
+from bench.scenarios import BY_NAME as SCENARIOS
+from bench.scenarios import CURVE_SCENARIO, DEFAULT_SCENARIOS
+from demo.online import pieces_for
 from demo.workloads import own_cpus, size_for
 
 RESULTS = Path(__file__).parent / "results"
-QUIET_OTHERS, QUIET_STOLEN, TRIES = 0.03, 0.005, 4
-"""A cell in which other processes, or the hypervisor, took more of the node is measured again, so often in all at most."""
-QUIET_WITHIN_S = 120.0
-LOADS = (0.1, 0.2, 0.4, 0.6)
+QUIET_OTHERS, QUIET_STOLEN, TRIES = 0.03, 0.003, 3
+"""A cell in which other processes, or the hypervisor, took so much of the node is measured again, so often in all at most.
+From 0.3 % stolen on, cells show a stall of 100 ms, of a quota that the host has for us, which is the p99 of such a cell."""
+QUIET_WITHIN_S = 20.0
+AROUND_S, AGENT_STARTS_S = 3.0, 6.0
+"""What a cell takes beside its warm-up and its measured time, and what an agent's start takes on top; about."""
+
+Plan = list[tuple[int, str, str]]
+"""Round, mode, scenario."""
 
 
 def options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.colocation", description=__doc__)
-    parser.add_argument("--modes", type=_names, default=DEFAULT_MODES, help=f"of {', '.join(BY_NAME)}")
-    parser.add_argument("--loads", type=_percents, default=LOADS, help="percent of the node, separated by commas")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--modes", type=_names(BY_NAME), help="these alone, in every round of every scenario")
+    parser.add_argument(
+        "--scenarios", type=_names(SCENARIOS), default=DEFAULT_SCENARIOS, help=f"of {', '.join(SCENARIOS)}"
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--curve-rounds", type=int, default=2, help="rounds of the trade-off; 0 leaves it out")
     parser.add_argument("--seconds", type=float, default=8.0, help="measured time of a cell, after its warm-up")
-    parser.add_argument("--spikes", type=int, default=8, help="spikes of the reaction test; 0 leaves it out")
+    parser.add_argument(
+        "--steps", type=int, default=30, help="jumps of the load in each reaction test; 0 leaves them out"
+    )
+    parser.add_argument("--reactions", type=_names(BY_NAME), default=("ours",), help="modes of the reaction tests")
+    parser.add_argument(
+        "--minutes", type=float, default=25.0, help="what does not fit into this is left out, and said so"
+    )
     parser.add_argument("--waits", action="store_true", help="also read the online cgroup's run-queue wait")
     parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="one round of 2 s cells at 20 and 60 %%, two spikes, however busy the machine is",
+        "--quick", action="store_true", help="one round of 2 s cells, two steps, no curve, however busy the machine is"
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory for colocation.json, .md and .svg")
     args = parser.parse_args(argv)
     if args.quick:
-        args.rounds, args.seconds, args.loads, args.spikes = 1, 2.0, (0.2, 0.6), min(args.spikes, 2)
+        args.rounds, args.seconds, args.curve_rounds, args.steps = 1, 2.0, 0, min(args.steps, 2)
     return args
 
 
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    if unknown := [name for name in names if name not in BY_NAME]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(BY_NAME)}")
-    return names
+def _names(known: Mapping[str, object]) -> Callable[[str], tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(text.split(","))
+        if unknown := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(known)}")
+        return names
+
+    return parse
 
 
-def _percents(text: str) -> tuple[float, ...]:
-    loads = tuple(float(part) / 100 for part in text.split(","))
-    if not all(0 < load < 1 for load in loads):
-        raise argparse.ArgumentTypeError("loads are percents between 0 and 100, for example 10,20,40,60")
-    return loads
-
-
-def run(args: argparse.Namespace, bed: Bed) -> tuple[list[Measured], list[str]]:
-    """All cells in shuffled rounds; a cell that fails is named and the others go on."""
+def plan_of(args: argparse.Namespace) -> Plan:
+    """What is measured, in this order. Round by round, so that what time cuts off are repetitions."""
     order = random.Random(args.seed)
+    plan: Plan = []
+    for number in range(1, max(args.rounds, args.curve_rounds) + 1):
+        modes = args.modes or (MAIN_MODES + COMPARED_MODES if number == 1 else MAIN_MODES)
+        cells = [(number, mode, name) for name in args.scenarios for mode in modes if number <= args.rounds]
+        curve = args.modes or CURVE_MODES
+        cells += [(number, mode, CURVE_SCENARIO) for mode in curve if number <= args.curve_rounds]
+        cells = list(dict.fromkeys(cells))
+        order.shuffle(cells)
+        plan += cells
+    return plan
+
+
+def expected_s(mode: str, seconds: float) -> float:
+    """About how long a cell takes."""
+    starts_s = 0.0 if BY_NAME[mode].agent_config is None else AGENT_STARTS_S
+    return warmup_s(BY_NAME[mode]) + seconds + AROUND_S + starts_s
+
+
+class Budget:
+    """How much of the run's time is left for what was not planned."""
+
+    def __init__(self, minutes: float, planned_s: float) -> None:
+        self._ends = time.monotonic() + 60 * minutes
+        self.planned_s = planned_s
+        """What the rest of the plan needs."""
+
+    def fits(self, seconds: float) -> bool:
+        """Whether so much is left at all."""
+        return self._ends - time.monotonic() >= seconds
+
+    def spares(self, seconds: float) -> bool:
+        """Whether so much can be spent on something else, and the plan is kept all the same."""
+        return self.fits(seconds + self.planned_s)
+
+
+def run(args: argparse.Namespace, bed: Bed, plan: Plan, budget: Budget) -> tuple[list[Measured], list[str], list[str]]:
+    """All cells; which failed, while the others went on; and for which there was no time."""
     cells: list[Measured] = []
     failures: list[str] = []
-    total = args.rounds * len(args.modes) * len(args.loads)
-    for number in range(1, args.rounds + 1):
-        plan = [(mode, load) for mode in args.modes for load in args.loads]
-        order.shuffle(plan)
-        for mode, load in plan:
-            began, done = time.monotonic(), len(cells) + len(failures) + 1
-            try:
-                cell = _quiet_cell(bed, mode, load, number, 1 if args.quick else TRIES)
-            except (OSError, RuntimeError, Unavailable) as error:
-                failures.append(f"{mode} at {load:.0%}, round {number}: {error}")
-                print(f"[{done}/{total}] {failures[-1]}", flush=True)
-                continue
-            cells.append(cell)
-            print(f"[{done}/{total}] {_line(cell)} ({time.monotonic() - began:.0f} s)", flush=True)
-    return cells, failures
+    left_out: list[str] = []
+    for done, (number, mode, scenario) in enumerate(plan, 1):
+        began, where = time.monotonic(), f"[{done}/{len(plan)}]"
+        budget.planned_s -= expected_s(mode, args.seconds)
+        if number > 1 and not budget.fits(expected_s(mode, args.seconds)):
+            left_out.append(f"{mode} in {scenario}, round {number}")
+            print(f"{where} {left_out[-1]}: no time left", flush=True)
+            continue
+        try:
+            cell = _quiet_cell(bed, (number, mode, scenario), 1 if args.quick else TRIES, budget)
+        except (OSError, RuntimeError, Unavailable) as error:
+            failures.append(f"{mode} in {scenario}, round {number}: {error}")
+            print(f"{where} {failures[-1]}", flush=True)
+            continue
+        cells.append(cell)
+        print(f"{where} {_line(cell)} ({time.monotonic() - began:.0f} s)", flush=True)
+    return cells, failures, left_out
 
 
-def _quiet_cell(bed: Bed, mode: str, load: float, number: int, tries: int) -> Measured:
-    """The cell, measured again while somebody else's work disturbs it; of so many tries the quietest one counts."""
+def _quiet_cell(bed: Bed, which: tuple[int, str, str], tries: int, budget: Budget) -> Measured:
+    """The cell, measured again while somebody else's work disturbs it and there is time; the quietest one counts."""
     tried: list[Measured] = []
-    for _ in range(tries):
+    number, mode, scenario = which
+    while not tried or (len(tried) < tries and budget.spares(expected_s(mode, bed.seconds))):
         if tries > 1 and (waited_s := wait_until_quiet()) > 1:
             print(f"  waited {waited_s:.0f} s for others to be quiet", flush=True)
-        tried.append(measure(bed, BY_NAME[mode], load, number))
-        if _noise(tried[-1]) <= 1:
+        tried.append(measure(bed, BY_NAME[mode], SCENARIOS[scenario], number))
+        if _noise(tried[-1]) < 1:
             break
-        print(f"  disturbed, once more: {_line(tried[-1])}", flush=True)
+        print(f"  disturbed: {_line(tried[-1])}", flush=True)
     return min(tried, key=_noise)
 
 
@@ -116,13 +171,13 @@ def wait_until_quiet() -> float:
 
 
 def _noise(cell: Measured) -> float:
-    """How disturbed a cell was; above 1 is too much."""
+    """How disturbed a cell was; 1 is too much."""
     return max(cell.noise.others / QUIET_OTHERS, cell.noise.stolen / QUIET_STOLEN)
 
 
 def _line(cell: Measured) -> str:
     text = (
-        f"{cell.load:4.0%} {cell.mode:12} p50 {cell.p50_ms:7.2f} p99 {cell.p99_ms:8.2f} p99.9 {cell.p999_ms:8.2f} ms, "
+        f"{cell.scenario:13} {cell.mode:12} p50 {cell.p50_ms:7.2f} p99 {cell.p99_ms:8.2f} p99.9 {cell.p999_ms:8.2f} ms, "
         f"{cell.units_per_s:7,.0f} units/s, node {cell.node_use:4.0%}, stolen {cell.noise.stolen:.1%}, "
         f"others {cell.noise.others:.1%}, lost {cell.lost}, service {cell.online_us:.0f} us, "
         f"client {cell.client_cores:.2f} cores"
@@ -136,24 +191,41 @@ def _line(cell: Measured) -> str:
 
 def reactions(args: argparse.Namespace, bed: Bed) -> list[Reaction]:
     found = []
-    for mode in args.modes if args.spikes else ():
-        if BY_NAME[mode].agent_config is not None:
-            print(f"{mode}: reaction to {args.spikes} spikes", flush=True)
-            found.append(react(bed, BY_NAME[mode], args.spikes))
-            print(f"  decided after {found[-1].decided_ms} ms, written after {found[-1].written_ms} ms", flush=True)
+    for mode, kind in [(mode, kind) for mode in args.reactions for kind in KINDS] if args.steps else ():
+        print(f"{mode}: {args.steps} {kind} of the load", flush=True)
+        found.append(react(bed, BY_NAME[mode], kind, args.steps))
+        late = tradeoff.shown(tradeoff.quantile(found[-1], 0.99))
+        print(f"  taken back in {tradeoff.shown(tradeoff.quantile(found[-1], 0.5))}, at worst {late}", flush=True)
+        print(f"  quota decided: {_each(found[-1].decided_ms)}; written: {_each(found[-1].written_ms)}", flush=True)
     return found
+
+
+def _each(after_ms: Sequence[float]) -> str:
+    return f"after {', '.join(f'{value:.0f}' for value in after_ms)} ms" if after_ms else "never"
+
+
+def reactions_s(args: argparse.Namespace) -> float:
+    """About how long they take."""
+    return (
+        len(args.reactions) * len(KINDS) * (AGENT_STARTS_S + AGENT_WARMUP_S + PERIOD_S * args.steps)
+        if args.steps
+        else 0.0
+    )
 
 
 def settings(args: argparse.Namespace, bed: Bed) -> str:
     size = bed.size
     return (
-        f"Service: {size.workers} workers, {size.service_us} us of CPU a request, Poisson arrivals, open loop; batch: "
-        f"{size.burners} burners (SHA-256 of 64 KiB). {args.rounds} shuffled rounds of {args.seconds:g} s a cell after "
+        f"Service: {size.workers} workers, {size.service_us} us of CPU a request, or where memory matters {bed.pieces:,} "
+        "copies of 1 KiB out of 4 MiB, which cost as much on the quiet machine; Poisson arrivals, open loop. Batch: "
+        f"{size.burners} burners, each the SHA-256 of 64 KiB over and over, or copying through 96 MiB of its own and 192 MiB "
+        f"of page cache. Shuffled rounds, {args.rounds} and {args.curve_rounds} of the trade-off, of {args.seconds:g} s a cell "
+        "after "
         f"{WARMUP_S:g} s of warm-up ({AGENT_WARMUP_S:g} s where the agent runs: it lends step by step). Latency from when a "
         f"request was due to the kernel's timestamp of its reply; a lost request counts with 5 s. The client runs under "
-        f"SCHED_FIFO on the same CPUs. A cell in which other processes took more than {QUIET_OTHERS:.0%} of the node, or the "
-        f"hypervisor more than {QUIET_STOLEN:.1%}, was measured again, at most {TRIES} times in all. Medians of the rounds; "
-        "in a round every mode gets the same arrivals."
+        f"SCHED_FIFO on the same CPUs. A cell in which other processes took {QUIET_OTHERS:.0%} of the node or more, or the "
+        f"hypervisor {QUIET_STOLEN:.1%}, was measured again where there was time, at most {TRIES} times in all. "
+        "Medians of the rounds; in a round every mode gets the same arrivals."
     )
 
 
@@ -178,14 +250,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return source.read({cgroup_id: f"/{ONLINE}"}).get(cgroup_id) if source else None
 
     cpus = tuple(sorted(os.sched_getaffinity(0)))
-    bed = Bed(hierarchy=hierarchy, cpus=cpus, size=size_for(own_cpus()), seconds=args.seconds, waits=waits)
-    cells, failures = run(args, bed)
+    size, plan = size_for(own_cpus()), plan_of(args)
+    budget = Budget(args.minutes, sum(expected_s(mode, args.seconds) for _, mode, _ in plan))
+    if not args.quick:
+        wait_until_quiet()
+    pieces = pieces_for(size.service_us)
+    bed = Bed(hierarchy=hierarchy, cpus=cpus, size=size, pieces=pieces, seconds=args.seconds, waits=waits)
+    minutes = (budget.planned_s + reactions_s(args)) / 60
+    print(f"{len(plan)} cells, and {args.steps} jumps of each kind: about {minutes:.0f} minutes", flush=True)
+    reacted = reactions(args, bed)
+    cells, failures, left_out = run(args, bed, plan, budget)
     results = Results(
         machine=this_machine(hierarchy.mode),
         settings=settings(args, bed),
         cells=tuple(cells),
-        reactions=tuple(reactions(args, bed)),
+        reactions=tuple(reacted),
         failures=tuple(failures),
+        left_out=tuple(left_out),
     )
     if source is not None:
         source.close()
@@ -198,7 +279,9 @@ def write(results: Results, directory: Path) -> None:
     (directory / "colocation.json").write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
     (directory / "colocation.md").write_text(markdown(results))
     (directory / "colocation.svg").write_text(svg(results))
-    print(f"wrote {directory}/colocation.md, .json and .svg")
+    (directory / "colocation.tradeoff.svg").write_text(tradeoff.svg(results))
+    print("\n".join((*tradeoff.markdown(results), *(goal.line() for goal in tradeoff.verdicts(results)))))
+    print(f"wrote {directory}/colocation.md, .json, .svg and .tradeoff.svg")
 
 
 if __name__ == "__main__":

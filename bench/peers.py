@@ -24,12 +24,11 @@ import msgspec
 
 from agent.hierarchy import detect
 from api.ports import Unavailable
-from bench.agent_cost import pods_file
 from bench.contestants import ALL, PARENT, Contestant, Exporter, missing
 from bench.exposition import count
 from bench.machine import end_cleanly_on_sigterm, this_machine
 from bench.peers_report import Results, Row, layout, markdown, verdict_lines
-from bench.residents import asleep, residents
+from bench.residents import asleep, pods_file, residents
 from probes import bpf
 
 RESULTS = Path(__file__).parent / "results"

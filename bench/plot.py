@@ -1,15 +1,17 @@
-"""A line chart as SVG, by hand: loads along x, a logarithmic y, one line with its spread per mode. Pure."""
+"""Charts as SVG, by hand, with a logarithmic y: lines with their spread, and points with their names. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from typing import NamedTuple
 
 import msgspec
 
 WIDTH, HEIGHT = 860, 470
 LEFT, RIGHT, TOP, BOTTOM = 70, 190, 46, 52
+DASHED = 'stroke-dasharray="6 4"'
 COLOURS = ("#4d4d4d", "#1f9d8a", "#d1495b", "#e08e0b", "#7b4fb5", "#0b6fd6", "#05b0d6", "#8c6d46")
 """Told apart by people with the common colour blindnesses too; lines also differ by their labels' places."""
 
@@ -23,10 +25,32 @@ class Point(msgspec.Struct, frozen=True):
     high: float
 
 
+class Mark(NamedTuple):
+    """A point with a name of its own, and the smallest and largest of its rounds."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+    name: str
+    joined: bool = False
+    """Whether it belongs to the line."""
+
+
+class Goal(NamedTuple):
+    """A line to be below of, or right of."""
+
+    name: str
+    y: float | None = None
+    x: float | None = None
+
+
 Lines = Mapping[str, Sequence[Point]]
+Names = Mapping[float, str]
+"""What to write below some places of the x axis."""
 
 
-def chart(title: str, x_label: str, y_label: str, lines: Lines) -> str:
+def chart(title: str, x_label: str, y_label: str, lines: Lines, names: Names | None = None) -> str:
     """The whole SVG document. Points without a positive y are left out: the axis is logarithmic."""
     shown = {name: [p for p in points if p.y > 0] for name, points in lines.items()}
     points = [point for line in shown.values() for point in line]
@@ -34,11 +58,44 @@ def chart(title: str, x_label: str, y_label: str, lines: Lines) -> str:
         return _document([f'<text x="20" y="30">{escape(title)}: no data</text>'])
     axes = _Axes(points)
     body = [f'<text x="{LEFT}" y="24" font-size="16" font-weight="600">{escape(title)}</text>']
-    body += _grid(axes, x_label, y_label)
+    body += _grid(axes, x_label, y_label, names or {x: f"{x:g}" for x in axes.xs})
     for (name, line), y in zip(shown.items(), _label_rows(axes, shown), strict=True):
         if line:
             body += _line(axes, name, line, COLOURS[list(shown).index(name) % len(COLOURS)], y)
     return _document(body)
+
+
+def scatter(title: str, x_label: str, y_label: str, marks: Sequence[Mark], goals: Sequence[Goal] = ()) -> str:
+    """The whole SVG document: named points, a line through those that are joined, and dashed lines at the goals."""
+    if not marks:
+        return _document([f'<text x="20" y="30">{escape(title)}: no data</text>'])
+    places = [Point(mark.x, mark.y, mark.low, mark.high) for mark in marks]
+    axes = _Axes([Point(0, 1, 1, 1), *places, *(Point(1, goal.y, goal.y, goal.y) for goal in goals if goal.y)])
+    body = [f'<text x="{LEFT}" y="24" font-size="16" font-weight="600">{escape(title)}</text>']
+    body += _grid(axes, x_label, y_label, {tenth / 10: f"{tenth / 10:g}" for tenth in range(0, 11, 2)})
+    body += [text for goal in goals for text in _goal(axes, goal)]
+    path = " ".join(f"{axes.x(m.x):.1f},{axes.y(m.y):.1f}" for m in sorted(marks) if m.joined)
+    body.append(f'<polyline points="{path}" fill="none" stroke="{COLOURS[5]}" stroke-width="2" stroke-opacity="0.5"/>')
+    rows = _label_rows(axes, {mark.name: [place] for mark, place in zip(marks, places, strict=True)})
+    for mark, place, row in zip(marks, places, rows, strict=True):
+        edge = f'x2="{WIDTH - RIGHT + 6}" y2="{row:.1f}"'
+        body.append(
+            f'<line x1="{axes.x(mark.x):.1f}" y1="{axes.y(mark.y):.1f}" {edge} stroke="#bbb" stroke-width="0.7"/>'
+        )
+        body += _line(axes, mark.name, [place], COLOURS[5] if mark.joined else COLOURS[0], row)
+    return _document(body)
+
+
+def _goal(axes: _Axes, goal: Goal) -> list[str]:
+    """A dashed line where the goal is, with its name."""
+    if goal.y is not None:
+        y = f"{axes.y(goal.y):.1f}"
+        ends, at = f'x1="{LEFT}" y1="{y}" x2="{WIDTH - RIGHT}" y2="{y}"', f'x="{LEFT + 6}" y="{float(y) - 5:.1f}"'
+    else:
+        x = f"{axes.x(goal.x or 0):.1f}"
+        ends, at = f'x1="{x}" y1="{TOP}" x2="{x}" y2="{HEIGHT - BOTTOM}"', f'x="{float(x) - 6:.1f}" y="{TOP + 14}"'
+        at += ' text-anchor="end"'
+    return [f'<line {ends} stroke="#1f9d8a" {DASHED}/>', f'<text {at} fill="#1f9d8a">{escape(goal.name)}</text>']
 
 
 class _Axes:
@@ -58,17 +115,19 @@ class _Axes:
         return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
 
-def _grid(axes: _Axes, x_label: str, y_label: str) -> list[str]:
+def _grid(axes: _Axes, x_label: str, y_label: str, names: Names) -> list[str]:
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     out = []
-    for power in range(axes.low, axes.high + 1):
-        y = axes.y(10.0**power)
+    steps = (1, 1.5, 2, 3, 5) if axes.high - axes.low == 1 else (1,)
+    values = [step * 10.0**power for power in range(axes.low, axes.high) for step in steps]
+    for value in (*values, 10.0**axes.high):
+        y = axes.y(value)
         out.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="#ddd"/>')
-        out.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{10.0**power:g}</text>')
-    for value in axes.xs:
-        x = axes.x(value)
+        out.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>')
+    for place, name in names.items():
+        x = axes.x(place)
         out.append(f'<line x1="{x:.1f}" y1="{bottom}" x2="{x:.1f}" y2="{bottom + 5}" stroke="#777"/>')
-        out.append(f'<text x="{x:.1f}" y="{bottom + 20}" text-anchor="middle">{value:g}</text>')
+        out.append(f'<text x="{x:.1f}" y="{bottom + 20}" text-anchor="middle">{escape(name)}</text>')
     middle = (LEFT + right) / 2
     out.append(f'<text x="{middle:.0f}" y="{HEIGHT - 12}" text-anchor="middle">{escape(x_label)}</text>')
     y = (TOP + bottom) / 2
@@ -88,7 +147,8 @@ def _label_rows(axes: _Axes, lines: Lines) -> list[float]:
 
 def _line(axes: _Axes, name: str, points: Sequence[Point], colour: str, label_y: float) -> list[str]:
     path = " ".join(f"{axes.x(p.x):.1f},{axes.y(p.y):.1f}" for p in points)
-    out = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>']
+    drawn = f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
+    out = [drawn] if len(points) > 1 else []
     for p in points:
         x = f"{axes.x(p.x):.1f}"
         spread = f'y1="{axes.y(p.low):.1f}" x2="{x}" y2="{axes.y(p.high):.1f}"'

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from agent.advisor.forecast.baselines import METHODS, Method
+from api.forecasts import Resource
 from bench.machine import end_cleanly_on_sigterm, this_machine
 from bench.predictors_report import Judged, Results, Row, goal_lines, heading, markdown
 from bench.traces import FAMILIES, Trace, generate, nodes_of, read_machines
@@ -35,7 +36,7 @@ def judge(method: Method, trace: Trace) -> Judged:
     used, step_s = trace.used, trace.step_s
     every, ahead = EVERY_S // step_s, HORIZON_S // step_s
     warm = (DAY_S if len(used) * step_s > DAY_S else DAY_S // 2) // step_s
-    state, shortfalls, left = method.start(), list[float](), 0.0
+    state, shortfalls, left = method.start(Resource.CPU), list[float](), 0.0
     lendable, observing, predicting = 0.0, 0, 0
     for index, share in enumerate(used):
         now_ns = START_NS + index * step_s * NS_PER_S
@@ -45,7 +46,7 @@ def judge(method: Method, trace: Trace) -> Judged:
         if index < warm or index % every or index + ahead >= len(used):
             continue
         began = time.perf_counter_ns()
-        peak = method.predict(state, now_ns, HORIZON_S * NS_PER_S).peak_cores
+        peak = method.predict(state, now_ns, HORIZON_S * NS_PER_S).peak
         predicting += time.perf_counter_ns() - began
         foretold = 1.0 if peak is None else min(peak / CORES, 1.0)
         actual = max(used[index + 1 : index + 1 + ahead])

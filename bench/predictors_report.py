@@ -11,7 +11,7 @@ from bench.machine import Machine
 MOST_MISSED, MOST_BY_10, LEAST_LENT = 0.07, 0.03, 0.34
 HALF_IDLE = 0.5
 """The goal for lending is for nodes that online work does not use more of, on average."""
-OURS = "ours"
+OURS = "calibrated"
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):

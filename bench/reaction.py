@@ -1,40 +1,65 @@
-"""How soon the agent reacts to a load spike: the journal says when it decided, the cgroup's files when it was done."""
+"""How soon batch work's CPU is taken back when the online load jumps: seen from the CPU time that batch work gets.
+
+Its use is looked at every few milliseconds, from a real-time thread, so it does not matter who takes the CPU back: the
+scheduler, which knows from the agent that batch work is to give way, or the agent by a quota. Where the agent
+decided on a quota of its own, the journal says when, and the cgroup's files when it was done.
+"""
 
 from __future__ import annotations
 
 import math
-import tempfile
+import os
 import threading
 import time
-from pathlib import Path
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
+from agent.hierarchy import Hierarchy
 from api.decisions import JournalEntry, Status
 from api.knobs import Knob
-from bench.cell import Bed, bench_cgroups, colocated
-from bench.modes import BATCH, ONLINE, Mode, Node
-from bench.report import Reaction
+from bench.cell import Bed, colocated, warmup_s
+from bench.medians import Reaction
+from bench.modes import BATCH, ONLINE, Mode
+from bench.scenarios import Scenario
 from demo.cgroups import DemoCgroups
 from demo.counters import Cell
-from demo.schedule import Wave
+from demo.schedule import Bursts, bursts
 
 NS_PER_S, NS_PER_MS = 1_000_000_000, 1_000_000
-CALM_SHARE, SPIKE_SHARE = 0.1, 0.95
-"""Of the node. A spike that cpu.idle alone copes with calls for no change; at 95 % online tasks wait for each other too."""
-PERIOD_S, SPIKE_S, REST_S = 30.0, 4.0, 1.0
-"""Between two spikes the agent has time to lend again what the spike took."""
-SPIKE_AT_S = 20.0
-POLL_S = 0.005
+CALM_SHARE, STEP_SHARE = 0.1, 0.9
+"""Of the node: a step takes nearly all that batch work has."""
+PERIOD_S, STEP_S, FIRST_S = 3.5, 1.2, 2.0
+BURSTING = 0.3
+"""Part of the time that bursts last which come and go at random."""
+POLL_S, WINDOW_S, BEFORE_S = 0.005, 0.05, 0.3
+TAKEN = 0.9
+"""CPU counts as taken back when batch work's use has fallen by so much of what the step calls for."""
+KINDS = ("steps", "bursts")
 
 
-class FileWatch:
-    """Notes when the text of any knob file of the cgroups changes."""
+def schedule_of(kind: str, low: float, high: float, steps: int) -> Bursts:
+    """So many steps at even distances, or as many bursts of random lengths and distances in the same time."""
+    if kind == "steps":
+        return Bursts(low=low, high=high, period_s=PERIOD_S, on=((FIRST_S, FIRST_S + STEP_S),))
+    return bursts(low, high, period_s=PERIOD_S * steps, count=steps, on_share=BURSTING, seed=1)
 
-    def __init__(self, groups: DemoCgroups) -> None:
+
+class Watch:
+    """Notes what CPU time the batch job has had, and when the text of any knob file changes."""
+
+    def __init__(self, hierarchy: Hierarchy, groups: DemoCgroups) -> None:
         directories = [directory for name in (ONLINE, BATCH) for directory in groups.directories(name)]
         names = ("cpu.idle", "cpu.shares", "cpu.weight", "cpu.cfs_quota_us", "cpu.max", "cpuset.cpus")
         self._files = [path.open("rb", buffering=0) for d in directories for n in names if (path := d / n).exists()]
+        mount, v2 = hierarchy.controller("cpuacct"), hierarchy.mode == "v2"
+        self._use = (
+            hierarchy.primary / BATCH / "cpu.stat" if v2 or mount is None else mount / BATCH / "cpuacct.usage"
+        ).open("rb", buffering=0)
+        self.samples: list[tuple[int, int]] = []
+        """CLOCK_REALTIME and CPU time so far, in ns."""
         self.changes_ns: list[int] = []
         """CLOCK_REALTIME of each change."""
         self._ended = threading.Event()
@@ -42,12 +67,16 @@ class FileWatch:
         self._thread.start()
 
     def _run(self) -> None:
+        with suppress(PermissionError):  # then it is late where both CPUs are busy, never early
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
         before = self._read()
         while not self._ended.wait(POLL_S):
             now = self._read()
             if now != before:
                 self.changes_ns.append(time.time_ns())
             before = now
+            self._use.seek(0)
+            self.samples.append((time.time_ns(), used_ns(self._use.read(4096))))
 
     def _read(self) -> list[bytes]:
         texts = []
@@ -59,48 +88,96 @@ class FileWatch:
     def close(self) -> None:
         self._ended.set()
         self._thread.join()
-        for file in self._files:
+        for file in (*self._files, self._use):
             file.close()
 
 
-def react(bed: Bed, mode: Mode, spikes: int) -> Reaction:
-    """Put the service under `spikes` sudden spikes and see what the agent does about them."""
-    low, high = bed.size.rate(CALM_SHARE), bed.size.rate(SPIKE_SHARE)
-    wave = Wave(low=low, high=low, period_s=PERIOD_S, spike=high, spike_at_s=SPIKE_AT_S, spike_s=SPIKE_S)
-    duration_s = PERIOD_S * spikes
-    with bench_cgroups(bed.hierarchy) as groups, tempfile.TemporaryDirectory(prefix="dioptase-bench-") as name:
-        node = Node(bed.hierarchy, groups, bed.cpus, CALM_SHARE)
-        with colocated(node, mode, bed.size, Path(name), wave, duration_s=duration_s) as (loads, agent):
-            assert agent is not None
-            watch = FileWatch(groups)
-            try:
-                loads.process("client").wait(duration_s + 60)
-                start_ns = loads.client[Cell.STARTED_NS]
-                entries = msgspec.json.decode(
-                    agent.get("/api/v1/decisions?limit=2000") or b"[]", type=list[JournalEntry]
-                )
-            finally:
-                watch.close()
-    onsets = [start_ns + int(onset * NS_PER_S) for onset in wave.spikes(duration_s)]
-    return _reaction(mode.name, onsets, [e for e in entries if takes_back(e)], watch.changes_ns)
+def used_ns(text: bytes) -> int:
+    """CPU time in cpuacct.usage, or in cpu.stat."""
+    word, _, rest = text.partition(b" ")
+    return int(rest.split(maxsplit=1)[0]) * 1000 if word == b"usage_usec" else int(word)
 
 
-def _reaction(mode: str, onsets_ns: list[int], taken: list[JournalEntry], changes_ns: list[int]) -> Reaction:
+def react(bed: Bed, mode: Mode, kind: str, steps: int) -> Reaction:
+    """Put the service under so many sudden jumps of its load and see what becomes of the batch job's CPU."""
+    schedule = schedule_of(kind, bed.size.rate(CALM_SHARE), bed.size.rate(STEP_SHARE), steps)
+    scenario = Scenario(name=kind, what=kind, load=CALM_SHARE)
+    first_s = warmup_s(mode)
+    schedule = msgspec.structs.replace(schedule, from_s=first_s)
+    duration_s = first_s + PERIOD_S * steps
+    with colocated(bed, mode, scenario, schedule, duration_s=duration_s) as running:
+        watch = Watch(bed.hierarchy, running.groups)
+        try:
+            running.loads.process("client").wait(duration_s + 60)
+            start_ns = running.loads.client[Cell.STARTED_NS]
+            said = running.agent.get("/api/v1/decisions?limit=2000", 10) if running.agent else None
+        finally:
+            watch.close()
+    entries = [e for e in msgspec.json.decode(said or b"[]", type=list[JournalEntry]) if takes_back(e)]
+    onsets_s = [onset for onset in schedule.spikes(duration_s) if onset >= first_s]
+    spans = [tuple(start_ns + int(at * NS_PER_S) for at in (on, until_s(schedule, on))) for on in onsets_s]
+    return _reaction((mode.name, kind), spans, watch, entries, bed.size.cpus * (1 - STEP_SHARE))
+
+
+def until_s(schedule: Bursts, onset_s: float) -> float:
+    """When the burst that begins there ends."""
+    at = (onset_s - schedule.from_s) % schedule.period_s
+    begin, end = min(schedule.on, key=lambda burst: abs(burst[0] - at))
+    return onset_s + end - begin
+
+
+def _reaction(
+    which: tuple[str, str],
+    spans: Sequence[tuple[int, ...]],
+    watch: Watch,
+    entries: Sequence[JournalEntry],
+    left_cores: float,
+) -> Reaction:
+    taken: list[float] = []
     decided, written, triggers = [], [], []
-    for onset in onsets_ns:
-        end = onset + int((SPIKE_S + REST_S) * NS_PER_S)
-        if (entry := next((e for e in taken if onset <= e.wall_time_ns < end), None)) is None:
-            continue
-        decided.append((entry.wall_time_ns - onset) / NS_PER_MS)
-        triggers.append(entry.trigger)
-        written += [(t - onset) / NS_PER_MS for t in changes_ns if t >= entry.wall_time_ns][:1]
+    for onset, end in spans:
+        if (found := taken_back_ms(watch.samples, onset, end, left_cores)) is not None:
+            taken.append(found)
+        entry = next((e for e in entries if onset <= e.wall_time_ns < end), None)
+        if entry is not None:
+            decided.append((entry.wall_time_ns - onset) / NS_PER_MS)
+            triggers.append(entry.trigger)
+            written += [(t - onset) / NS_PER_MS for t in watch.changes_ns if t >= entry.wall_time_ns][:1]
     return Reaction(
-        mode=mode,
-        spikes=len(onsets_ns),
+        mode=which[0],
+        kind=which[1],
+        steps=len(spans),
+        taken_ms=tuple(value for value in taken if math.isfinite(value)),
+        never=sum(not math.isfinite(value) for value in taken),
         decided_ms=tuple(decided),
         written_ms=tuple(written),
         triggers=tuple(triggers),
     )
+
+
+def taken_back_ms(samples: Sequence[tuple[int, int]], onset_ns: int, end_ns: int, left_cores: float) -> float | None:
+    """From the onset until batch work's use, over the WINDOW_S before, has fallen by nine tenths of the way to what the step
+    leaves; the window counts too, so nothing is faster than that. Infinite where that does not come about within the step,
+    None where batch work had so little before that there was nothing to take."""
+    began = cores(samples, onset_ns - int(BEFORE_S * NS_PER_S), onset_ns)
+    if began is None or began <= left_cores:
+        return None
+    limit = began - TAKEN * (began - left_cores)
+    first = bisect_left(samples, (onset_ns,))
+    for at_ns, _ in samples[first : bisect_right(samples, (end_ns,))]:
+        now = cores(samples, at_ns - int(WINDOW_S * NS_PER_S), at_ns)
+        if now is not None and now <= limit:
+            return (at_ns - onset_ns) / NS_PER_MS
+    return math.inf
+
+
+def cores(samples: Sequence[tuple[int, int]], from_ns: int, until_ns: int) -> float | None:
+    """Mean use between the samples that are nearest before both times; None where there are none."""
+    first, last = (bisect_right(samples, (at, 1 << 63)) - 1 for at in (from_ns, until_ns))
+    if first < 0 or first == last:
+        return None
+    (then_ns, then_used), (now_ns, now_used) = samples[first], samples[last]
+    return (now_used - then_used) / (now_ns - then_ns)
 
 
 def takes_back(entry: JournalEntry) -> bool:

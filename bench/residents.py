@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+
 from agent.hierarchy import unescape
 from demo.cgroups import CONTROLLERS
 from demo.launch import launch
@@ -98,3 +100,17 @@ def _make(directory: Path, made: list[Path], limits: Mapping[str, str], *, leaf:
     if not leaf and control.exists():
         offered = (directory / "cgroup.controllers").read_text().split()
         control.write_text(" ".join(f"+{name}" for name in CONTROLLERS if name in offered))
+
+
+def pods_file(paths: Sequence[str]) -> str:
+    """All of them as pods, alternately shared_cores and reclaimed_cores."""
+    levels = ("shared_cores", "reclaimed_cores")
+    pods = [
+        {
+            "name": f"p{index:03}",
+            "annotations": {"katalyst.kubewharf.io/qos_level": levels[index % 2]},
+            "containers": [{"name": "c", "cgroup": path}],
+        }
+        for index, path in enumerate(paths)
+    ]
+    return msgspec.yaml.encode({"pods": pods}).decode()

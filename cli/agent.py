@@ -35,7 +35,7 @@ from exporters import LEAST_RECORD_MIB, RECORD_MIB
     "--state-dir", type=click.Path(path_type=Path), default=default_state_dir, show_default="/var/lib/dioptase as root",
     help="Where originals of changed values and the decision journal are kept.",
 )  # fmt: skip
-@click.option("--config", type=click.Path(path_type=Path), help="Settings (YAML), see docs/operations.md.")
+@click.option("--config", type=click.Path(path_type=Path), help="Settings (YAML), see docs/settings.md.")
 @click.option(
     "--web-config", type=click.Path(path_type=Path),
     help="TLS and passwords of the server (YAML), as Prometheus' exporters have it.",

@@ -16,6 +16,7 @@ import click
 import msgspec
 
 from api.decisions import JournalEntry
+from api.evictions import EvictionEntry
 from api.ports import Unavailable
 from api.samples import Snapshot
 from exporters.view import View
@@ -51,6 +52,9 @@ class Client:
 
     def decisions(self, after: int = 0, limit: int = KEEP_ENTRIES) -> list[JournalEntry]:
         return self._get(f"/api/v1/decisions?after={after}&limit={limit}", list[JournalEntry])
+
+    def evictions(self, limit: int = KEEP_ENTRIES) -> list[EvictionEntry]:
+        return self._get(f"/api/v1/evictions?limit={limit}", list[EvictionEntry])
 
     def snapshot(self) -> Snapshot:
         return self._get("/api/v1/snapshot", Snapshot)

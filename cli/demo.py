@@ -6,6 +6,7 @@ here ends here, in order: workloads, agent (which puts every value back itself),
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from agent.hierarchy import detect
 from agent.qrm.originals import default_state_dir, demo_state_dir
 from api.catalogue import NS_PER_S
 from api.decisions import Act, JournalEntry, Status
+from api.evictions import EvictionEntry
 from api.ports import Unavailable
 from cli.child import COMMAND, AgentChild, AgentEnded, free_port, is_free
 from cli.options import DEFAULT_LISTEN, Seconds, parse_listen
@@ -31,13 +33,19 @@ from cli.top import decision_line, round_line, run_top
 from demo.cgroups import DemoCgroups, Occupied
 from demo.counters import Cell
 from demo.metrics import LATENCY_METRIC, MetricsServer
+from demo.others import Others
 from demo.summary import ALONE, BESIDE, SPIKE, Mean, Tally, table
-from demo.workloads import PEAK_SHARE, Size, Workloads, demo_wave, own_cpus, size_for
+from demo.workloads import BURNER_MIB, PEAK_SHARE, Size, Workloads, demo_wave, own_cpus, size_for
 from exporters.view import View
 
 ALONE_S = 10.0
 """The service first runs without the batch job, to have something to compare with; shorter in short runs."""
 TICK_S, POLL_S, STATUS_S = 0.25, 1.0, 10.0
+AGAIN_S = 10.0
+"""After an eviction the batch job is started again, as its controller would."""
+KNOWN_WITHIN_S = 3.0
+"""So long after the batch job ended the agent may take to say that it made it."""
+BATCH = "demo/batch"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,11 +55,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     act: Act
     host: str
     port: int
+    config: Path | None = None
+    """Settings of the agent."""
     command: Sequence[str] = COMMAND
     """What runs the agent; its options are appended."""
     online: str = "dioptase-demo-online"
     batch: str = "dioptase-demo-batch"
     """Names of the two cgroups."""
+    record: Path | None = None
+    """Where the agent records its rounds."""
 
     @property
     def alone_s(self) -> float:
@@ -87,20 +99,24 @@ class Show:
 
     def __init__(self, loads: Workloads, agent: AgentChild, *, live: bool) -> None:
         self._loads, self._agent, self._wave, self._live = loads, agent, demo_wave(loads.size), live
-        self._seq = 0
+        self._seq = self._evicted_seq = 0
+        self._batch_at = 0.0
+        self._batch_ended_at: float | None = None
         self._polled = self._status_said = time.monotonic()
         self.failure: str | None = None
         """A sentence about whatever ended by itself, if something did."""
         self.tally, self.lent, self.used = Tally(), Mean(), Mean()
         self.outcomes: Counter[tuple[Status, str]] = Counter()
         """Decisions by what came of them and the knob."""
+        self.evictions: list[str] = []
+        """Why the batch job had to leave, once for each time."""
 
     def run(self, stop: Stop, alone_s: float) -> None:
         """Watch until asked to stop, or until something ends by itself."""
-        batch_at = time.monotonic() + alone_s
+        self._batch_at = time.monotonic() + alone_s
 
         def over() -> bool:
-            if not self._loads.has("batch") and time.monotonic() >= batch_at:
+            if not self._loads.has("batch") and time.monotonic() >= self._batch_at:
                 self._loads.start_batch()
                 self._say(f"demo: batch job started: {self._loads.size.burners} processes that take all they are given")
             self.look()
@@ -114,8 +130,29 @@ class Show:
 
     def _failed(self) -> bool:
         code = self._agent.ended()
-        self.failure = self._loads.ended() if code is None else f"the agent ended by itself with exit code {code}"
+        if code is not None:
+            self.failure = f"the agent ended by itself with exit code {code}"
+        elif self._loads.has_ended("batch") and self._may_be_evicted():
+            return False
+        else:
+            self.failure = self._loads.ended()
         return self.failure is not None
+
+    def _may_be_evicted(self) -> bool:
+        """Whether the batch job's end was an eviction, or it is too early to tell."""
+        now = time.monotonic()
+        if self._batch_ended_at is None:
+            self._batch_ended_at = now
+        body = self._agent.get(f"/api/v1/evictions?pod={BATCH}&after={self._evicted_seq}")
+        entries = msgspec.json.decode(body, type=list[EvictionEntry]) if body else []
+        why = next((e.victim.verdict.text for e in entries if e.victim is not None and not e.victim.dry_run), None)
+        if why is None:
+            return now - self._batch_ended_at < KNOWN_WITHIN_S
+        self._evicted_seq, self._batch_ended_at, self._batch_at = entries[-1].seq, None, now + AGAIN_S
+        self.evictions.append(why)
+        self._loads.forget("batch")
+        self._say(f"demo: the batch job was evicted and comes again in {AGAIN_S:g} s: {why}")
+        return True
 
     def _say(self, text: str) -> None:
         if not self._live:
@@ -161,9 +198,11 @@ def _cores(value: float | None) -> str:
     return "?" if value is None else f"{value:.2f}"
 
 
-def summary(show: Show, cpus: int) -> Iterator[str]:
-    """What came of it, one line each."""
+def summary(show: Show, cpus: int, crowd: str | None = None) -> Iterator[str]:
+    """What came of it, one line each; `crowd` says what others used."""
     yield from table(show.tally)
+    if crowd is not None:
+        yield crowd
     lent, used = _cores(show.lent.value), _cores(show.used.value)
     yield f"{'CPU lent':<15}{lent} of {cpus} cores on average, of which the batch job used {used}"
     changes = Counter({knob: count for (status, knob), count in show.outcomes.items() if status is Status.APPLIED})
@@ -172,6 +211,8 @@ def summary(show: Show, cpus: int) -> Iterator[str]:
     others = Counter(dict.fromkeys(Status, 0))
     for (status, _), count in show.outcomes.items():
         others[status] += count
+    if show.evictions:
+        yield f"{'evictions':<15}{len(show.evictions)} of the batch job: {show.evictions[-1]}"
     for status in (Status.DRY_RUN, Status.REFUSED, Status.MISMATCH, Status.VANISHED):
         if others[status]:
             yield f"{'':<15}{others[status]} {status.value}"
@@ -216,6 +257,7 @@ def pods_file(settings: Settings, size: Size, metrics_port: int) -> str:
   containers:
   - name: batch
     cgroup: /{settings.batch}
+    resources: {{requests: {{memory: {BURNER_MIB * (size.burners + 1)}Mi}}}}
 """
 
 
@@ -247,6 +289,7 @@ def run(settings: Settings) -> int:
 
 def _run(settings: Settings) -> int:
     stop, size = Stop(settings.duration_s), size_for(own_cpus())
+    others = Others(time.monotonic())
     with ExitStack() as stack:
         groups = make_cgroups(settings)
         if groups is not None:
@@ -260,6 +303,8 @@ def _run(settings: Settings) -> int:
         (directory / "pods.yaml").write_text(pods_file(settings, size, metrics.port))
         act = Act.DRY_RUN if groups is None and settings.act is Act.ON else settings.act
         options = ["--pods", str(directory / "pods.yaml"), "--state-dir", str(_state_dir()), "--act", act.value]
+        options += [] if settings.config is None else ["--config", str(settings.config.absolute())]
+        options += ["--record", str(settings.record)] if settings.record is not None else []
         log = stack.enter_context((directory / "agent.log").open("wb"))
         agent = AgentChild(options, host=settings.host, port=settings.port, output=log, command=settings.command)
         stack.callback(agent.stop)
@@ -275,7 +320,8 @@ def _run(settings: Settings) -> int:
         loads.stop()
         agent.stop()
         restored, line = put_back(groups)
-        for text in (*summary(show, size.cpus), line):
+        crowd = others.line(time.monotonic(), os.cpu_count() or size.cpus)
+        for text in (*summary(show, size.cpus, crowd), line):
             click.echo(text)
     return 0 if restored and not show.failure else 1
 
@@ -283,8 +329,9 @@ def _run(settings: Settings) -> int:
 def _state_dir() -> Path:
     """Where `dioptase reset` finds it should this demo be killed; without the decisions of an earlier one."""
     state_dir = demo_state_dir(default_state_dir())
-    for earlier in state_dir.glob("decisions.jsonl*"):
-        earlier.unlink(missing_ok=True)
+    for journal in ("decisions", "evictions"):
+        for earlier in state_dir.glob(f"{journal}.jsonl*"):
+            earlier.unlink(missing_ok=True)
     return state_dir
 
 
@@ -316,8 +363,16 @@ def _tail(path: Path, lines: int = 20) -> str:
     help="off: watch. dry-run: decide and write nothing. on: write.",
 )  # fmt: skip
 @click.option("--listen", default=DEFAULT_LISTEN, show_default=True, help="Where page, API and metrics are served.")
+@click.option(
+    "--config", type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Settings of the agent (YAML), see docs/operations.md; docs/eviction.md has some to try.",
+)  # fmt: skip
+@click.option("--record", type=click.Path(path_type=Path, file_okay=False, resolve_path=True),
+    help="Record the agent's rounds into this directory, for `dioptase replay`.")  # fmt: skip
 @click.pass_context
-def demo(ctx: click.Context, duration: float | None, act: str, listen: str) -> None:
+def demo(
+    ctx: click.Context, duration: float | None, act: str, listen: str, config: Path | None, record: Path | None
+) -> None:
     """See it work: an online service and a batch job on this machine, with the agent between them. Ctrl-C ends it."""
     host, port = parse_listen(listen)
     if port == 0:
@@ -327,4 +382,4 @@ def demo(ctx: click.Context, duration: float | None, act: str, listen: str) -> N
             raise click.UsageError(f"--listen: {listen} is in use; end who has it or name another port")
         port = free_port(host)
         say(f"port {DEFAULT_LISTEN} is in use: taking {port}")
-    sys.exit(run(Settings(duration_s=duration, act=Act(act), host=host, port=port)))
+    sys.exit(run(Settings(duration_s=duration, act=Act(act), host=host, port=port, config=config, record=record)))

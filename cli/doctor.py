@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -13,6 +14,8 @@ from rich.text import Text
 
 from agent import doctor as node
 from agent.qrm.originals import default_state_dir
+from agent.sense.pods import PodsError, StaticPods
+from api.checks import Check
 from probes import doctor as kernel
 
 LONGEST_LINE = 10_000
@@ -23,9 +26,20 @@ LONGEST_LINE = 10_000
 @click.option(
     "--state-dir", type=click.Path(path_type=Path), default=default_state_dir, help="The agent's state directory."
 )
-def doctor(*, as_json: bool, state_dir: Path) -> None:
-    """Say what this node can and cannot do, each with the remedy. Exit status 1 if something is missing."""
-    checks = (*node.checks(state_dir), *kernel.checks())
+@click.option(
+    "--pods", "file", type=click.Path(path_type=Path), help="The pods of this node, whose cgroups are asked for knobs."
+)
+def doctor(*, as_json: bool, state_dir: Path, file: Path | None) -> None:
+    """Say what this node can and cannot do, each with the remedy. Exit status 1 if something is missing.
+
+    Which knobs there are is asked of the cgroups of --pods, or of one that Kubernetes, systemd or a container engine made.
+    """
+    try:
+        pods = () if file is None else StaticPods(file).read()
+    except PodsError as error:
+        raise click.UsageError(str(error)) from error
+    asked = [container.cgroup for pod in pods for container in pod.containers]
+    checks = (*node.checks(state_dir, pods=asked), *kernel.checks())
     if as_json:
         click.echo(msgspec.json.encode(checks))
     else:
@@ -33,12 +47,27 @@ def doctor(*, as_json: bool, state_dir: Path) -> None:
         for column in ("", "what", "found", "remedy"):
             table.add_column(column, overflow="fold")
         for check in checks:
-            mark = Text("ok", "green") if check.ok else Text("no", "bold red")
+            mark = Text("no", "bold red") if not check.ok else Text("-", "dim") if lacks(check) else Text("ok", "green")
             table.add_row(mark, check.name, Text(check.detail), Text(check.remedy))
         _print(table)
-        missing = sum(not check.ok for check in checks)
-        click.echo(f"\n{missing} of {len(checks)} missing" if missing else f"\nall {len(checks)} there")
+        click.echo(f"\n{summary(checks)}")
     sys.exit(0 if all(check.ok for check in checks) else 1)
+
+
+def lacks(check: Check) -> bool:
+    """Whether it is something that not every node needs, and this one has not."""
+    return check.ok and bool(check.remedy)
+
+
+def summary(checks: Sequence[Check]) -> str:
+    """How many are missing, and how many optional ones this machine lacks."""
+    missing, optional = sum(not check.ok for check in checks), sum(map(lacks, checks))
+    said = (
+        f"{missing} of {len(checks)} missing"
+        if missing
+        else f"{len(checks)} checked, nothing that is needed is missing"
+    )
+    return f"{said}; of what is optional this machine lacks {optional}, marked -" if optional else said
 
 
 def _print(table: Table) -> None:

@@ -13,9 +13,12 @@ import click
 from api.decisions import Act, JournalEntry, Status
 from api.ports import Unavailable
 from api.text import to_json
-from cli import words
+from cli import foretold, words
 from cli.client import Client, url_option
-from cli.reasons import INPUT_SOURCES, Answer, KnobStory, Now, PoolStory, answer, askable
+from cli.leaving import eviction_text, threshold_text
+from cli.reasons import Answer, KnobStory, Now, answer, askable
+from cli.standing import memory_text, pod_text, pool_text
+from cli.verdicts import verdict_text
 
 LABEL = 11
 TRIGGERS = {
@@ -36,17 +39,23 @@ STATUSES = {
 def knob_text(story: KnobStory, now: Now, now_ns: int) -> Iterator[tuple[str, str]]:
     """Label and text of each part; the first is the heading."""
     # An agent that does not act has put back whatever an earlier one wrote, without a word in the journal.
-    verb = "is" if now.act == Act.ON.value else f"was, at {words.clock(story.newest.wall_time_ns / 1e6)},"
-    yield "", f"{story.knob} of {words.clean(story.pod)} {verb} {_value(story.knob, story.value)}"
+    holds = now.act == Act.ON.value and story.later is None
+    verb = "is" if holds else f"was, at {words.clock(story.newest.wall_time_ns / 1e6)},"
+    yield "", f"{story.knob} of {words.clean(story.pod or story.cgroup)} {verb} {_value(story.knob, story.value)}"
     yield "cgroup", words.clean(story.cgroup)
     yield from _entry_text("decided", story.newest, now_ns)
     if story.in_force is not None:
         yield from _entry_text("in force", story.in_force, now_ns)
+    if story.later is not None:
+        yield "since then", _line(story.later)
     for i, entry in enumerate(story.earlier):
-        rule = words.clean(entry.outcome.decision.verdict.rule)
-        when = words.clock(entry.wall_time_ns / 1e6)
-        text = f"#{entry.seq}, {when} {words.change(entry.outcome)} ({entry.outcome.status.value}, {rule})"
-        yield "" if i else "earlier", text
+        yield "" if i else "earlier", _line(entry)
+
+
+def _line(entry: JournalEntry) -> str:
+    rule = words.clean(entry.outcome.decision.verdict.rule)
+    when = words.clock(entry.wall_time_ns / 1e6)
+    return f"#{entry.seq}, {when} {words.change(entry.outcome)} ({entry.outcome.status.value}, {rule})"
 
 
 def _entry_text(label: str, entry: JournalEntry, now_ns: int) -> Iterator[tuple[str, str]]:
@@ -58,19 +67,15 @@ def _entry_text(label: str, entry: JournalEntry, now_ns: int) -> Iterator[tuple[
         label,
         f"#{entry.seq}, {when}: {_value(knob, outcome.before)} → {_value(knob, outcome.decision.value)}; {status}",
     )
+    if outcome.repaired:
+        yield "", "it had been so before, and somebody else or the kernel had changed it: repaired"
     if outcome.clamped_from is not None:
         yield "", f"the policy asked for {_value(knob, outcome.clamped_from)}, which is out of bounds"
     yield (
         "round",
-        f"{entry.round_seq:,}, {TRIGGERS.get(entry.trigger, entry.trigger)}; policy {words.clean(entry.policy)}",
+        f"{entry.round_seq:,}, {TRIGGERS.get(entry.trigger, entry.trigger)}; policy {words.clean(entry.policy) or 'none'}",
     )
-    yield "because", words.clean(verdict.text)
-    limit = "" if verdict.threshold is None else f", threshold {verdict.threshold:g}"
-    yield "rule", f"{words.clean(verdict.rule)}{limit}"
-    for i, (name, value) in enumerate(verdict.inputs.items()):
-        source = INPUT_SOURCES.get(name, "")
-        known = "not known" if value is None else words.clean(f"{value:g}" if isinstance(value, float) else str(value))
-        yield "" if i else "inputs", f"{words.clean(name)} {known}" + (f" (from {source})" if source else "")
+    yield from verdict_text(verdict)
 
 
 def _value(knob: str, value: str | None) -> str:
@@ -81,21 +86,13 @@ def _value(knob: str, value: str | None) -> str:
     return meaning if meaning == value else f"{meaning} ({words.clean(value) or 'empty'})"
 
 
-def pool_text(pool: PoolStory) -> Iterator[tuple[str, str]]:
-    """One pool of CPUs."""
-    yield "", f"Pool {words.clean(pool.name)} has CPUs {words.clean(pool.cpus) or 'none'}"
-    yield "lent", f"{words.cores(pool.lent_cores)} cores may be used by reclaimed pods"
-    yield "need", f"{words.cores(pool.requirement_cores)} cores is what online pods are estimated to need"
-    yield (
-        "headroom",
-        f"{words.cores(pool.headroom_cores)} cores can be promised to reclaimed pods in all, what they use now included",
-    )
-
-
 def now_text(now: Now) -> Iterator[tuple[str, str]]:
     """What the latest round says, and what it says it from."""
     yield "", f"Now: round {now.seq:,}, {words.age(now.age_s)} ago, --act {now.act}"
-    yield "verdict", f"{now.action or 'no advice'}: {words.clean(now.text) or 'the agent decides nothing'}"
+    yield (
+        "verdict",
+        f"{now.action or 'no advice'}: {words.clean(now.text) or 'no policy; what the settings ask besides is done'}",
+    )
     if now.rule:
         limit = "" if now.threshold is None else f", threshold {now.threshold:g}"
         yield "rule", f"{words.clean(now.rule)}{limit}; policy {words.clean(now.policy)}"
@@ -103,8 +100,16 @@ def now_text(now: Now) -> Iterator[tuple[str, str]]:
         lent = words.cores(now.shadow.lent_cores)
         text = f"{words.clean(now.shadow.policy)} would lend {lent} cores: {words.clean(now.shadow.reason)}"
         yield "shadow", text
+    for said in now.answers:
+        yield said.topic, f"{words.clean(said.text)} (rule {words.clean(said.rule)})"
+    for i, outlook in enumerate(now.forecasts):
+        yield "" if i else "foretold", foretold.sentence(outlook)
+    older = {each.source: each for each in now.readings}
     for i, source in enumerate(now.sources):
         fate = f"{words.age(now.age_s)} old, took {words.duration(source.duration_ns / 1000)}"
+        if (reading := older.get(source.name)) is not None:
+            age_s = now.age_s + (now.wall_time_ns - reading.read_at_ns) / 1e9
+            fate += f"; {reading.what}: {words.age(age_s)} old"
         if not source.ok:
             fate = f"failed: {words.clean(source.error)}; {words.clean(source.remedy)}"
         sign, name = "✓" if source.ok else "✕", words.join([words.clean(source.name), words.clean(source.detail)], " ")
@@ -115,12 +120,16 @@ def text(found: Answer, now_ns: int, width: int) -> Iterator[str]:
     """The whole answer, a section per knob and pool."""
     for story in found.knobs:
         yield from section(knob_text(story, found.now, now_ns), width)
-    for pod in found.untouched:
-        yield from section(
-            iter([("", f"No knob of {words.clean(pod)} was decided on: its cgroup is as its owner made it")]), width
-        )
+    for pod in found.pods:
+        yield from section(pod_text(pod), width)
     for pool in found.pools:
         yield from section(pool_text(pool), width)
+    if found.memory is not None:
+        yield from section(memory_text(found.memory), width)
+    for evicted in found.evictions:
+        yield from section(eviction_text(evicted, now_ns), width)
+    for threshold in found.thresholds:
+        yield from section(threshold_text(threshold), width)
     yield from section(now_text(found.now), width)
 
 
@@ -143,23 +152,25 @@ def nothing(target: str, kinds: dict[str, list[str]]) -> Iterator[str]:
 
 
 @click.command()
-@click.argument("target", required=False, metavar="[POD|CGROUP|KNOB|POOL|#EVENT]")
+@click.argument("target", required=False, metavar="[POD|CGROUP|KNOB|POOL|REGION|PLUGIN|memory|#EVENT]")
 @url_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def explain(target: str | None, url: str, as_json: bool) -> None:
-    """Say why a knob, pod or pool is what it is: the decision, its rule, threshold and inputs, and where those come from.
-    #EVENT is one decision by its number in the journal.
+    """Say why a knob, pod, pool or memory is what it is: the decision, its rule, threshold and inputs, and where those come
+    from. Of a pod also why it had to leave; of an eviction PLUGIN what it looks at. #EVENT is one decision by its number in
+    the journal.
 
     Without a target: everything that the agent ever decided on. Exits with 1 where nothing is known.
     """
     client = Client(url, timeout_s=5)
     try:
         view, snapshot, entries = client.view(), client.snapshot(), client.decisions(limit=2000)
+        evicted = [] if view.evictions is None else client.evictions(limit=2000)
     except Unavailable as error:
         click.echo(f"dioptase explain: {error.reason}\n  remedy: {error.remedy}", err=True)
         sys.exit(1)
     now_ns = time.time_ns()
-    found = answer(target, view, entries, snapshot, now_ns)
+    found = answer(target, view, entries, snapshot, now_ns, evicted)
     if target is not None and not found.found:
         _print(nothing(target, askable(view, entries)), err=True)
         sys.exit(1)

@@ -14,6 +14,7 @@ from api.decisions import JournalEntry, Status
 from cli import words
 from cli.charts import bar, waits
 from cli.keys import Choice
+from cli.notices import notices
 from cli.screens import HELP, OVERVIEW, SCREENS, body
 from cli.table import containers
 from exporters.view import View
@@ -77,6 +78,7 @@ def lines(
     top = [*warning, header(view, width), *verdict(view, width, 2 if height >= 20 else 1), *bars(view, width)]
     for sentence in view.banner[: 3 if height >= TALL else 2]:
         top += wrapped(f"! {words.clean(sentence)}", width, 2 if height >= TALL else 1, "yellow")
+    top += [fit(line, width) for line in notices(view)]
     bottom = [sources(view, width)]
     left = height - len(top) - len(bottom)
     decided = bool(view.containers or entries)
@@ -171,8 +173,12 @@ def bars(view: View, width: int) -> list[Text]:
         return [first, _stalled(view, size, width)]
     loan = [f"{words.cores(lent)} of {cpus} lent", f"{words.cores(view.reclaimed_cores)} used"]
     loan.append(f"need {words.cores(view.requirement_cores)}")
-    if view.headroom_cores is not None:
-        loan.append(f"headroom {words.cores(view.headroom_cores)}")
+    if view.headroom is not None and view.headroom.cores is not None:
+        loan.append(f"headroom {words.cores(view.headroom.cores)}")
+    if view.advertised is not None and view.advertised.cores is not None:
+        told = f"advertised {words.cores(view.advertised.cores)}"
+        # "lent ", the bar and a space go before; what does not fit as a whole would only be a riddle.
+        loan += [told] if len(" · ".join([*loan, told])) <= width - size - 6 else []
     return [
         first,
         fit(Text.assemble("lent ", debt, " ", " · ".join(loan)), width),
@@ -214,7 +220,7 @@ def decision(entry: JournalEntry, width: int, most: int) -> list[Text]:
     when = words.clock(entry.wall_time_ns / 1e6)
     status = "" if outcome.status is Status.APPLIED else f" {outcome.status.value}"
     head = f"{words.SIGNS[outcome.status]}{status}"
-    name = words.clean(outcome.decision.pod)
+    name = words.owner(outcome.decision)
     what = f"{outcome.decision.knob.value} {words.change(outcome)}"
     error = f"{words.clean(outcome.error)}; " if outcome.error else ""
     made = wrapped(

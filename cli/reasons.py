@@ -7,22 +7,20 @@ from collections.abc import Sequence
 import msgspec
 
 from api.decisions import JournalEntry, Status
+from api.evictions import EvictionEntry
+from api.forecasts import Outlook
 from api.knobs import Knob
+from api.memory_advice import MemoryAdvice
+from api.pods import Pod
 from api.samples import Snapshot, SourceStatus
-from exporters.view import ShadowView, View
+from cli.advised import MEMORY, PodStory, PoolStory, memory, pods, pools, troubled
+from cli.ages import Reading, readings
+from exporters.evictions import ThresholdView
+from exporters.view import AnswerView, ShadowView, View
 
 EARLIER = 3
+MOST_EVENTS = 8
 IN_FORCE = (Status.APPLIED, Status.UNCHANGED)
-INPUT_SOURCES = {
-    "wait_ms": "waits",
-    "blame_ratio": "blame",
-    "other_culprit": "blame",
-    "waits": "waits",
-    "cgroup": "waits",
-    "reclaimed_use_cores": "cgroups",
-    "requirement_cores": "cgroups",
-}
-"""Which source an input of a verdict was measured by; the others are settings or memory of the policy."""
 
 
 class KnobStory(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,16 +36,18 @@ class KnobStory(msgspec.Struct, frozen=True, kw_only=True):
     """The decision that made the value, where the newest did not: it was dry, refused or met another cgroup."""
     earlier: tuple[JournalEntry, ...]
     """Up to three before it, newest first."""
+    later: JournalEntry | None = None
+    """Where a decision was asked for by its number: the newest one on this knob, if that is another."""
 
 
-class PoolStory(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool of CPUs, as the latest round advised it."""
+class EvictionStory(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one pod's evictions."""
 
-    name: str
-    cpus: str
-    lent_cores: float | None
-    requirement_cores: float | None
-    headroom_cores: float | None
+    pod: str
+    leaving: bool
+    """Whether it was asked to leave and is still here."""
+    entries: tuple[EvictionEntry, ...]
+    """The latest ones, newest first."""
 
 
 class Now(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +63,11 @@ class Now(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     threshold: float | None
     shadow: ShadowView | None
+    answers: tuple[AnswerView, ...]
+    forecasts: tuple[Outlook, ...]
     sources: tuple[SourceStatus, ...]
+    readings: tuple[Reading, ...]
+    """What of them is older than the round."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,45 +75,66 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     now: Now
     knobs: tuple[KnobStory, ...] = ()
+    pods: tuple[PodStory, ...] = ()
+    """Those that were asked for; without a target those in trouble."""
     pools: tuple[PoolStory, ...] = ()
-    untouched: tuple[str, ...] = ()
-    """Pods that were asked for, and of which no knob was ever decided on."""
+    memory: MemoryAdvice | None = None
+    evictions: tuple[EvictionStory, ...] = ()
+    thresholds: tuple[ThresholdView, ...] = ()
+    """Of the eviction plugin that was asked for; else those that are met."""
 
     @property
     def found(self) -> bool:
-        return bool(self.knobs or self.pools or self.untouched)
+        return bool(self.knobs or self.pods or self.pools or self.memory or self.evictions or self.thresholds)
 
 
-def answer(target: str | None, view: View, entries: Sequence[JournalEntry], snapshot: Snapshot, now_ns: int) -> Answer:
-    """What is known about a pod, a cgroup, a knob or a pool; of everything where no target is given.
+def answer(
+    target: str | None,
+    view: View,
+    entries: Sequence[JournalEntry],
+    snapshot: Snapshot,
+    now_ns: int,
+    evicted: Sequence[EvictionEntry] = (),
+) -> Answer:
+    """What is known about a pod, a cgroup, a knob, a pool, a region, memory or an eviction plugin; of everything where no
+    target is given.
 
     Entries are oldest first. `now_ns` is CLOCK_REALTIME.
     """
     knobs = tuple(story for story in stories(_until(target, entries)) if target is None or about(story, target))
-    pools = tuple(
-        PoolStory(
-            name=name,
-            cpus=cpus,
-            lent_cores=view.lent_cores,
-            requirement_cores=view.requirement_cores,
-            headroom_cores=view.headroom_cores,
-        )
-        for name, cpus in view.pools.items()
-        if target in (None, name)
-    )
-    touched = {story.pod for story in knobs}
-    pods = {
-        c.pod
-        for c in view.containers
-        if target is not None and (_is_pod(c.pod, target) or _is_cgroup(c.cgroup, target))
-    }
+    if _event(target) is not None:
+        knobs = tuple(msgspec.structs.replace(story, later=_later(story, entries)) for story in knobs)
+    wanted = troubled(view, snapshot)
+    if target is not None:
+        wanted = frozenset(pod.key for pod in snapshot.pods if _is_about_pod(pod, target))
     age_s = (now_ns - snapshot.wall_time_ns) / 1e9
     now = Now(
         seq=snapshot.seq, wall_time_ns=snapshot.wall_time_ns, age_s=age_s, act=view.act, policy=view.policy,
         action=view.action, rule=view.rule, text=view.reason, threshold=view.threshold, shadow=view.shadow,
-        sources=snapshot.sources,
+        answers=view.answers, forecasts=view.forecasts, sources=snapshot.sources, readings=readings(snapshot),
     )  # fmt: skip
-    return Answer(now=now, knobs=knobs, pools=pools, untouched=tuple(sorted(pods - touched)))
+    thresholds = view.evictions.thresholds if view.evictions is not None else ()
+    return Answer(
+        now=now,
+        knobs=knobs,
+        pods=pods(wanted, {story.pod for story in knobs}, view, snapshot),
+        pools=pools(target, view),
+        memory=memory(target, view),
+        evictions=_evictions(target, view, evicted),
+        thresholds=tuple(t for t in thresholds if target == t.plugin or (target is None and t.met != "not-met")),
+    )
+
+
+def _evictions(target: str | None, view: View, evicted: Sequence[EvictionEntry]) -> tuple[EvictionStory, ...]:
+    leaving = view.evictions.leaving if view.evictions is not None else ()
+    by_pod: dict[str, list[EvictionEntry]] = {pod: [] for pod in leaving}
+    for entry in evicted:
+        by_pod.setdefault(entry.pod, []).append(entry)
+    return tuple(
+        EvictionStory(pod=pod, leaving=pod in leaving, entries=tuple(reversed(by_pod[pod][-MOST_EVENTS:])))
+        for pod in sorted(by_pod)
+        if target is None or _is_pod(pod, target) or any(e.victim and e.victim.plugin == target for e in by_pod[pod])
+    )
 
 
 def _event(target: str | None) -> int | None:
@@ -124,12 +149,22 @@ def _until(target: str | None, entries: Sequence[JournalEntry]) -> Sequence[Jour
     return entries if event is None else [entry for entry in entries if entry.seq <= event]
 
 
+def _later(story: KnobStory, entries: Sequence[JournalEntry]) -> JournalEntry | None:
+    """The newest decision on that knob after the story's own."""
+    same = [entry for entry in entries if entry.seq > story.newest.seq and _key(entry) == _key(story.newest)]
+    return same[-1] if same else None
+
+
+def _key(entry: JournalEntry) -> tuple[str, str, str]:
+    decision = entry.outcome.decision
+    return (decision.pod, decision.cgroup, decision.knob.value)
+
+
 def stories(entries: Sequence[JournalEntry]) -> list[KnobStory]:
     """One story per knob and cgroup, in order of pod and knob."""
     by_knob: dict[tuple[str, str, str], list[JournalEntry]] = {}
     for entry in entries:
-        decision = entry.outcome.decision
-        by_knob.setdefault((decision.pod, decision.cgroup, decision.knob.value), []).append(entry)
+        by_knob.setdefault(_key(entry), []).append(entry)
     return [_story(key, by_knob[key]) for key in sorted(by_knob)]
 
 
@@ -163,6 +198,10 @@ def about(story: KnobStory, target: str) -> bool:
     )
 
 
+def _is_about_pod(pod: Pod, target: str) -> bool:
+    return _is_pod(pod.key, target) or any(_is_cgroup(container.cgroup, target) for container in pod.containers)
+
+
 def _is_pod(pod: str, target: str) -> bool:
     return target in (pod, pod.partition("/")[2])
 
@@ -175,8 +214,11 @@ def _is_cgroup(cgroup: str, target: str) -> bool:
 def askable(view: View, entries: Sequence[JournalEntry]) -> dict[str, list[str]]:
     """What there is to ask about, by kind."""
     return {
-        "pods": sorted({c.pod for c in view.containers} | {e.outcome.decision.pod for e in entries}),
+        "pods": sorted({c.pod for c in view.containers} | {e.outcome.decision.pod for e in entries} - {""}),
         "cgroups": sorted({c.cgroup for c in view.containers} | {e.outcome.decision.cgroup for e in entries}),
         "knobs": sorted({e.outcome.decision.knob.value for e in entries}) or [knob.value for knob in Knob],
-        "pools": sorted(view.pools),
+        "pools": sorted({*view.pools, *(size.pool for size in view.sizes)}),
+        "regions": sorted(one.region.name for one in view.regions),
+        "plugins": sorted({t.plugin for t in view.evictions.thresholds}) if view.evictions is not None else [],
+        "more": [] if view.memory is None else [MEMORY],
     }

@@ -16,12 +16,14 @@ from rich.table import Table
 from agent.hierarchy import detect
 from agent.qrm.knobs import KnobFiles
 from agent.qrm.node_files import NodeFiles
+from agent.qrm.oom_scores import FILE_NAME, OomScores
 from agent.qrm.originals import Originals, boot_id, default_state_dir, demo_state_dir, open_originals
+from agent.qrm.processes import Processes
 from agent.qrm.resctrl_groups import ResctrlGroups
 from api.decisions import Outcome, Status
 from api.ports import Unavailable
 
-SYS = Path("/sys")
+PROC, SYS = Path("/proc"), Path("/sys")
 WORDS = {
     Status.APPLIED: "put back",
     Status.UNCHANGED: "was in place",
@@ -77,20 +79,24 @@ def _reset_directory(directory: Path, out: Console, err: Console) -> bool:
 
 
 def _reset_node(directory: Path, out: Console, err: Console) -> bool:
-    """Whether nothing is left of what was set for whole disks, and no group of resctrl."""
-    failures = list(ResctrlGroups().restore())
+    """Whether nothing is left of what was set for whole disks and for processes, and no group of resctrl."""
+    restored = ResctrlGroups().restore()
     try:
         files = NodeFiles(SYS, directory, boot_id())
+        if (directory / FILE_NAME).exists():
+            restored += OomScores(Processes(PROC, detect().primary), directory, boot_id()).restore()
     except Unavailable as error:
         _complain(err, error)
         return False
     try:
-        for outcome in files.restore():
-            out.print(f"{f'/sys/{outcome.path} {outcome.device}'.rstrip()}: {WORDS[outcome.status]}", markup=False)
-            failures += [outcome.error] if outcome.error else []
+        restored += files.restore()
+        for outcome in restored:
+            decision = outcome.decision
+            out.print(f"{decision.cgroup} {decision.knob.value}: {WORDS[outcome.status]}", markup=False)
     except Unavailable as error:
         _complain(err, error)
         return False
+    failures = [outcome.error for outcome in restored if outcome.error]
     for text in failures:
         err.print(text, markup=False)
     return not failures

@@ -22,9 +22,12 @@ class Track:
         self._online: list[tuple[float, float]] = []
         self._every = 1
         self._seen = 0
+        self.covered_s = 0.0
+        """How long the rounds took."""
 
     def add(self, fact: Fact, mark: Mark) -> None:
         self.tally.add(fact, mark)
+        self.covered_s += fact.interval_s
         self._seen += 1
         if self._seen % self._every:
             return
@@ -55,11 +58,15 @@ def _means(points: Sequence[tuple[float, float]]) -> list[float]:
     return found
 
 
+WAITS: tuple[tuple[str, Callable[[Score], str]], ...] = (
+    ("online wait p50", lambda s: _ms(s.wait_p50_ms)),
+    ("online wait p99", lambda s: _ms(s.wait_p99_ms)),
+)
+"""Each policy's own in a simulation. A recording has those that were, whatever policy is asked."""
 ROWS: tuple[tuple[str, Callable[[Score], str]], ...] = (
     ("lent to batch work, cores", lambda s: f"{s.lent_cores:.2f}"),
     ("used by it, cores", lambda s: f"{s.batch_cores:.2f}"),
-    ("online wait p50", lambda s: _ms(s.wait_p50_ms)),
-    ("online wait p99", lambda s: _ms(s.wait_p99_ms)),
+    *WAITS,
     ("online waits for batch work", lambda s: f"{s.harm_ms_per_s:.1f} ms/s"),
     ("online short of its own CPUs", lambda s: f"{s.short_ms_per_s:.1f} ms/s"),
     ("promised, cores", lambda s: "-" if s.promised_cores is None else f"{s.promised_cores:.2f}"),
@@ -67,24 +74,40 @@ ROWS: tuple[tuple[str, Callable[[Score], str]], ...] = (
     ("by, cores", lambda s: "-" if s.missed_cores is None else f"{s.missed_cores:.2f}"),
     ("times taken back", lambda s: f"{s.shrinks}"),
     ("values written", lambda s: f"{s.changes}"),
+    ("pods that would have to leave", lambda s: "-" if s.victims is None else f"{s.victims}"),
 )
 
 
-def table(scores: Mapping[str, Score]) -> Table:
-    """One column for each policy."""
+def table(scores: Mapping[str, Score], *, recorded: bool = False) -> Table:
+    """One column for each policy; without waits where those are `recorded`, which are told once by `notes`."""
     shown = Table(box=None, header_style="bold", pad_edge=False)
     rounds = max((score.rounds for score in scores.values()), default=0)
     shown.add_column(f"{rounds:,} rounds, means over time", header_style="dim")
     for name in scores:
         shown.add_column(name, justify="right")
     for title, cell in ROWS:
-        shown.add_row(title, *map(cell, scores.values()))
+        if not (recorded and (title, cell) in WAITS):
+            shown.add_row(title, *map(cell, scores.values()))
     return shown
+
+
+def notes(scores: Mapping[str, Score], horizon_s: float, covered_s: float, *, recorded: bool) -> list[str]:
+    """What the table cannot say by itself; `covered_s` is how long the rounds took."""
+    some = list(scores.values())
+    said = []
+    if recorded and some:
+        waits = ", ".join(f"{title.rpartition(' ')[2]} {cell(some[0])}" for title, cell in WAITS)
+        said.append(f"online waits as recorded: {waits}; under other policies they would have been others")
+    said.append("short of its own CPUs: what online pods wanted beyond their own pool, where batch work has CPUs apart")
+    missed = f"missed: the most that online pods used in the {horizon_s:g} s after did not leave what was promised"
+    if covered_s <= horizon_s and any(score.promised_cores is not None for score in some):
+        missed += f"; these rounds last {covered_s:.0f} s, so no promise could be judged: try a shorter --horizon"
+    return [*said, missed]
 
 
 def lines(tracks: Mapping[str, Track], node_cpus: int) -> list[Text]:
     """What online pods used, and what each policy lent, from left to right; the height of a line is the node."""
-    width = max((len(name) for name in tracks), default=0) + 5
+    width = max((len(name) for name in tracks), default=0) + len("lent ") + 2
     made = []
     for number, (name, track) in enumerate(tracks.items()):
         found = track.lines()

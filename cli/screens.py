@@ -208,6 +208,13 @@ def _memory(view: View, width: int) -> list[Text]:
                 f"scanned {_tenths(k.scanned_pages)}/s · reclaimed {_tenths(k.reclaimed_pages)}/s"
             )
         )
+    if view.memory is not None:
+        promised = view.memory.headroom_bytes
+        told = words.NONE if promised is None else words.size(round(promised))
+        state = view.memory.condition.state.value
+        made.append(
+            Text(f"batch   {told} can be promised · {state}: {words.clean(view.memory.condition.verdict.text)}")
+        )
     low = [f"{zone.node} {words.clean(zone.name)}" for zone in node.zones if zone.free < zone.low]
     if low:
         made.append(Text(f"! below the low watermark: {', '.join(low)}", style="yellow"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import click
 from rich.console import Console
 
@@ -9,19 +11,22 @@ from agent.simulation import machine
 from agent.simulation.loads import KINDS
 from agent.simulation.run import run
 from cli.options import Seconds
-from cli.replay import HORIZON_S, config_of, show
+from cli.replay import HORIZON_S, config_of, refuse_misfit, show
 from cli.scores import Track
+
+SHOWN_S, SAID_S = 0.5, 10.0
+"""How often it is shown how far it is: in a terminal, and in a file or a pipe, where each time is a line."""
 
 
 @click.command()
 @click.option("--policy", "policies", multiple=True, metavar="NAME|FILE", default=("latency", "canonical"), show_default=True,
-    help="A policy by name, or a settings file whose advisor section is taken; once for each.")  # fmt: skip
+    help="A policy by name, or a settings file; once for each.")  # fmt: skip
 @click.option("--cpus", type=click.IntRange(1, machine.MOST_CPUS), default=48, show_default=True)
 @click.option("--numa", type=click.IntRange(1, machine.MOST_NUMA), default=1, show_default=True, help="NUMA nodes.")
 @click.option("--load", "kinds", type=click.Choice(sorted(KINDS)), multiple=True, default=("diurnal",), show_default=True,
     help="What online services ask for over time; of several, each in turn.")  # fmt: skip
 @click.option("--services", type=click.IntRange(1, 1000), default=4, show_default=True, help="Online services.")
-@click.option("--hours", type=click.FloatRange(0.01, 24 * 31), default=24.0, show_default=True)
+@click.option("--hours", type=click.FloatRange(0.01, 24 * 31), default=24.0, show_default=True, help="Simulated time.")
 @click.option("--interval", type=Seconds(min=0.2), default=5.0, show_default=True, help="Seconds between two rounds.")
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--horizon", type=Seconds(min=1), default=HORIZON_S, show_default=True,
@@ -39,13 +44,28 @@ def simulate(policies: tuple[str, ...], kinds: tuple[str, ...], *, horizon: floa
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    seconds, tracks = how["hours"] * 3600, {}
-    with Console(stderr=True).status("simulating") as status:
-        for name in dict.fromkeys(policies):
+    seconds, tracks, began = how["hours"] * 3600, {}, time.monotonic()
+    configs = {name: config_of(name) for name in policies}
+    for name, config in configs.items():
+        refuse_misfit(name, config, plan.topology, plan.memory_bytes)
+    names = tuple(configs)
+    console, said = Console(stderr=True), began
+    click.echo(f"simulating {how['hours']:g} hours (--hours), {len(names)} times: {', '.join(names)}", err=True)
+    with console.status("simulating") as status:
+        for name in names:
             tracks[name] = Track(horizon)
-            rounds = run(plan, config_of(name), seconds=seconds, interval_s=how["interval"])
-            for number, (_, fact, mark) in enumerate(rounds):
+            rounds = run(plan, configs[name], seconds=seconds, interval_s=how["interval"])
+            for _, fact, mark in rounds:
                 tracks[name].add(fact, mark)
-                if number % 200 == 0:
-                    status.update(f"{name}: {fact.at_s / seconds:.0%}")
+                if time.monotonic() - said < (SHOWN_S if console.is_terminal else SAID_S):
+                    continue
+                said, far = time.monotonic(), f"{name}: {fact.at_s / seconds:.0%}"
+                status.update(far)
+                if not console.is_terminal:
+                    click.echo(far, err=True)
+    took_s = time.monotonic() - began
+    faster = len(tracks) * seconds / took_s
+    click.echo(
+        f"{how['hours']:g} hours, {len(tracks)} times, took {took_s:.0f} s: {faster:,.0f} times faster", err=True
+    )
     show(tracks, len(plan.topology.cpus), horizon, as_json=as_json)

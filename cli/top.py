@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.live import Live
 
 from api.decisions import JournalEntry
-from cli import words
+from api.forecasts import Resource
+from cli import foretold, words
 from cli.client import Client, Watch, url_option
 from cli.frame import fit, lines, render, screen_lines
 from cli.keys import Choice, pressed
@@ -142,6 +143,12 @@ def round_line(view: View) -> str:
     ]
     if view.shadow is not None:
         parts.append(f"shadow {words.clean(view.shadow.policy)} would lend {words.cores(view.shadow.lent_cores)}")
+    parts += [f"{said.topic}: {words.clean(said.text)}" for said in view.answers]
+    parts += [
+        f"foretold {foretold.amount(outlook, outlook.forecast.peak)} at most"
+        for outlook in view.forecasts
+        if outlook.resource is Resource.CPU and outlook.forecast.peak is not None
+    ]
     for container in view.containers:
         wait, latency = container.wait, container.latency
         if container.qos == "reclaimed_cores" or (wait is None and latency is None):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from decimal import ROUND_HALF_UP, Decimal
 
-from api.decisions import JournalEntry, Outcome, Status
+from api.decisions import Decision, JournalEntry, Outcome, Status
 
 NONE = "\N{EN DASH}"
 SIGNS = {
@@ -22,6 +22,9 @@ SIGNS = {
     Status.MISMATCH: "≠",
 }
 _SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+_LISTS = {"cpuset.cpus": "CPUs", "cpuset.mems": "NUMA nodes"}
+_BYTES = ("memory.max", "memory.high", "memory.low", "memory.min", "memory.swap.max", "memory.reclaim", "drop_cache")
+"""Knobs whose value is so many bytes."""
 
 
 def clean(text: str) -> str:
@@ -104,8 +107,10 @@ def knob_value(knob: str, value: str | None) -> str:
             return "no limit"
         if quota.isdigit() and period.isdigit() and int(period):
             return f"{cores(int(quota) / int(period))} cores"
-    if knob == "cpuset.cpus":
-        return f"CPUs {clean(value)}" if value else "all of its parent"
+    if knob in _LISTS:
+        return f"{_LISTS[knob]} {clean(value)}" if value else "all of its parent"
+    if knob in _BYTES:
+        return "no limit" if value == "max" else size(int(value)) if value.isdecimal() else clean(value)
     if knob == "cpu.idle":
         return {"1": "only when idle", "0": "normal"}.get(value, clean(value))
     return clean(value)
@@ -128,7 +133,12 @@ def decision_line(entry: JournalEntry) -> str:
         why = f"{clean(outcome.error)}; {why}"
     status = f"{SIGNS[outcome.status]} {outcome.status.value}"
     when = clock(entry.wall_time_ns / 1e6)
-    return f"{when}  {status:<9}  {clean(decision.pod)}  {decision.knob.value} {change(outcome)}  ({why})"
+    return f"{when}  {status:<9}  {owner(decision)}  {decision.knob.value} {change(outcome)}  ({why})"
+
+
+def owner(decision: Decision) -> str:
+    """Whom a decision is about: the pod; the cgroup itself where it is no pod's."""
+    return clean(decision.pod or decision.cgroup)
 
 
 def join(parts: Sequence[str], separator: str = " · ") -> str:

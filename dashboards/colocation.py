@@ -38,8 +38,12 @@ def board() -> Board:
         (
             ("At a glance", _glance()),
             ("What is lent", _lent()),
+            ("Regions and their sizes", _regions()),
+            ("Memory", _memory()),
             ("What it costs online pods", _harm()),
+            ("How forecasts fare", _forecasts()),
             ("What another policy would do", _shadow()),
+            ("What steers the pools and the node", _steering()),
         ),
     )
 
@@ -98,10 +102,22 @@ def _lent() -> list[Panel]:
         lines(
             "Promised and needed",
             "cores",
-            "What can be promised to reclaimed pods, and what online pods are estimated to need: together at most the node.",
+            "What can be promised to reclaimed pods, what the node advertises of it (a mean of minutes, in bounded steps), and "
+            "what online pods are estimated to need.",
             Query(f"dioptase_reclaim_headroom_cores{{{NODE}}}", "promised on {{instance}}"),
+            Query(f"dioptase_reclaim_advertised_cores{{{NODE}}}", "advertised on {{instance}}"),
             Query(f"dioptase_share_requirement_cores{{{NODE}}}", "needed on {{instance}}"),
             Query(f"dioptase_node_cpus{{{NODE}}}", "CPUs of {{instance}}"),
+        ),
+        lines(
+            "Advertised CPU by NUMA node",
+            "cores",
+            "Found in this round, and advertised. Far apart for long: the steps of the reporter are too small, or nothing new "
+            "is known.",
+            Query(f"dioptase_reclaim_numa_headroom_cores{{{NODE}}}", "node {{numa_node}} of {{instance}}, found"),
+            Query(
+                f"dioptase_reclaim_numa_advertised_cores{{{NODE}}}", "node {{numa_node}} of {{instance}}, advertised"
+            ),
         ),
         lines(
             "Batch work by pod",
@@ -122,6 +138,68 @@ def pools() -> Panel:
         "Pools overlap where priority, not partition, separates them.",
         Query(f"dioptase_pool_cpus{{{NODE}}}", "{{pool}} on {{instance}}"),
     )
+
+
+def _regions() -> list[Panel]:
+    return [
+        lines(
+            "Sizes of the pools",
+            units.Short,
+            "CPUs that each pool is to have, by NUMA node; which CPUs they are QRM chooses.",
+            Query(f"dioptase_pool_size_cpus{{{NODE}}}", "{{pool}} {{numa_node}} on {{instance}}"),
+            stacked=True,
+        ),
+        lines(
+            "What regions ask for",
+            "cores",
+            "Each policy's answer for a region of online pods, by Katalyst's control. `dioptase explain POOL` has the formula.",
+            Query(f"dioptase_region_control_cores{{{NODE}}}", "{{region}} by {{policy}}: {{control}} on {{instance}}"),
+        ),
+        lines(
+            "Pods whose wish for CPUs or network bandwidth cannot be fulfilled",
+            units.Short,
+            "They run all the same, on what others have. `dioptase explain POD` says why.",
+            Query(f"dioptase_rejected_pods{{{NODE}}}", "{{rule}} on {{instance}}"),
+            stacked=True,
+        ),
+    ]
+
+
+def _memory() -> list[Panel]:
+    return [
+        lines(
+            "Memory that can be promised",
+            units.BytesIEC,
+            "To reclaimed pods in all, what they use now included; beside what Katalyst's provisioner would give them.",
+            Query(f"dioptase_reclaim_memory_headroom_bytes{{{NODE}}}", "promised on {{instance}}"),
+            Query(f"dioptase_reclaim_memory_advertised_bytes{{{NODE}}}", "advertised on {{instance}}"),
+            Query(
+                f"sum by (job, instance) (dioptase_memory_provision_bytes{{{NODE}}})",
+                "by the provisioner on {{instance}}",
+            ),
+        ),
+        lines(
+            "Memory that can be promised, by NUMA node",
+            units.BytesIEC,
+            "Where it is known how it is spread.",
+            Query(f"dioptase_reclaim_numa_memory_headroom_bytes{{{NODE}}}", "NUMA node {{numa_node}} of {{instance}}"),
+            stacked=True,
+        ),
+        lines(
+            "Memory missing to twice the critical watermark",
+            units.BytesIEC,
+            "Above 0 cgroups are tuned, and below the watermark itself cache is dropped. The node as a whole has no number.",
+            Query(f"dioptase_memory_shortfall_bytes{{{NODE}}}", "{{numa_node}} of {{instance}}"),
+        ),
+        lines(
+            "How short memory is",
+            units.Short,
+            "1 for the state in force: tune_memcg, drop_cache or unknown, when nothing is done. No line: no_risk.",
+            Query(
+                f'dioptase_memory_condition{{{NODE},state!="no_risk"}} == 1', "{{state}} {{numa_node}} on {{instance}}"
+            ),
+        ),
+    ]
 
 
 def _harm() -> list[Panel]:
@@ -159,6 +237,42 @@ def _harm() -> list[Panel]:
     ]
 
 
+def _forecasts() -> list[Panel]:
+    return [
+        lines(
+            "CPU: used and foretold",
+            "cores",
+            "All but reclaimed pods, the system too. What is used should stay below what is foretold; the space between "
+            "is what caution costs.",
+            Query(f"dioptase_forecast_cpu_used_cores{{{NODE}}}", "used on {{instance}}"),
+            Query(f"dioptase_forecast_cpu_peak_cores{{{NODE}}}", "foretold on {{instance}}"),
+        ),
+        lines(
+            "Memory: used and foretold",
+            units.BytesIEC,
+            "The same of memory that could not be had without swapping.",
+            Query(f"dioptase_forecast_memory_used_bytes{{{NODE}}}", "used on {{instance}}"),
+            Query(f"dioptase_forecast_memory_peak_bytes{{{NODE}}}", "foretold on {{instance}}"),
+        ),
+        lines(
+            "Forecasts that were missed, of the last day",
+            units.PercentUnit,
+            "Beside what the settings allow. Above that for a while after the load has changed; for longer: see the runbook.",
+            Query(f"dioptase_forecast_miss_ratio{{{NODE}}}", "{{resource}} on {{instance}}"),
+            Query(f"dioptase_forecast_big_miss_ratio{{{NODE}}}", "{{resource}} by a tenth of {{instance}}"),
+            Query(f"dioptase_forecast_promised_miss_ratio{{{NODE}}}", "{{resource}} allowed on {{instance}}"),
+        ),
+        lines(
+            "CPU: by how much forecasts err",
+            "cores",
+            "Of the last day: the mean of the misses, the worst, and by how much forecasts were above the peak on average.",
+            Query(f"dioptase_forecast_cpu_shortfall_mean_cores{{{NODE}}}", "missed by on {{instance}}"),
+            Query(f"dioptase_forecast_cpu_shortfall_max_cores{{{NODE}}}", "at worst on {{instance}}"),
+            Query(f"dioptase_forecast_cpu_bias_cores{{{NODE}}}", "above the peak on {{instance}}"),
+        ),
+    ]
+
+
 def _shadow() -> list[Panel]:
     return [
         lines(
@@ -175,5 +289,30 @@ def _shadow() -> list[Panel]:
             "Of two policies that miss as seldom, the one that promises more is worth more.",
             Query(f"dioptase_reclaim_headroom_cores{{{NODE}}}", "promised on {{instance}}"),
             Query(f"dioptase_shadow_headroom_cores{{{NODE}}}", "{{policy}} would promise on {{instance}}"),
+        ),
+    ]
+
+
+def _steering() -> list[Panel]:
+    where, target = (f"dioptase_region_indicator{end}{{{NODE}}}" for end in ("", "_target"))
+    return [
+        lines(
+            "Indicators over their targets",
+            units.PercentUnit,
+            "Of the pools whose policy follows indicators (rama, dynamic-quota): above 100 % the pool grows, below it shrinks.",
+            Query(f"{where} / {target}", "{{region}} {{indicator}} on {{instance}}"),
+        ),
+        lines(
+            "Overcommitment",
+            "",
+            "How many times what it has the node may be scheduled for.",
+            Query(f"dioptase_overcommit_ratio{{{NODE}}}", "{{resource}} on {{instance}}"),
+        ),
+        lines(
+            "Answers to power alerts",
+            "",
+            "Reclaimed pods that have to leave, and watts to cap the node to.",
+            Query(f"dioptase_power_evict_pods{{{NODE}}}", "pods to leave {{instance}}"),
+            Query(f"dioptase_power_cap_watts{{{NODE}}}", "watts at most on {{instance}}"),
         ),
     ]

@@ -1,11 +1,11 @@
-"""What the agent did and why: decisions by knob, rule and outcome, rounds by what started them, and what could not be done."""
+"""What the agent did and why: decisions by knob, rule and outcome, who had to leave, and rounds by what started them."""
 
 from __future__ import annotations
 
 from grafana_foundation_sdk.models import units
 
 from dashboards.health import sources
-from dashboards.panels import NODE, RATE, Board, Panel, Query, lines, number, ranking, rate_by
+from dashboards.panels import MET, NODE, RATE, Board, Panel, Query, lines, number, ranking, rate_by, states
 
 DECISIONS = "dioptase_decisions_total"
 FAILED = 'outcome=~"refused|mismatch"'
@@ -17,7 +17,12 @@ def board() -> Board:
         "Dioptase decisions",
         "What was decided, by which rule, and what came of it. `dioptase explain` tells each with its numbers.",
         (),
-        (("At a glance", _glance()), ("By knob and rule", _by()), ("Rounds", _rounds())),
+        (
+            ("At a glance", _glance()),
+            ("By knob and rule", _by()),
+            ("Evictions", [*_evicted(), *_thresholds()]),
+            ("Rounds", _rounds()),
+        ),
     )
 
 
@@ -92,6 +97,16 @@ def _by() -> list[Panel]:
             Query(_increase(NODE, "job, instance, outcome"), "{{outcome}} on {{instance}}"),
             stacked=True,
         ),
+        lines(
+            "Repairs by knob",
+            units.Short,
+            "Knobs that were as decided and then were not: another program wrote them, and the agent wrote them again.",
+            Query(
+                f"sum by (job, instance, knob) (increase(dioptase_knob_repairs_total{{{NODE}}}{RATE}))",
+                "{{knob}} on {{instance}}",
+            ),
+            bars=True,
+        ),
         ranking(
             "Rules of the last hour",
             units.Short,
@@ -116,6 +131,91 @@ def rounds_by_trigger() -> Panel:
         ),
         stacked=True,
     )
+
+
+VICTIMS, KILLS = "dioptase_eviction_victims_total", "dioptase_eviction_kills_total"
+WHICH = "{{plugin}} {{subject}} {{scope}} on {{instance}}"
+
+
+def _evicted() -> list[Panel]:
+    late = 'reason=~"EvictFailed|EvictExceededGracePeriod"'
+    return [
+        number(
+            "Pods that had to leave",
+            units.Short,
+            f'sum(increase({VICTIMS}{{{NODE},dry_run="false"}}[1h])) or vector(0)',
+            "In the last hour, on all nodes that are shown. 0 as well where no eviction plugin is configured.",
+        ),
+        number(
+            "Pods that would have had to leave",
+            units.Short,
+            f'sum(increase({VICTIMS}{{{NODE},dry_run="true"}}[1h])) or vector(0)',
+            "In the last hour, by plugins that run dry.",
+        ),
+        number(
+            "Pods on their way out",
+            units.Short,
+            f"sum(dioptase_eviction_leaving_pods{{{NODE}}}) or vector(0)",
+            "They were asked to leave, and are still here.",
+        ),
+        number(
+            "Evictions that failed or are late",
+            units.Short,
+            f"sum(increase({KILLS}{{{NODE},{late}}}[1h])) or vector(0)",
+            "In the last hour: processes could not be ended, or outlived their grace by half. `dioptase explain POD` says why.",
+            (1, 10),
+        ),
+        number(
+            "Conditions in force",
+            units.Short,
+            f"sum(dioptase_eviction_condition{{{NODE}}}) or vector(0)",
+            "The scheduler keeps away from these nodes: five minutes longer than the threshold is met.",
+            (1, 100),
+        ),
+        number(
+            "Thresholds that could not be judged",
+            units.Short,
+            f"sum(dioptase_eviction_not_judged{{{NODE}}}) or vector(0)",
+            "An input is missing, so nobody leaves because of them. The card on the agent's page says which.",
+        ),
+    ]
+
+
+def _thresholds() -> list[Panel]:
+    return [
+        states(
+            "Thresholds met",
+            "soft: at most one pod of the node leaves in a round. hard: the plugin's first candidate does.",
+            Query(f"dioptase_eviction_met{{{NODE}}}", WHICH),
+            MET,
+        ),
+        ranking(
+            "Observed over threshold",
+            units.PercentUnit,
+            "Above 100 % an upper bound is crossed; of free memory and room, which are lower bounds, below.",
+            Query(
+                f"dioptase_eviction_observed{{{NODE}}} / (dioptase_eviction_threshold{{{NODE}}} != 0)",
+                WHICH,
+            ),
+        ),
+        lines(
+            "Victims by plugin",
+            units.Short,
+            "Which trouble made pods leave; those of a dry run are still there.",
+            Query(
+                f"sum by (job, instance, plugin, dry_run) (increase({VICTIMS}{{{NODE}}}{RATE}))",
+                "{{plugin}}, dry run {{dry_run}}, on {{instance}}",
+            ),
+            bars=True,
+        ),
+        lines(
+            "What became of evictions",
+            units.Short,
+            "EvictCreated and EvictSucceeded go together; EvictExceededGracePeriod means that processes would not end.",
+            Query(f"sum by (job, instance, reason) (increase({KILLS}{{{NODE}}}{RATE}))", "{{reason}} on {{instance}}"),
+            bars=True,
+        ),
+    ]
 
 
 def _rounds() -> list[Panel]:

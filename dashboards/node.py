@@ -219,6 +219,13 @@ def _network() -> list[Panel]:
             ),
         ),
         lines(
+            "Bandwidth promised to pods",
+            "Mbits",
+            "What pods ask for of each card, beside what it can promise. `dioptase explain POD` says which card is whose.",
+            Query(f"dioptase_network_promised_mbit{{{NODE}}}", f"{{{{interface}}}}: promised {ON}"),
+            Query(f"dioptase_network_capacity_mbit{{{NODE}}}", f"{{{{interface}}}}: {{{{direction}}}} at most {ON}"),
+        ),
+        lines(
             "TCP segments sent again",
             units.PercentUnit,
             "Share of all that were sent. Above 1 % connections are slow.",

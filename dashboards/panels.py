@@ -224,14 +224,14 @@ def heat(title: str, metric: str, selector: str, why: str) -> heatmap.Panel:
     )
 
 
-def states(title: str, why: str, query: Query) -> statetimeline.Panel:
-    """Down, up or absent over time."""
+UP = (("down", "red"), ("up", "green"), ("absent", "text"))
+MET = (("not met", "green"), ("soft", "orange"), ("hard", "red"))
+
+
+def states(title: str, why: str, query: Query, kinds: Sequence[tuple[str, str]] = UP) -> statetimeline.Panel:
+    """What something is over time; `kinds` are text and colour of 0, 1, 2."""
     states = dashboard.ValueMap(
-        options={
-            "0": dashboard.ValueMappingResult(text="down", color="red"),
-            "1": dashboard.ValueMappingResult(text="up", color="green"),
-            "2": dashboard.ValueMappingResult(text="absent", color="text"),
-        }
+        options={str(i): dashboard.ValueMappingResult(text=text, color=color) for i, (text, color) in enumerate(kinds)}
     )
     return (
         statetimeline.Panel()

@@ -1,31 +1,68 @@
 """The batch job: processes that compute checksums as fast as they are let, each counting what it has done.
 
-A unit of work is the SHA-256 of 64 KiB: pure CPU, no system call, no memory traffic beyond the L2 cache.
+A unit of work is the SHA-256 of 64 KiB: pure CPU, no system call, no memory traffic beyond the L2 cache. With --file it is
+a MiB copied within memory of the process's own, of which each has more than a shared cache holds, and that is given back and
+asked for anew each time that all of it was used; and every fourth time a MiB of the file too, which the page cache holds.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import mmap
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from demo.counters import Counters
 from demo.process import supervise
 
 UNIT_BYTES = 64 << 10
+MIB = 1 << 20
+ARENA_MIB, FILE_MIB = 96, 192
+READ_EVERY = 4
+"""Copies for each MiB that is read of the file."""
 
 
-def work(counters: Counters, index: int, idle: bool) -> None:
+def work(counters: Counters, index: int, idle: bool, file: Path | None = None) -> None:
     """Do units for ever; cell `index` says how many."""
     if idle:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    block, done = bytes(UNIT_BYTES), 0
+    units = hash_blocks() if file is None else stream(file)
+    for done, _ in enumerate(units, 1):
+        counters[index] = done
+
+
+def hash_blocks() -> Iterator[None]:
+    """Units that need a CPU and nothing else."""
+    block = bytes(UNIT_BYTES)
     while True:
         hashlib.sha256(block).digest()
-        done += 1
-        counters[index] = done
+        yield
+
+
+def stream(file: Path) -> Iterator[None]:
+    """Units that go through memory and the page cache as fast as those give it."""
+    block = memoryview(bytearray(MIB))
+    with file.open("rb", buffering=0) as cached:
+        read = 0
+        while True:
+            with mmap.mmap(-1, ARENA_MIB * MIB) as arena, memoryview(arena) as view:
+                for number in range(ARENA_MIB):
+                    view[number * MIB : (number + 1) * MIB] = block
+                    if number % READ_EVERY == 0:
+                        os.preadv(cached.fileno(), [block], read * MIB)
+                        read = (read + 1) % FILE_MIB
+                    yield
+
+
+def fill(file: Path) -> None:
+    """Make the file that all burners read: written here, its pages count for the cgroup of the batch job."""
+    block = bytes(MIB)
+    with file.open("wb") as made:
+        for _ in range(FILE_MIB):
+            made.write(block)
 
 
 def main() -> int:
@@ -33,9 +70,12 @@ def main() -> int:
     parser.add_argument("--burners", type=int, required=True)
     parser.add_argument("--counters", type=Path, required=True, help="file of the units done, one cell per burner")
     parser.add_argument("--idle", action="store_true", help="run under SCHED_IDLE")
+    parser.add_argument("--file", type=Path, help="work on memory and on this file, which is made")
     args = parser.parse_args()
     counters = Counters(args.counters, args.burners)
-    return supervise(args.burners, lambda index: work(counters, index, args.idle))
+    if args.file is not None:
+        fill(args.file)
+    return supervise(args.burners, lambda index: work(counters, index, args.idle, args.file))
 
 
 if __name__ == "__main__":

@@ -3,14 +3,20 @@
 A request is 8 bytes that the reply carries back. The cost is measured in the worker's own CPU time, so the service's CPU
 use is rate x (cost + a few tens of microseconds for the socket calls), whoever preempts it: a number that the agent's can
 be held against.
+
+With --pieces a request is a fixed amount of work instead: so many pieces copied from random places of a table that is larger
+than the caches of one core. Whoever takes the shared cache and the memory's bandwidth then makes each request dearer.
 """
 
 from __future__ import annotations
 
 import argparse
+import mmap
+import random
 import socket
 import sys
 import time
+from collections.abc import Callable
 
 from demo.process import supervise
 
@@ -18,6 +24,9 @@ REQUEST_BYTES = 8
 RECEIVE_BUFFER = 4 << 20
 """Room for about 5,000 waiting requests; the kernel grants less where net.core.rmem_max says so and we are not root."""
 SO_RCVBUFFORCE = 33
+TABLE_BYTES, PIECE_BYTES = 4 << 20, 1 << 10
+PLACES = 4096
+CALIBRATIONS, CALIBRATED_PIECES = 20, 8192
 
 
 def bind(port: int = 0) -> socket.socket:
@@ -36,15 +45,59 @@ def deepen(sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
 
 
-def work(sock: socket.socket, service_us: int) -> None:
-    """Answer requests for ever."""
+def spend(service_us: int) -> Callable[[], None]:
+    """A request that costs so much CPU time."""
     cost_ns = service_us * 1000
-    while True:
-        request, client = sock.recvfrom(REQUEST_BYTES)
+
+    def request() -> None:
         end = time.thread_time_ns() + cost_ns
         while time.thread_time_ns() < end:
             pass
-        sock.sendto(request, client)
+
+    return request
+
+
+def look_up(table: mmap.mmap, pieces: int) -> Callable[[], None]:
+    """A request that copies so many pieces of the table, each time from where the one before it left off."""
+    rng = random.Random(1)
+    places = [rng.randrange(0, TABLE_BYTES - PIECE_BYTES) for _ in range(PLACES)]
+    source, target = memoryview(table), memoryview(bytearray(PIECE_BYTES))
+    at = 0
+
+    def request() -> None:
+        nonlocal at
+        for number in range(at, at + pieces):
+            place = places[number % PLACES]
+            target[:] = source[place : place + PIECE_BYTES]
+        at += pieces
+
+    return request
+
+
+def make_table() -> mmap.mmap:
+    """Every page of it there, and shared by all workers."""
+    table = mmap.mmap(-1, TABLE_BYTES)
+    table.write(b"t" * TABLE_BYTES)
+    return table
+
+
+def pieces_for(service_us: int) -> int:
+    """How many pieces cost so much CPU time on this machine as it is now: by the median of some tries, so let it be quiet."""
+    request = look_up(make_table(), CALIBRATED_PIECES)
+    costs = []
+    for _ in range(CALIBRATIONS):
+        began = time.thread_time_ns()
+        request()
+        costs.append(time.thread_time_ns() - began)
+    return max(1, round(service_us * 1000 * CALIBRATED_PIECES / sorted(costs)[CALIBRATIONS // 2]))
+
+
+def work(sock: socket.socket, request: Callable[[], None]) -> None:
+    """Answer requests for ever."""
+    while True:
+        text, client = sock.recvfrom(REQUEST_BYTES)
+        request()
+        sock.sendto(text, client)
 
 
 def main() -> int:
@@ -54,9 +107,11 @@ def main() -> int:
     where.add_argument("--fd", type=int, help="descriptor of a bound UDP socket")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--service-us", type=int, default=500, help="CPU time of one request")
+    parser.add_argument("--pieces", type=int, help="copy so many pieces of a table instead, whatever that costs")
     args = parser.parse_args()
     sock = bind(args.port) if args.fd is None else socket.socket(fileno=args.fd)
-    return supervise(args.workers, lambda _: work(sock, args.service_us))
+    request = spend(args.service_us) if args.pieces is None else look_up(make_table(), args.pieces)
+    return supervise(args.workers, lambda _: work(sock, request))
 
 
 if __name__ == "__main__":

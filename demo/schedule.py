@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_right
 from collections.abc import Iterator
 
 import msgspec
@@ -68,7 +69,66 @@ class Wave(msgspec.Struct, frozen=True, kw_only=True, tag="wave"):
         return tuple(self.spike_at_s + k * self.period_s for k in range(count))
 
 
-Schedule = Constant | Wave
+class Bursts(msgspec.Struct, frozen=True, kw_only=True, tag="bursts"):
+    """A rate that jumps from `low` to `high` and back, over and over: each burst begins and ends within one request."""
+
+    low: float
+    high: float
+    period_s: float
+    """After so long the same bursts come again."""
+    on: tuple[tuple[float, float], ...]
+    """Begin and end of each burst, in seconds of the period; ascending, apart from each other."""
+    from_s: float = 0.0
+    """When a period begins, so that a measurement after any warm-up meets the same bursts."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low <= self.high:
+            raise ValueError(f"bursts: low {self.low} and high {self.high} must be positive and in this order")
+        edges = [0.0, *(edge for burst in self.on for edge in burst), self.period_s]
+        if self.period_s <= 0 or edges != sorted(edges):
+            raise ValueError("bursts: each must end after it begins, before the next one and within the period")
+
+    @property
+    def peak(self) -> float:
+        return self.high
+
+    def in_spike(self, t: float) -> bool:
+        """Whether second `t` belongs to a burst."""
+        at = (t - self.from_s) % self.period_s
+        before = bisect_right(self.on, at, key=lambda burst: burst[0])
+        return before > 0 and at < self.on[before - 1][1]
+
+    def rate_at(self, t: float) -> float:
+        return self.high if self.in_spike(t) else self.low
+
+    def spikes(self, until_s: float) -> tuple[float, ...]:
+        """When bursts begin, of those that begin between 0 and `until_s`."""
+        first = -math.ceil(self.from_s / self.period_s)
+        last = math.ceil((until_s - self.from_s) / self.period_s)
+        begins = (self.from_s + k * self.period_s + begin for k in range(first, last) for begin, _ in self.on)
+        return tuple(begin for begin in begins if 0 <= begin < until_s)
+
+
+LEAST_PART = 0.5
+"""Of the mean length of bursts, and of the gaps between them: none is shorter. The rest is exponential."""
+
+
+def bursts(low: float, high: float, *, period_s: float, count: int, on_share: float, seed: int) -> Bursts:
+    """So many bursts a period, of random lengths and distances, that together last that share of it, whatever the seed."""
+    rng = random.Random(seed)
+    drawn = [[LEAST_PART + (1 - LEAST_PART) * rng.expovariate(1) for _ in range(count)] for _ in range(2)]
+    gaps, lengths = (
+        [part / sum(parts) * share * period_s for part in parts]
+        for parts, share in zip(drawn, (1 - on_share, on_share), strict=True)
+    )
+    on, at = [], 0.0
+    for gap, length in zip(gaps, lengths, strict=True):
+        on.append((at + gap, min(at + gap + length, period_s)))
+        at += gap + length
+    return Bursts(low=low, high=high, period_s=period_s, on=tuple(on))
+
+
+Schedule = Constant | Wave | Bursts
 
 
 def arrivals(schedule: Schedule, seed: int, anew_at_s: float = math.inf) -> Iterator[float]:

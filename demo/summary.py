@@ -61,7 +61,7 @@ class Mean:
 
 
 COLUMNS = (
-    ("answered", 10), ("lost", 6), ("p50 ms", 9), ("p99 ms", 9), ("p99.9 ms", 10), ("batch units/s", 15),
+    ("answered", 10), ("lost", 8), ("p50 ms", 9), ("p99 ms", 9), ("p99.9 ms", 10), ("batch units/s", 15),
 )  # fmt: skip
 
 

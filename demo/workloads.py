@@ -22,6 +22,8 @@ MAX_RATE = 4000.0
 """Requests a second that one client in Python sends without being late; larger nodes get dearer requests instead."""
 PEAK_SHARE = 0.6
 """Of all CPUs, at the highest load that the demo and the benches ask for."""
+BURNER_MIB = 16
+"""Memory that the batch job requests for each of its processes, several times what they use."""
 END_WITHIN_S = 5.0
 
 
@@ -69,20 +71,25 @@ class Workloads:
         self.client = Counters(directory / "client.counters", CLIENT_CELLS)
         self.batch = Counters(directory / "batch.counters", size.burners)
 
-    def start_online(self) -> None:
-        """Start the service on the socket bound here, so that no request finds nobody even while it starts."""
+    def start_online(self, *, pieces: int | None = None) -> None:
+        """Start the service on the socket bound here, so that no request finds nobody even while it starts.
+
+        With `pieces` its requests are so much work on memory, else so much CPU time.
+        """
         assert self._socket is not None
         fd = self._socket.fileno()
         sizes = ["--workers", str(self.size.workers), "--service-us", str(self.size.service_us)]
+        sizes += ["--pieces", str(pieces)] if pieces is not None else []
         command = [*python("demo.online"), "--fd", str(fd), *sizes]
         self._processes["online"] = launch(command, procs=self._procs["online"], pass_fds=[fd])
         self._socket.close()
         self._socket = None
 
-    def start_batch(self, *, idle: bool = False) -> None:
-        """Start the burners, under SCHED_IDLE if `idle`."""
+    def start_batch(self, *, idle: bool = False, memory: bool = False) -> None:
+        """Start the burners, under SCHED_IDLE if `idle`, on memory and page cache if `memory`."""
         where = ["--burners", str(self.size.burners), "--counters", str(self._directory / "batch.counters")]
         command = [*python("demo.batch"), *where, *(["--idle"] if idle else [])]
+        command += ["--file", str(self._directory / "batch.data")] if memory else []
         self._processes["batch"] = launch(command, procs=self._procs["batch"])
 
     def start_client(
@@ -121,6 +128,14 @@ class Workloads:
             if (code := process.poll()) is not None:
                 return f"the {name} process ended by itself with {_how(code)}"
         return None
+
+    def has_ended(self, name: str) -> bool:
+        """Whether that one was started, and has ended although nobody here asked it to."""
+        return name in self._processes and self._processes[name].poll() is not None
+
+    def forget(self, name: str) -> None:
+        """Of one that has ended: as if it had never been started."""
+        self._processes.pop(name).wait()
 
     def stop(self) -> None:
         """End every process and wait for it: SIGTERM, then SIGKILL for whoever stays. Idempotent; counters remain."""

@@ -5,7 +5,7 @@ Pure. Units are a person's: cores, microseconds, ratios; what is counted is per 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -15,6 +15,7 @@ from api.histograms import quantile_ns
 from api.pods import Container, Pod
 from api.rates import CgroupRates, delta, wait_delta
 from api.samples import CgroupSample, Indicator, NodeSample, Snapshot
+from exporters.whole import whole
 
 NS_PER_US = 1000
 NS_PER_MS = 1_000_000
@@ -117,13 +118,24 @@ class ContainerView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def managed(
-    pod: Pod, container: Container, now: Snapshot, before: Snapshot | None, rate: CgroupRates | None
+    pod: Pod,
+    container: Container,
+    now: Snapshot,
+    before: Snapshot | None,
+    rate: CgroupRates | None,
+    members: Sequence[str] = (),
 ) -> ContainerView:
-    """One container of a listed pod."""
+    """One container of a listed pod; `members` are its cgroup and those below it, where it is there."""
     sample = now.cgroups.get(container.cgroup) or CgroupSample(path=container.cgroup, id=0)
+    earlier = before.cgroups.get(container.cgroup) if before else None
+    if len(members) > 1 and before is not None and rate is not None:
+        sample, earlier = whole(members, now.cgroups, before.cgroups)
+        wait = wait_delta(earlier.wait, sample.wait) if earlier else None
+        waiting = None if wait is None else wait.sum_ns / rate.interval_ns
+        rate = msgspec.structs.replace(rate, wait=wait, wait_cores=waiting)
     return _cgroup(
         sample,
-        before.cgroups.get(container.cgroup) if before else None,
+        earlier,
         rate,
         who=(pod.key, container.name, pod.qos.value),
         latency=_latency(pod.key, now, before),

@@ -13,11 +13,17 @@ import msgspec
 
 from api.catalogue import BY_NAME, NS_PER_S
 from api.decisions import Act, Round
+from api.node_advice import NodeAdvice, PowerKind
 from api.samples import Snapshot
 from api.text import printable
+from exporters.advised import advised_families
 from exporters.cgroups import cgroup_families, dropped
+from exporters.evictions import Victims, eviction_families, kills_after
+from exporters.forecasts import forecast_families
+from exporters.in_force import with_limits_in_force
 from exporters.nodes import MOST_INTERFACES, node_families
 from exporters.points import Distribution, Exemplar, Family, Labels, Point, points
+from exporters.promised import promised_families
 from exporters.traces import exemplar_labels
 
 MAX_CGROUPS = 512
@@ -64,8 +70,13 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     latest: Round | None = None
     decisions: Mapping[Labels, Tally] = {}
     """By knob, rule and outcome."""
+    repairs: Mapping[Labels, Tally] = {}
+    """By knob."""
     rounds: Mapping[Labels, Tally] = {}
     """By trigger and action; the action is empty where nothing was advised."""
+    victims: Victims = Victims()
+    kills: Mapping[Labels, int] = {}
+    """By Katalyst's reason."""
     dropped: Mapping[str, int] = {}
     """What a limit kept from being shown, added up over rounds."""
 
@@ -74,10 +85,12 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
         known = self.about if about is None else about
         snapshot = finished.snapshot
         exemplar = Exemplar(exemplar_labels(snapshot, traced=known.traced), 1, snapshot.wall_time_ns)
-        decisions = dict(self.decisions)
+        decisions, repairs = dict(self.decisions), dict(self.repairs)
         for outcome in finished.outcomes:
             decision = outcome.decision
             _count(decisions, (decision.knob.value, decision.verdict.rule, outcome.status.value), exemplar)
+            if outcome.repaired:
+                _count(repairs, (decision.knob.value,), exemplar)
         rounds = dict(self.rounds)
         _count(rounds, (finished.trigger, finished.advice.action if finished.advice else ""), exemplar)
         now = _dropped(snapshot, known.max_cgroups)
@@ -86,7 +99,10 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
             about=known,
             latest=finished,
             decisions=decisions,
+            repairs=repairs,
             rounds=rounds,
+            victims=self.victims.after(finished),
+            kills=kills_after(self.kills, finished),
             dropped={what: self.dropped.get(what, 0) + count for what, count in now.items()},
         )
 
@@ -104,11 +120,19 @@ def _all(observed: Observed) -> Iterator[Family]:
         snapshot = finished.snapshot
         trace = exemplar_labels(snapshot, traced=about.traced)
         yield from node_families(snapshot)
-        yield from cgroup_families(snapshot, finished.previous, trace, about.max_cgroups)
+        in_force = with_limits_in_force(finished)
+        yield from cgroup_families(in_force, finished.previous, trace, about.max_cgroups)
         yield _indicators(snapshot)
         yield from _advice(finished)
+        yield from advised_families(finished)
+        if finished.evictions is not None:
+            yield from eviction_families(finished.evictions)
+        yield from forecast_families(finished.forecasts)
     yield _tallies("dioptase_decisions_total", observed.decisions)
+    yield _tallies("dioptase_knob_repairs_total", observed.repairs)
     yield _tallies("dioptase_rounds_total", observed.rounds)
+    yield points("dioptase_eviction_victims_total", observed.victims.counts.items())
+    yield points("dioptase_eviction_kills_total", observed.kills.items())
     if finished is not None:
         yield from _agent(finished)
     yield from _about(about)
@@ -150,13 +174,26 @@ def _advice(finished: Round) -> Iterator[Family]:
         yield points("dioptase_shadow_requirement_cores", [((shadow.policy,), shadow.requirement_cores)])
         yield points("dioptase_shadow_headroom_cores", [((shadow.policy,), shadow.headroom_cores)])
         yield points("dioptase_shadow_lent_cores", [((shadow.policy,), shadow.lent_cores)])
+    if finished.node is not None:
+        yield from _whole_node(finished.node)
     advice = finished.advice
     if advice is None:
         return
     yield points("dioptase_pool_cpus", (((pool.name,), len(pool.cpus)) for pool in advice.pools))
     yield points("dioptase_share_requirement_cores", [((), advice.requirement_cores)])
-    yield points("dioptase_reclaim_headroom_cores", [((), advice.headroom_cores)])
+    yield from promised_families(advice)
     yield points("dioptase_reclaim_lent_cores", [((), advice.lent_cores)])
+
+
+def _whole_node(node: NodeAdvice) -> Iterator[Family]:
+    if (power := node.power) is not None:
+        yield points("dioptase_power_action", (((kind.value,), int(kind is power.kind)) for kind in PowerKind))
+        cap = power.target_watts if power.kind is PowerKind.CAP else None
+        yield points("dioptase_power_cap_watts", [((), cap)])
+        yield points("dioptase_power_evict_pods", [((), power.count)])
+    if (found := node.overcommit) is not None:
+        ratios = {"cpu": found.cpu_ratio, "memory": found.memory_ratio}
+        yield points("dioptase_overcommit_ratio", (((resource,), ratio) for resource, ratio in ratios.items()))
 
 
 def _agent(finished: Round) -> Iterator[Family]:

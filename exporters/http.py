@@ -20,7 +20,8 @@ from aiohttp import web
 
 from api.catalogue import NS_PER_S
 from api.decisions import JournalEntry, Round
-from api.ports import Journal, Unavailable
+from api.evictions import EvictionEntry
+from api.ports import EvictionRecord, Journal, Unavailable
 from api.text import to_json
 from exporters import sending, view
 from exporters.families import About
@@ -47,6 +48,12 @@ ASKED_OF: Mapping[str, Callable[[JournalEntry], str]] = {
     "status": lambda entry: entry.outcome.status.value,
 }
 """What decisions can be asked for by, beside their number."""
+EVICTED_OF: Mapping[str, Callable[[EvictionEntry], str]] = {
+    "pod": lambda entry: entry.pod,
+    "plugin": lambda entry: "" if entry.victim is None else entry.victim.plugin,
+    "reason": lambda entry: "" if entry.kill is None else entry.kill.reason.value,
+}
+"""The same of evictions."""
 FOLLOW_S = 1.0
 """How often the web configuration and its certificates are looked at."""
 TYPES = {
@@ -111,17 +118,18 @@ class Refused(Exception):
 class Server:
     """Sink of rounds and HTTP server in one: what is served is exactly what was published."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument per part of the server
         self,
         *,
         journal: Journal,
+        evictions: EvictionRecord | None = None,
         version: str,
         page: Path = PAGE,
         stale_s: float = STALE_S,
         about: Callable[[], About] = About,
         web_config: WebConfig | None = None,
     ) -> None:
-        self._journal = journal
+        self._journal, self._evictions = journal, evictions
         self._page = page
         self._stale_s = stale_s
         self._exposition = Exposition(version, about)
@@ -166,6 +174,7 @@ class Server:
         app.router.add_get("/api/v1/view", self._view)
         app.router.add_get("/api/v1/history", self._views)
         app.router.add_get("/api/v1/decisions", self._decisions)
+        app.router.add_get("/api/v1/evictions", self._evicted)
         app.router.add_get("/api/v1/snapshot", self._snapshot)
         self._listener = listener = Listener(app)
         bound = await listener.open(host, port, "--listen", secured.tls)
@@ -239,7 +248,7 @@ class Server:
         except Refused as refusal:
             response = _problem(refusal.status, refusal.problem)
         except web.HTTPNotFound:
-            remedy = "see /, /metrics, /healthz, /api/v1/view, /api/v1/history, /api/v1/decisions or /api/v1/snapshot"
+            remedy = "see /, /metrics, /healthz or /api/v1/ followed by view, history, decisions, evictions or snapshot"
             response = _problem(404, Problem(f"{request.path} is not served", remedy))
         if not response.prepared:
             response.headers.update(HEADERS)
@@ -302,16 +311,26 @@ class Server:
         return response
 
     async def _decisions(self, request: web.Request) -> web.StreamResponse:
-        asked, told_of = _parameters(request, ("after", "limit"), tuple(ASKED_OF))
-        limit = asked.get("limit", 200)
-        if not 1 <= limit <= MAX_ENTRIES:
-            raise Refused(400, f"limit: {limit} is out of range", f"use a number from 1 to {MAX_ENTRIES}")
+        after, limit, told_of = _entries_asked(request, tuple(ASKED_OF))
 
         def told() -> bytes:
             def wanted(entry: JournalEntry) -> bool:
                 return all(ASKED_OF[name](entry) == text for name, text in told_of.items())
 
-            return to_json(list(self._journal.entries(asked.get("after", 0), limit, wanted if told_of else None)))
+            return to_json(list(self._journal.entries(after, limit, wanted if told_of else None)))
+
+        return await sending.send_made(request, told, JSON)
+
+    async def _evicted(self, request: web.Request) -> web.StreamResponse:
+        """No entries where no eviction plugin is configured."""
+        after, limit, told_of = _entries_asked(request, tuple(EVICTED_OF))
+
+        def told() -> bytes:
+            def wanted(entry: EvictionEntry) -> bool:
+                return all(EVICTED_OF[name](entry) == text for name, text in told_of.items())
+
+            record = self._evictions
+            return to_json([] if record is None else list(record.entries(after, limit, wanted if told_of else None)))
 
         return await sending.send_made(request, told, JSON)
 
@@ -325,6 +344,15 @@ class Server:
 
 def _too_early() -> Refused:
     return Refused(503, "no round has finished yet", "ask again in a second")
+
+
+def _entries_asked(request: web.Request, texts: tuple[str, ...]) -> tuple[int, int, dict[str, str]]:
+    """Entries after which one, how many at most, and what they are to be of."""
+    asked, told_of = _parameters(request, ("after", "limit"), texts)
+    limit = asked.get("limit", 200)
+    if not 1 <= limit <= MAX_ENTRIES:
+        raise Refused(400, f"limit: {limit} is out of range", f"use a number from 1 to {MAX_ENTRIES}")
+    return asked.get("after", 0), limit, told_of
 
 
 def _parameters(

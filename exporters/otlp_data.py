@@ -1,7 +1,8 @@
 """Rounds in OpenTelemetry's own terms: families as metrics, a round as a span. Pure, and a door to opentelemetry.
 
 Metrics are the families that Prometheus gets too, with the instant of the snapshot behind them, and beside them those for
-which OpenTelemetry has names of its own; each round is one span of the length it took, each decision one event in it.
+which OpenTelemetry has names of its own; each round is one span of the length it took, with an event for each
+step of advice and for each decision.
 """
 
 from __future__ import annotations
@@ -25,23 +26,24 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
-from api.decisions import Outcome, Round
+from api.cpus import format_cpu_list
+from api.decisions import Round
 from api.decisions import Status as OutcomeStatus
 from api.text import printable
 from exporters.births import Births
 from exporters.conventions import SCHEMA, Instrument, containers, node_instruments, surroundings
 from exporters.families import Observed, families
+from exporters.otlp_steps import Value, decided, steps
 from exporters.points import Distribution, Family, Labels
 from exporters.traces import round_ids
 
-UNITS = {"seconds": "s", "bytes": "By", "cores": "{core}", "hertz": "Hz", "joules": "J"}
+UNITS = {"seconds": "s", "bytes": "By", "cores": "{core}", "hertz": "Hz", "joules": "J", "mbit": "Mbit/s"}
 """UCUM. What has no unit keeps none: `1` would make Prometheus' translation call it a ratio."""
 MAX_EVENTS = 128
-"""Events of one span, OpenTelemetry's own default; what changed something comes first."""
+"""Events of one span, OpenTelemetry's own default; of decisions, what changed something comes first."""
 POINTS_PER_REQUEST = 4000
 """About 1 MiB; collectors refuse requests over 4 MiB unless told otherwise."""
 FAILURES = (OutcomeStatus.REFUSED, OutcomeStatus.MISMATCH)
-Value = str | int | float | bool | list[str]
 
 
 class Sender:
@@ -108,6 +110,7 @@ class Sender:
         trace_id, span_id = round_ids(finished.snapshot)
         began = finished.snapshot.wall_time_ns
         ended = began + finished.duration_ns
+        taken = tuple(steps(finished))
         changed_first = sorted(finished.outcomes, key=lambda outcome: outcome.status is OutcomeStatus.UNCHANGED)
         failed = [outcome.error for outcome in finished.outcomes if outcome.status in FAILURES]
         return ReadableSpan(
@@ -115,7 +118,10 @@ class Sender:
             context=SpanContext(trace_id, span_id, False, TraceFlags(TraceFlags.SAMPLED)),  # noqa: FBT003
             resource=self.resource,
             attributes=dict(_kept(_about(finished))),
-            events=tuple(Event("decision", dict(_kept(_decided(o))), ended) for o in changed_first[:MAX_EVENTS]),
+            events=(
+                *(Event(step, dict(_kept(attributes)), ended) for step, attributes in taken),
+                *(Event("decision", dict(_kept(decided(o))), ended) for o in changed_first[: MAX_EVENTS - len(taken)]),
+            ),
             status=Status(StatusCode.ERROR, printable(failed[0])) if failed else Status(),
             start_time=began,
             end_time=ended,
@@ -188,29 +194,12 @@ def _about(finished: Round) -> dict[str, Value | None]:
         "dioptase.rule": advice.verdict.rule,
         "dioptase.reason": advice.verdict.text,
         "dioptase.threshold": advice.verdict.threshold,
+        "dioptase.pools": [f"{pool.name} {format_cpu_list(pool.cpus)}" for pool in advice.pools],
         "dioptase.lent_cores": advice.lent_cores,
         "dioptase.requirement_cores": advice.requirement_cores,
         "dioptase.headroom_cores": advice.headroom_cores,
+        "dioptase.advertised_cores": None if advice.advertised is None else advice.advertised.cores,
         "dioptase.idle": advice.idle,
-    }
-
-
-def _decided(outcome: Outcome) -> dict[str, Value | None]:
-    decision, verdict = outcome.decision, outcome.decision.verdict
-    return {
-        "dioptase.pod": decision.pod,
-        "dioptase.cgroup": decision.cgroup,
-        "dioptase.knob": decision.knob.value,
-        "dioptase.value": decision.value,
-        "dioptase.status": outcome.status.value,
-        "dioptase.before": outcome.before,
-        "dioptase.after": outcome.after,
-        "dioptase.clamped_from": outcome.clamped_from,
-        "dioptase.error": outcome.error or None,
-        "dioptase.rule": verdict.rule,
-        "dioptase.reason": verdict.text,
-        "dioptase.threshold": verdict.threshold,
-        **{f"dioptase.input.{name}": value for name, value in verdict.inputs.items()},
     }
 
 

@@ -156,7 +156,7 @@ def _difference(base: Round, finished: Round) -> Difference:
             cgroups[path] = changes
     return Difference(
         after=before.seq,
-        round={name: getattr(finished, name) for name in finished.__struct_fields__ if name not in ROUND_REST},
+        round=_changed(base, finished, ROUND_REST),
         snapshot=_changed(before, now, SNAPSHOT_REST),
         node=_changed(before.node, now.node),
         cgroups=cgroups,
@@ -181,7 +181,7 @@ def _together(whole: dict[str, Any] | None, difference: Difference) -> dict[str,
     for path, fields in difference.cgroups.items():
         cgroups[path] = fields if "path" in fields else {**cgroups[path], **fields}
     snapshot = {**before, **difference.snapshot, "node": {**before["node"], **difference.node}, "cgroups": cgroups}
-    return {**difference.round, "snapshot": snapshot, "previous": None}
+    return {**whole, **difference.round, "snapshot": snapshot}
 
 
 def segments(path: Path) -> list[Path]:

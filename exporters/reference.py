@@ -18,7 +18,17 @@ PARTS = (
     (("dioptase_cgroup_io_", "dioptase_cgroup_block_", "dioptase_cgroup_network_"), "Every cgroup: disks and network"),
     ("dioptase_cgroup_", "Every cgroup: CPU and threads"),
     ("dioptase_indicator_", "What pods say of themselves"),
-    (("dioptase_pool_", "dioptase_share_", "dioptase_reclaim_"), "What is lent"),
+    (
+        (
+            "dioptase_pool_",
+            "dioptase_share_",
+            "dioptase_reclaim_",
+            "dioptase_region_",
+            "dioptase_network_",
+            "dioptase_rejected_",
+        ),
+        "What is lent",
+    ),
     (("dioptase_decisions_", "dioptase_rounds_"), "What was decided"),
     ("dioptase_", "The agent itself"),
 )
@@ -35,7 +45,8 @@ own (`system.*`, `container.*`, `k8s.*`). All show the snapshot that the advisor
   listed pod owns the cgroup. Only a container's own cgroup carries its pod, so sums over pods count nothing twice.
 - CPU, memory, pressure and I/O of a cgroup include its descendants, as the kernel counts them. What probes count does not:
   run-queue waits and blame, throttles, hardware counters, states of threads, loads, reclaim, OOM kills, block I/O requests
-  and sockets are those of the cgroup's own tasks. Every row says which it is.
+  and sockets are those of the cgroup's own tasks. Every row says which it is. The page and `dioptase top` add them up for a
+  listed container with cgroups below; a query does with `cgroup=~"/web(/.*)?"`.
 - Names of kinds, events, modes and vectors are the kernel's. `device` is a disk's name, or `MAJOR:MINOR` where the node
   does not list it.
 - Run-queue waits are histograms with {len(WAIT_BOUNDS_S)} bounds from 1 us to 34 s, each twice the one before. Where the kernel

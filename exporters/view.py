@@ -11,13 +11,19 @@ from heapq import nlargest
 
 import msgspec
 
+from api.advice import CardBandwidth, Headroom, PoolSize, RegionAdvice
 from api.cpus import format_cpu_list
 from api.decisions import Advice, Outcome, Round, Status
+from api.forecasts import Outlook
 from api.histograms import BOUNDS_NS
-from api.rates import Rates, rates
+from api.knobs import Verdict
+from api.memory_advice import MemoryAdvice
+from api.node_advice import NodeAdvice
+from api.rates import Rates, members, rates
 from api.samples import CgroupSample, Snapshot, SourceStatus
 from exporters.cgroup_view import NS_PER_US, ContainerView, ReclaimView, managed, past_of, reclaim_view, unmanaged
 from exporters.cgroups import working_set
+from exporters.evictions import EvictionView, eviction_view
 from exporters.node_view import NodeView, node_view
 
 BOUNDS_US: tuple[int, ...] = tuple(bound // NS_PER_US for bound in BOUNDS_NS)
@@ -54,6 +60,15 @@ class ShadowView(msgspec.Struct, frozen=True, kw_only=True):
     headroom_cores: float | None
 
 
+class AnswerView(msgspec.Struct, frozen=True, kw_only=True):
+    """What is said of the node as a whole."""
+
+    topic: str
+    """`power` or `overcommit`."""
+    rule: str
+    text: str
+
+
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """One round for the eye."""
 
@@ -81,11 +96,27 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     reclaimed_cores: float | None
     """What they used since the previous round."""
     requirement_cores: float | None
-    headroom_cores: float | None
-    """What can be promised to reclaimed pods in all, what they use now included."""
+    headroom: Headroom | None = None
+    """What can be promised to reclaimed pods in all, what they use now included,"""
+    advertised: Headroom | None = None
+    """and what the node advertises of it."""
     shadow: ShadowView | None = None
+    answers: tuple[AnswerView, ...] = ()
+    """Of the node as a whole, as far as that is switched on."""
+    forecasts: tuple[Outlook, ...] = ()
+    """What online work will use at the most within an hour, and how earlier forecasts of it fared."""
     pools: Mapping[str, str]
     """CPU list of each pool."""
+    sizes: tuple[PoolSize, ...] = ()
+    """How large each is to be, by NUMA node,"""
+    regions: tuple[RegionAdvice, ...] = ()
+    """and what the online pods on it get, with the reasons."""
+    rejected: Mapping[str, Verdict] = {}
+    """Pods whose wish for CPUs or network bandwidth cannot be fulfilled, and why."""
+    cards: tuple[CardBandwidth, ...] = ()
+    """Network cards whose speed is known, and what they are promised to whom."""
+    memory: MemoryAdvice | None = None
+    """What is advised of memory; what it wishes of cgroups is among the changes."""
     node: NodeView = NodeView()
     containers: tuple[ContainerView, ...]
     others: tuple[ContainerView, ...] = ()
@@ -94,6 +125,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     other_cgroups: int = 0
     """How many there are of them in all."""
     changes: tuple[ChangeView, ...]
+    evictions: EvictionView | None = None
+    """None where no eviction plugin is configured."""
     sources: tuple[SourceStatus, ...]
     banner: tuple[str, ...]
     bounds_us: tuple[int, ...] = BOUNDS_US
@@ -103,8 +136,10 @@ def build(finished: Round) -> View:
     """The view of a round; rates are absent in the first one."""
     snapshot, previous, advice = finished.snapshot, finished.previous, finished.advice
     change = rates(previous, snapshot) if previous else None
+    rate_of = change.cgroups if change else {}
+    parts = members(snapshot.cgroups, [container.cgroup for pod in snapshot.pods for container in pod.containers])
     containers = tuple(
-        managed(pod, container, snapshot, previous, change.cgroups.get(container.cgroup) if change else None)
+        managed(pod, container, snapshot, previous, rate_of.get(container.cgroup), parts.get(container.cgroup, ()))
         for pod in snapshot.pods
         for container in pod.containers
     )
@@ -132,14 +167,23 @@ def build(finished: Round) -> View:
         lent_cores=advice.lent_cores if advice else None,
         reclaimed_cores=sum(reclaimed) if reclaimed else None,
         requirement_cores=advice.requirement_cores if advice else None,
-        headroom_cores=advice.headroom_cores if advice else None,
+        headroom=advice.headroom if advice else None,
+        advertised=advice.advertised if advice else None,
         shadow=_shadow(finished.shadow),
+        answers=_answers(finished.node),
+        forecasts=finished.forecasts,
         pools={pool.name: format_cpu_list(pool.cpus) for pool in advice.pools} if advice else {},
+        sizes=advice.cpu.sizes if advice else (),
+        regions=advice.cpu.regions if advice else (),
+        rejected=advice.rejected if advice else {},
+        cards=advice.cards if advice else (),
+        memory=_without_wishes(finished.memory),
         node=node_view(snapshot, previous, change.node.interval_ns if change else None, ended, reclaims.values()),
         containers=containers,
         others=_others(snapshot, previous, change, reclaims, ours) if previous and change else (),
         other_cgroups=sum(path not in ours for path in snapshot.cgroups),
         changes=tuple(change_view(o) for o in finished.outcomes if o.status is not Status.UNCHANGED),
+        evictions=eviction_view(finished),
         sources=snapshot.sources,
         banner=finished.banner,
     )
@@ -157,11 +201,38 @@ def _shadow(advice: Advice | None) -> ShadowView | None:
     )
 
 
+def _answers(node: NodeAdvice | None) -> tuple[AnswerView, ...]:
+    if node is None:
+        return ()
+    said = {"power": node.power, "overcommit": node.overcommit}
+    return tuple(
+        AnswerView(topic=topic, rule=answer.verdict.rule, text=answer.verdict.text)
+        for topic, answer in said.items()
+        if answer is not None
+    )
+
+
+def _without_wishes(memory: MemoryAdvice | None) -> MemoryAdvice | None:
+    return None if memory is None else msgspec.structs.replace(memory, wishes=())
+
+
 def past(view: View) -> View:
     """What five minutes of rounds are kept of: the pictures over time need no more, and memory is dear."""
     node = msgspec.structs.replace(view.node, zones=(), oom_victims=())
     return msgspec.structs.replace(
-        view, node=node, containers=tuple(map(past_of, view.containers)), others=tuple(map(past_of, view.others))
+        view,
+        node=node,
+        forecasts=(),
+        containers=tuple(map(past_of, view.containers)),
+        others=tuple(map(past_of, view.others)),
+        sizes=(),
+        regions=(),
+        rejected={},
+        cards=(),
+        memory=None,
+        evictions=None,
+        headroom=None,
+        advertised=None,
     )
 
 

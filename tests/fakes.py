@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import accumulate
 
+from api.advice import Headroom
 from api.cpus import Cpu, Topology
 from api.decisions import Act, Advice, Decision, Outcome, Pool, Round, Status
 from api.facts import CpuTimes, Pressure, Wait
@@ -173,7 +174,7 @@ def advice(action: str = "grow", lent_cores: float = 2.5) -> Advice:
         policy="latency",
         pools=(Pool(name="share", cpus=(0, 1, 2, 3)), Pool(name="reclaim", cpus=(2, 3))),
         requirement_cores=1.5,
-        headroom_cores=0.25,
+        headroom=Headroom(cores=0.25, verdict=Verdict(rule="estimate", text="0.25 cores can be promised")),
         lent_cores=lent_cores,
         idle=True,
         action=action,
@@ -187,7 +188,7 @@ def advice(action: str = "grow", lent_cores: float = 2.5) -> Advice:
 
 
 def outcome(
-    knob: Knob = Knob.CPUSET, value: str = "2-3", status: Status = Status.APPLIED, **changes: str | None
+    knob: Knob = Knob.CPUSET, value: str = "2-3", status: Status = Status.APPLIED, **changes: str | bool | None
 ) -> Outcome:
     """A decision on /batch and what came of it; `changes` are fields of Outcome."""
     decision = Decision(
@@ -202,7 +203,7 @@ def outcome(
 
 
 OUTCOMES = (
-    outcome(before="3", after="2-3"),
+    outcome(before="3", after="2-3", repaired=True),
     outcome(Knob.IDLE, "1", Status.UNCHANGED, before="1"),
     outcome(Knob.QUOTA, "250000 100000", Status.REFUSED, before="max 100000", error="cpu.max: invalid argument"),
 )

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
+from api.advice import CardBandwidth, Control, CpuAdvice, Headroom, PoolSize, Region, RegionAdvice, RegionKind, Signal
 from api.decisions import Round
+from api.evictions import Condition, Evictions, KillEvent, KillReason, Met, Shown, Threshold, Victim
 from api.facts import (
     Blame,
     BlockIo,
@@ -30,15 +32,147 @@ from api.facts import (
     ThreadStates,
     Zone,
 )  # fmt: skip
+from api.forecasts import Forecast, Outlook, Resource, Score
 from api.histograms import BOUNDS_NS, SLOTS
+from api.knobs import Verdict
+from api.memory_advice import MemoryAdvice, MemoryCondition, MemoryPressure
+from api.node_advice import NodeAdvice, Overcommit, PowerAction, PowerKind
 from api.samples import CgroupSample, NodeSample, Snapshot
 from exporters.families import RecordingState
-from tests.fakes import ABOUT, BOOTED_AT_NS, MIB, MS, S, advice, busy_round
+from tests.fakes import ABOUT, BATCH, BOOTED_AT_NS, MIB, MS, S, advice, busy_round
 
 RICH_ABOUT = msgspec.structs.replace(
     ABOUT, traced=True, recording=RecordingState(writable=True, size_bytes=5 * MIB, rounds=40, lost_rounds=2)
 )
-RICH_SHADOW = msgspec.structs.replace(advice(), policy="canonical", lent_cores=1.0, headroom_cores=0.5)
+RICH_NODE = NodeAdvice(
+    power=PowerAction(
+        kind=PowerKind.CAP, at_ns=S, target_watts=80, current_watts=100,
+        verdict=Verdict(
+            rule="power_cap", text="The node draws 100 W of 80 W at alert s0: power is capped to 80 W.", threshold=80
+        ),
+    ),
+    overcommit=Overcommit(
+        cpu_ratio=1.6, memory_ratio=1.17, verdict=Verdict(rule="overcommit_realtime", text="CPU: 1.60. Memory: 1.17.")
+    ),
+)  # fmt: skip
+RICH_CPU = CpuAdvice(
+    regions=(
+        RegionAdvice(
+            region=Region(name="share-NUMA0", kind=RegionKind.SHARE, pool="share-NUMA0", numa_nodes=(0,), bound=True,
+                          containers=("/web",), pods=("default/web",)),
+            policy="rama",
+            controls={Control.REQUIREMENT: 3.0},
+            upper_cores=4.0,
+            lower_cores=1.0,
+            headroom_cores=2.5,
+            headroom_verdict=Verdict(rule="region_canonical", text="Region share-NUMA0 leaves 2.50 cores."),
+            signals=(Signal(name="cpu_sched_wait", current=450.0, target=400.0),),
+            verdict=Verdict(rule="provision_rama", text="share-NUMA0: it gets 3.", threshold=4.0, inputs={"cpus": 3}),
+        ),
+    ),
+    sizes=(PoolSize(pool="share-NUMA0", numa=0, cpus=3), PoolSize(pool="reclaim", cpus=1, quota_cores=1.5)),
+)  # fmt: skip
+RICH_REJECTED = {"default/db": Verdict(rule="dedicated_needs_numa_binding", text="default/db asks for the impossible.")}
+RICH_CARDS = (
+    CardBandwidth(name="eth0", speed=10_000, egress_capacity=9400, ingress_capacity=9000, promised=500,
+                  pods={"default/web": 500}),
+)  # fmt: skip
+RICH_MEMORY = MemoryAdvice(
+    policy="canonical",
+    headroom_bytes=3072.0 * MIB,
+    headroom_by_numa={0: 3072.0 * MIB},
+    headroom_verdict=Verdict(rule="memory_headroom_canonical", text="3 GiB are promised.", inputs={"total_bytes": 8192 * MIB}),
+    provision_by_numa={0: 2048.0 * MIB},
+    condition=MemoryCondition(state=MemoryPressure.NO_RISK, verdict=Verdict(rule="memory_no_risk", text="4 GiB are free.")),
+    numa_conditions={
+        0: MemoryCondition(state=MemoryPressure.TUNE_MEMCG, target_bytes=256 * MIB,
+                           verdict=Verdict(rule="memory_tune_memcg", text="NUMA node 0 has 4 GiB free.")),
+        1: MemoryCondition(state=MemoryPressure.UNKNOWN,
+                           verdict=Verdict(rule="memory_pressure_unknown", text="MemFree of NUMA node 1 is missing.")),
+    },
+    verdicts=(Verdict(rule="memory_reap_disabled", text="The cache reaper is switched off."),),
+)  # fmt: skip
+MEMORY_PLUGIN = "system-memory-pressure-eviction-plugin"
+RICH_EVICTIONS = Evictions(
+    thresholds=(
+        Threshold(
+            plugin=MEMORY_PLUGIN, met=Met.HARD, scope="SystemMemory", subject="free", value=float(96 * MIB),
+            observed=float(64 * MIB), operator="<", since_ns=S, condition=Condition(name="MemoryPressure"),
+            verdict=Verdict(rule="hard_threshold_met", text="64.0 MiB of memory are free; the watermark is 96.0 MiB."),
+        ),
+        Threshold(
+            plugin=MEMORY_PLUGIN, met=Met.NOT_MET, scope="SystemMemory", subject="psi",
+            verdict=Verdict(rule="input_missing", text="memory pressure is not known; nobody is evicted for that."),
+        ),
+        Threshold(
+            plugin="rss-overuse-eviction-plugin", met=Met.SOFT, scope="rss", value=1.05, observed=1.5, since_ns=S,
+            verdict=Verdict(rule="soft_threshold_met", text="1 of 2 pods use more memory than they may."), dry_run=True,
+        ),
+    ),
+    conditions=(
+        Shown(condition=Condition(name="MemoryPressure"), plugin=MEMORY_PLUGIN, since_ns=S, last_met_ns=S),
+    ),
+    victims=(
+        Victim(
+            pod=BATCH.key, uid=BATCH.uid, plugin=MEMORY_PLUGIN, scope="SystemMemory", forced=True, grace_s=1.0,
+            verdict=Verdict(
+                rule="hard_threshold_met", text="plugin met threshold: 64.0 MiB are free", threshold=float(96 * MIB),
+                inputs={"free_bytes": 64 * MIB},
+            ),
+        ),
+        Victim(
+            pod="default/web", uid="default/web", plugin="rss-overuse-eviction-plugin", scope="rss", forced=False,
+            grace_s=None, dry_run=True,
+            verdict=Verdict(rule="soft_threshold_met", text="Resident memory is 384.0 MiB.", threshold=1.05),
+        ),
+    ),
+    leaving=(BATCH.key,),
+)  # fmt: skip
+RICH_KILLS = (
+    KillEvent(pod=BATCH.key, reason=KillReason.CREATED, message="Successfully create eviction; reason: x", at_ns=S),
+    KillEvent(pod="default/stuck", reason=KillReason.EXCEEDED, message="processes are left 45 s after", at_ns=S),
+)
+RICH_PROMISE = Headroom(
+    cores=0.25,
+    cores_by_numa={0: 0.25},
+    memory_bytes=3072.0 * MIB,
+    memory_by_numa={0: 3072.0 * MIB},
+    verdict=Verdict(rule="estimate", text="0.25 cores can be promised."),
+)
+RICH_ADVERTISED = Headroom(
+    cores=0.5,
+    cores_by_numa={0: 0.5},
+    memory_bytes=2048.0 * MIB,
+    memory_by_numa={0: 2048.0 * MIB},
+    verdict=Verdict(rule="advertised", text="CPU: 0.50 cores advertised, of a level of 0.50 cores."),
+)
+RICH_SHADOW = msgspec.structs.replace(
+    advice(), policy="canonical", lent_cores=1.0, headroom=Headroom(cores=0.5, verdict=advice().verdict)
+)
+FORECASTS = (
+    Outlook(
+        resource=Resource.CPU,
+        used=1.5,
+        forecast=Forecast(
+            peak=2.25, expected=1.75, margin=0.5, season=True, alarm=False, trusted=True, history_s=90_000.0,
+            verdict=Verdict(rule="calibrated", text="1.75 are expected at the most within the hour, 2.25 with the margin."),
+        ),
+        promised_miss_ratio=0.055,
+        score=Score(miss_ratio=0.0625, big_miss_ratio=0.015625, shortfall_mean=0.25, shortfall_max=0.75, bias=0.375,
+                    quantile_ratio=0.95, evaluated=64, missed=4),
+    ),
+    Outlook(
+        resource=Resource.MEMORY,
+        used=2000.0 * MIB,
+        forecast=Forecast(
+            peak=3000.0 * MIB, expected=2500.0 * MIB, margin=500.0 * MIB, alarm=True, trusted=False, history_s=7200.0,
+            verdict=Verdict(rule="drift_alarm", text="Use rose above every forecast within the last hour."),
+        ),
+        promised_miss_ratio=0.055,
+        score=Score(miss_ratio=0.25, big_miss_ratio=0.0, shortfall_mean=64.0 * MIB, shortfall_max=128.0 * MIB,
+                    bias=256.0 * MIB, quantile_ratio=0.94, evaluated=12, missed=3),
+    ),
+)  # fmt: skip
 DEVICE = "253:0"
 
 
@@ -153,12 +287,35 @@ def rich_snapshot(snapshot: Snapshot) -> Snapshot:
     )
 
 
+def rich_judgement(finished: Round) -> Round:
+    """The round with something of everything that policies can say."""
+    said = msgspec.structs.replace(
+        finished.advice or advice(),
+        cpu=RICH_CPU,
+        rejected=RICH_REJECTED,
+        cards=RICH_CARDS,
+        headroom=RICH_PROMISE,
+        advertised=RICH_ADVERTISED,
+    )
+    return msgspec.structs.replace(
+        finished,
+        advice=said,
+        memory=RICH_MEMORY,
+        shadow=RICH_SHADOW,
+        evictions=RICH_EVICTIONS,
+        kills=RICH_KILLS,
+        node=RICH_NODE,
+        forecasts=FORECASTS,
+    )
+
+
 def rich_round(seq: int = 2, *, cgroups: int = 0) -> Round:
     """A round of which every row of the catalogue has something to show; `cgroups` more, owned by nobody, like /web."""
     finished = busy_round(seq, cgroups=cgroups)
-    return msgspec.structs.replace(
-        finished,
-        snapshot=rich_snapshot(finished.snapshot),
-        previous=None if finished.previous is None else rich_snapshot(finished.previous),
-        shadow=RICH_SHADOW,
+    return rich_judgement(
+        msgspec.structs.replace(
+            finished,
+            snapshot=rich_snapshot(finished.snapshot),
+            previous=None if finished.previous is None else rich_snapshot(finished.previous),
+        )
     )

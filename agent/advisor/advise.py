@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import ceil
 
 from msgspec.structs import replace
@@ -10,17 +10,20 @@ from msgspec.structs import replace
 from agent.advisor import latency
 from agent.advisor.culprits import claims
 from agent.advisor.estimation import average, remember, requirement_cores
-from agent.advisor.headroom.assembler import PoolSituation, assemble
-from agent.advisor.headroom.exclusion import bound_nodes, lendable
-from agent.advisor.headroom.gather import reclaimed_use
-from agent.advisor.headroom.region import region_cores
+from agent.advisor.headroom.foretold import lent_by_pools
+from agent.advisor.headroom.found import Lending, find
+from agent.advisor.headroom.kept import lendable_cores, lent_nodes
 from agent.advisor.measured import blames_of, online_waits, reclaimed_use_cores
+from agent.advisor.pool_sizes import apportion, node_cpus
+from agent.advisor.provision.gather import situation_of
 from agent.advisor.provision.provide import provision
-from agent.advisor.provision.situation import Situation
+from agent.advisor.requests import remember_requests
 from agent.advisor.state import Memory
 from agent.advisor.waits import NS_PER_MS, breaching
 from agent.config import AdvisorConfig
-from api.advice import UNBOUND, CpuAdvice, Headroom, PoolSize
+from agent.config.inference import InferenceConfig
+from api.advice import UNBOUND, CpuAdvice, PoolSize
+from api.cpus import Topology
 from api.decisions import Advice
 from api.knobs import Verdict
 from api.qos import QoSLevel
@@ -30,10 +33,17 @@ from api.samples import Snapshot
 NS_PER_S = 1_000_000_000
 RECLAIMED_USE_WINDOW_S = 1.0
 _NOT_SHARED = ("reclaim", "reserve", "interrupt")
+NO_INFERENCE = InferenceConfig()
 NOBODY = Verdict(rule="nothing_online", text="No online pod runs here: everything is lent.")
 
 
-def advise(snapshot: Snapshot, config: AdvisorConfig, memory: Memory, now_ns: int) -> tuple[Advice | None, Memory]:
+def advise(
+    snapshot: Snapshot,
+    config: AdvisorConfig,
+    memory: Memory,
+    now_ns: int,
+    inference: InferenceConfig = NO_INFERENCE,
+) -> tuple[Advice | None, Memory]:
     """What online pods need and what may be lent of the rest, and the memory for the next round.
 
     None where the policy is `none`. `now_ns` is CLOCK_MONOTONIC; a clock that went backwards lends nothing more.
@@ -44,15 +54,17 @@ def advise(snapshot: Snapshot, config: AdvisorConfig, memory: Memory, now_ns: in
     if config.policy == "none":
         advice = None
     elif config.policy == "canonical":
-        cpu, memory = _provided(snapshot, change, config, memory, now_ns)
+        cpu, memory = _provided(snapshot, change, config, inference, memory, now_ns)
         advice, memory = _canonical(snapshot, change, need, config, memory, cpu)
     else:
         shared = replace(config, provision=replace(config.provision, overlap=True))
-        cpu, memory = _provided(snapshot, change, shared, memory, now_ns)
+        cpu, memory = _provided(snapshot, change, shared, inference, memory, now_ns)
         advice, memory = _latency(snapshot, change, need, config, memory, now_ns)
-        sizes = _everywhere(cpu.sizes, len(snapshot.topology.cpus), advice.lent_cores)
-        advice = replace(advice, cpu=replace(cpu, sizes=sizes))
-    return advice, replace(memory, previous=snapshot)
+        sizes = _everywhere(cpu.sizes, snapshot.topology, advice.lent_cores)
+        regions = tuple(replace(one, verdict=_by_need_alone(one.verdict)) for one in cpu.regions)
+        advice = replace(advice, cpu=replace(cpu, sizes=sizes, regions=regions))
+    requests = remember_requests(snapshot.indicators, memory.requests, now_ns)
+    return advice, replace(memory, previous=snapshot, requests=requests)
 
 
 def _latency(
@@ -67,7 +79,9 @@ def _latency(
     half_ns = config.latency.target_wait_ms * NS_PER_MS / 2
     waits = online_waits(snapshot, change, memory.previous)
     reclaimed = [c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers]
-    blames = blames_of(breaching(waits, half_ns, config.latency), reclaimed, snapshot, memory.previous)
+    blames = blames_of(
+        breaching(waits, dict.fromkeys(waits, half_ns), config.latency), reclaimed, snapshot, memory.previous
+    )
     situation = latency.Situation(
         now_ns=now_ns,
         elapsed_ns=elapsed_ns,
@@ -77,6 +91,7 @@ def _latency(
         requirement_cores=need,
         enable_reclaim=config.enable_reclaim,
         blames=blames,
+        most_cores=lendable_cores(snapshot, lent_nodes(snapshot, memory, config), memory, config),
     )
     lending = latency.lend(situation, memory, config.latency)
     before = memory.lent_cores if memory.lent_cores is not None else float(len(cpus))
@@ -87,13 +102,10 @@ def _latency(
         taken_ratio=1 - lending.level_cores / before if lending.action == "shrink" else 0.0,
         healed=config.latency.grow_ratio_per_s * elapsed_ns / NS_PER_S if lending.action == "grow" else 0.0,
     )
-    reserve = config.reclaim_reserve_cores(len(cpus), len(snapshot.topology.numa_nodes))
     advice = Advice(
         policy="latency",
         requirement_cores=need,
-        headroom_cores=min(
-            region_cores(len(cpus) - reserve, need, config.reserve_cores(len(cpus)), reserve), lending.lent_cores
-        ),
+        headroom=find(snapshot, change, config, memory, Lending(need_cores=need, lent_cores=lending.lent_cores)),
         lent_cores=lending.lent_cores,
         idle=True,
         claims=kept,
@@ -106,7 +118,7 @@ def _latency(
         claims=kept,
         reclaimed_use_cores=used,
         harmful_cores=lending.harmful_cores,
-        own_wait_ns=lending.own_wait_ns,
+        own_waits_ns=lending.own_waits_ns,
         minimum_since_ns=lending.minimum_since_ns,
         last_breach_ns=lending.last_breach_ns,
         last_wait_ns=lending.last_wait_ns,
@@ -114,30 +126,15 @@ def _latency(
 
 
 def _provided(
-    snapshot: Snapshot, change: Rates | None, config: AdvisorConfig, memory: Memory, now_ns: int
+    snapshot: Snapshot,
+    change: Rates | None,
+    config: AdvisorConfig,
+    inference: InferenceConfig,
+    memory: Memory,
+    now_ns: int,
 ) -> tuple[CpuAdvice, Memory]:
     """How large every pool is to be by its policy."""
-    numa_of = {cpu.id: cpu.numa for cpu in snapshot.topology.cpus}
-    reclaim = _by_numa(memory.pools.get("reclaim", ()), numa_of)
-    used = reclaimed_use_cores(snapshot, change)
-    cpus = sum(reclaim.values())
-    situation = Situation(
-        now_ns=now_ns,
-        snapshot=snapshot,
-        previous=memory.previous,
-        change=change,
-        needs=memory.containers,
-        reserve=_by_numa(memory.pools.get("reserve", ()), numa_of),
-        forbidden=_by_numa(memory.pools.get("interrupt", ()), numa_of),
-        assigned=memory.cpus,
-        pools=memory.pools,
-        reclaim_use_cores={} if used is None else {numa: used * n / cpus for numa, n in reclaim.items()},
-        runnable={
-            path: float(sample.threads_by_state.runnable)
-            for path in memory.containers
-            if (sample := snapshot.cgroups.get(path)) is not None and sample.threads_by_state is not None
-        },
-    )
+    situation = situation_of(snapshot, change, memory, inference, now_ns)
     cpu, provided = provision(situation, memory.provision, config, config.provision)
     sizes = _with_share(cpu.sizes, snapshot, config)
     return replace(cpu, sizes=sizes), replace(memory, provision=provided)
@@ -161,18 +158,12 @@ def _with_share(sizes: Sequence[PoolSize], snapshot: Snapshot, config: AdvisorCo
     return tuple(made)
 
 
-def _by_numa(cpus: Sequence[int], numa_of: Mapping[int, int]) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for cpu in cpus:
-        if cpu in numa_of:
-            found[numa_of[cpu]] = found.get(numa_of[cpu], 0) + 1
-    return found
-
-
-def _everywhere(sizes: Sequence[PoolSize], cpus: int, lent_cores: float) -> tuple[PoolSize, ...]:
-    """The same sizes for lending by priority: nothing is kept for reclaimed pods alone, who may run on every CPU; what is
-    left of the node by pools for somebody in particular is the share pools', in proportion."""
-    sizes = [replace(s, cpus=0, quota_cores=lent_cores) if s.pool == "reclaim" else s for s in sizes]
+def _everywhere(sizes: Sequence[PoolSize], topology: Topology, lent_cores: float) -> tuple[PoolSize, ...]:
+    """The same sizes for lending by priority: nothing is kept for reclaimed pods alone, who may run on every CPU, and use
+    what is lent in all; what is left of the node by pools for somebody in particular is the share pools', in proportion."""
+    cpus = len(topology.cpus)
+    lent = apportion(lent_cores, node_cpus(topology), {s.numa for s in sizes if s.pool == "reclaim"})
+    sizes = [replace(s, cpus=0, quota_cores=lent.get(s.numa)) if s.pool == "reclaim" else s for s in sizes]
     shared = {s.pool: s.cpus for s in sizes if s.numa == UNBOUND and s.pool not in _NOT_SHARED}
     room = cpus - sum(s.cpus for s in sizes if s.pool not in shared)
     total = sum(shared.values())
@@ -185,13 +176,18 @@ def _everywhere(sizes: Sequence[PoolSize], cpus: int, lent_cores: float) -> tupl
     )
 
 
+def _by_need_alone(verdict: Verdict) -> Verdict:
+    """The same reason, where it sizes nothing: pools are as wide as can be, and waits decide what is lent of them."""
+    return replace(verdict, text=f"Were pools sized by need: {verdict.text}")
+
+
 def _canonical(
     snapshot: Snapshot, change: Rates | None, need: float, config: AdvisorConfig, memory: Memory, cpu: CpuAdvice
 ) -> tuple[Advice, Memory]:
     """Katalyst's way: online pools are as large as their policies say, and what is left is reclaimed pods'."""
-    lent = float(sum(s.cpus + sum(s.overlap.values()) for s in cpu.sizes if s.pool == "reclaim"))
+    lent = lent_by_pools(cpu.sizes, snapshot.topology.numa_nodes) or 0.0
     before = lent if memory.lent_cores is None else memory.lent_cores
-    found = _headroom(snapshot, change, config, memory)
+    found = find(snapshot, change, config, memory, Lending(need_cores=need, sizes=cpu.sizes))
     verdict = max((one.verdict for one in cpu.regions), key=lambda v: len(v.inputs), default=NOBODY)
     if len(cpu.regions) > 1:
         verdict = replace(verdict, text=" ".join(one.verdict.text for one in cpu.regions))
@@ -199,7 +195,6 @@ def _canonical(
         policy="canonical",
         cpu=cpu,
         requirement_cores=need,
-        headroom_cores=found.cores,
         headroom=found,
         lent_cores=lent,
         idle=False,
@@ -207,24 +202,3 @@ def _canonical(
         verdict=verdict,
     )
     return advice, replace(memory, lent_cores=lent)
-
-
-def _headroom(snapshot: Snapshot, change: Rates | None, config: AdvisorConfig, memory: Memory) -> Headroom:
-    """What the reclaim pool, as it was placed last, can be promised for."""
-    topology = snapshot.topology
-    numa_of = {cpu.id: cpu.numa for cpu in topology.cpus}
-    cpus: dict[int, tuple[int, ...]] = {}
-    for cpu in memory.pools.get("reclaim", ()):
-        if cpu in numa_of:
-            cpus[numa_of[cpu]] = (*cpus.get(numa_of[cpu], ()), cpu)
-    bound = bound_nodes(snapshot.pods, memory.cpus, topology)
-    situation = PoolSituation(
-        topology=topology,
-        cpus=cpus if change is not None else {},
-        busy=change.node.per_cpu_busy_ratio if change is not None else {},
-        use_cores=reclaimed_use(snapshot, change, bound),
-        bound=bound,
-        lendable=lendable(topology, (), ()),
-        enable_reclaim=config.enable_reclaim,
-    )
-    return assemble(situation, config.headroom)

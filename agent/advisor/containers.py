@@ -16,3 +16,5 @@ class ContainerMemory(msgspec.Struct, frozen=True, kw_only=True):
     usage_cores: float | None = None
     load1: float | None = None
     load5: float | None = None
+    load_at_ns: int | None = None
+    """When a wait was last known, and so both loads were brought up to date."""

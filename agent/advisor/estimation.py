@@ -12,15 +12,18 @@ from collections.abc import Collection, Mapping
 from math import exp
 
 from agent.advisor.containers import ContainerMemory
+from agent.advisor.regions import SHARE_POOL
 from agent.advisor.state import Memory
 from agent.config import AdvisorConfig
 from api.pods import Container, Pod
+from api.qos import QoSLevel
 from api.rates import CgroupRates, Rates
 from api.samples import Snapshot
 
 NS_PER_S = 1_000_000_000
 FORGET_S = 30.0
-"""A container that is listed but was not seen for so long needs nothing: until then it keeps what it needed."""
+"""A container that is listed but was not seen for so long needs nothing: until then it keeps what it needed. Not to be seen
+where the tree could not be read says nothing."""
 USAGE_WINDOW_S = 5.0
 """Use is averaged over Katalyst's metric interval, so that a one-second round is no more nervous than its five."""
 
@@ -34,12 +37,14 @@ def remember(
     snapshot: Snapshot, change: Rates | None, memory: Memory, config: AdvisorConfig
 ) -> dict[str, ContainerMemory]:
     """The demand of every online container with this interval folded in."""
-    result = {}
+    result, readable = {}, "/" in snapshot.cgroups
     for container in online_containers(snapshot):
         sample = snapshot.cgroups.get(container.cgroup)
         before = memory.containers.get(container.cgroup)
         if sample is None:
-            if before is not None and snapshot.taken_at_ns - before.last_seen_ns < FORGET_S * NS_PER_S:
+            if before is not None and (
+                not readable or snapshot.taken_at_ns - before.last_seen_ns < FORGET_S * NS_PER_S
+            ):
                 result[container.cgroup] = before
             continue
         if before is None or before.cgroup_id != sample.id:
@@ -56,13 +61,14 @@ def remember(
 
 
 def _fold(before: ContainerMemory, rate: CgroupRates | None, now_ns: int, config: AdvisorConfig) -> ContainerMemory:
-    usage, load1, load5 = before.usage_cores, before.load1, before.load5
+    usage, load1, load5, load_at_ns = before.usage_cores, before.load1, before.load5, before.load_at_ns
     if rate is not None and rate.cpu_cores is not None:
         seconds = rate.interval_ns / NS_PER_S
         usage = average(usage, rate.cpu_cores, seconds, USAGE_WINDOW_S)
         if rate.wait_cores is not None:
             load1 = average(load1, rate.cpu_cores + rate.wait_cores, seconds, 60.0)
             load5 = average(load5, rate.cpu_cores + rate.wait_cores, seconds, 300.0)
+            load_at_ns = now_ns
     return ContainerMemory(
         cgroup_id=before.cgroup_id,
         first_seen_ns=before.first_seen_ns,
@@ -71,6 +77,7 @@ def _fold(before: ContainerMemory, rate: CgroupRates | None, now_ns: int, config
         usage_cores=usage,
         load1=load1,
         load5=load5,
+        load_at_ns=load_at_ns,
     )
 
 
@@ -90,12 +97,21 @@ def container_cores(container: Container, known: ContainerMemory | None, config:
 
 
 def requirement_cores(snapshot: Snapshot, memory: Memory, config: AdvisorConfig) -> float:
-    """Estimated need of all online containers that are there, or were until a moment ago, as `memory` knows them."""
-    return sum(
-        container_cores(container, memory.containers.get(container.cgroup), config)
-        for container in online_containers(snapshot)
-        if container.cgroup in snapshot.cgroups or container.cgroup in memory.containers
-    )
+    """Need of all online containers that are there, or were until a moment ago, as `memory` knows them."""
+    return sum(need_cores(pod, snapshot, memory.containers, config) for pod in snapshot.pods if pod.qos.online)
+
+
+def need_cores(pod: Pod, snapshot: Snapshot, needs: Mapping[str, ContainerMemory], config: AdvisorConfig) -> float:
+    """Estimated need of an online pod, and no less than its requests where nothing may be lent of it."""
+    estimate = pod_cores(pod, snapshot, needs, config, reclaimable=True)
+    return estimate if lends(pod, config) else max(estimate, pod_cores(pod, snapshot, needs, config, reclaimable=False))
+
+
+def lends(pod: Pod, config: AdvisorConfig) -> bool:
+    """Whether what an online pod leaves idle may be lent: by its service profile, and by its share pool."""
+    pool = pod.enhancements.cpuset_pool or SHARE_POOL
+    shut = pod.qos is QoSLevel.SHARED and pool in config.provision.disable_reclaim_share_pools
+    return pod.profile.lends and not shut
 
 
 def pod_cores(
@@ -105,8 +121,13 @@ def pod_cores(
     return sum(
         container_cores(container, needs.get(container.cgroup) if reclaimable else None, config)
         for container in pod.containers
-        if container.cgroup in snapshot.cgroups or container.cgroup in needs
+        if _counts(container, snapshot, needs)
     )
+
+
+def _counts(container: Container, snapshot: Snapshot, needs: Mapping[str, ContainerMemory]) -> bool:
+    """Whether the container is there, was a moment ago, or may be, since the tree could not be read."""
+    return container.cgroup in snapshot.cgroups or container.cgroup in needs or "/" not in snapshot.cgroups
 
 
 def numa_part(numa: int, bound: Collection[int], assigned: Mapping[int, int]) -> float:

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import TypeVar
 
-from agent.advisor.provision.situation import Situation, Target
+from agent.advisor.provision.situation import Situation
 from agent.advisor.regions import Members
+from agent.advisor.requests import bound_of
 from agent.config.provision import TargetsConfig
 from api.advice import RegionKind, Signal
 from api.facts import CpuCounters, Wait
+from api.profiles import REQUEST_P99_MS, Target
 from api.rates import delta
 
 NS_PER_US = 1000
+Value = TypeVar("Value")
 
 
 class Indicators:
@@ -26,18 +30,46 @@ class Indicators:
 
     def signals(self, member: Members, config: TargetsConfig) -> tuple[Signal, ...]:
         """The indicators of a region that have a target and a current value, both above 0."""
-        region = member.region
-        targets = config.share if region.kind is RegionKind.SHARE else config.dedicated
-        elsewhere = self._situation.indicators.get(region.name, {})
+        targets = _targets(member, config)
         result = []
         for name, default in targets.items():
-            current = elsewhere.get(name)
-            if current is None:
-                current = self._measured(name, member)
-            goal = target(name, default, [self._situation.targets.get(pod.key, {}) for pod in member.pods], config)
+            if name == REQUEST_P99_MS:
+                continue
+            current = self._current(name, member)
+            goal = target(name, default, self._of(self._situation.targets, member), config)
             if current is not None and current > 0 and goal > 0:
                 result.append(Signal(name=name, current=current, target=goal))
-        return tuple(result)
+        worst = self._worst_request(member, targets.get(REQUEST_P99_MS))
+        return (*result, worst) if worst is not None else tuple(result)
+
+    def unknown(self, member: Members, config: TargetsConfig) -> frozenset[str]:
+        """The indicators of a region that have a target, and whose value nobody knows; one that is 0 is known."""
+        targets = _targets(member, config)
+        found = {name for name in targets if name != REQUEST_P99_MS and self._current(name, member) is None}
+        measured, own = (self._of(by, member) for by in (self._situation.indicators, self._situation.targets))
+        wanted = REQUEST_P99_MS in targets or any(REQUEST_P99_MS in profile for profile in own)
+        if wanted and not any(REQUEST_P99_MS in values for values in measured):
+            found.add(REQUEST_P99_MS)
+        return frozenset(found)
+
+    def _current(self, name: str, member: Members) -> float | None:
+        elsewhere = [values[name] for values in self._of(self._situation.indicators, member) if name in values]
+        return _mean(elsewhere) if elsewhere else self._measured(name, member)
+
+    def _of(self, by_pod: Mapping[str, Mapping[str, Value]], member: Members) -> list[Mapping[str, Value]]:
+        return [by_pod.get(pod.key, {}) for pod in member.pods]
+
+    def _worst_request(self, member: Members, default: float | None) -> Signal | None:
+        """Of the pod that is furthest above its target: pods of one region need not have the same, and a mean of them is
+        nobody's. Followed of every pod that has a target of its own, and of all where the settings have one."""
+        found = []
+        for measured, own in zip(
+            self._of(self._situation.indicators, member), self._of(self._situation.targets, member), strict=True
+        ):
+            current, goal = measured.get(REQUEST_P99_MS), _own(own.get(REQUEST_P99_MS), default)
+            if current is not None and goal is not None and current > 0:
+                found.append(Signal(name=REQUEST_P99_MS, current=current, target=goal))
+        return max(found, key=lambda signal: signal.current / signal.target, default=None)
 
     def _measured(self, name: str, member: Members) -> float | None:
         if name == "cpi":
@@ -88,21 +120,23 @@ class Indicators:
         return _mean(values)
 
 
+def _targets(member: Members, config: TargetsConfig) -> Mapping[str, float]:
+    return config.share if member.region.kind is RegionKind.SHARE else config.dedicated
+
+
 def target(name: str, default: float, profiles: Sequence[Mapping[str, Target]], config: TargetsConfig) -> float:
     """Where an indicator should be, given the profiles of the region's pods; the default for a pod that has none."""
     getter = config.getters.get(name, config.getter)
     if getter == "metric-threshold":
         threshold = config.thresholds.get(name)
         return default if threshold is None else threshold * config.expand_factors.get(name, 1.0)
-    own = [_own(profile.get(name), default) for profile in profiles] or [default]
+    own = [_own(profile.get(name), default) or default for profile in profiles] or [default]
     return min(own) if getter == "spd-min" else sum(own) / len(own)
 
 
-def _own(profile: Target | None, default: float) -> float:
-    if profile is None:
-        return default
-    lower = default if profile.lower is None else profile.lower
-    return lower if profile.upper is None else profile.upper
+def _own(profile: Target | None, default: float | None) -> float | None:
+    bound = None if profile is None else bound_of(profile)
+    return default if bound is None else bound
 
 
 def _as_waits(delay_ns: Mapping[int, int], slices: Mapping[int, int]) -> dict[int, Wait]:

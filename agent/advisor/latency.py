@@ -7,8 +7,9 @@ use, a gross one takes it down to a minimum at once; calm gives it back step by 
 
 The worst-waiting container speaks for all. What is not batch work's doing is not held against it: time for which its own
 quota held a container back is taken out of its waits (`waits.contention`; the alarm between rounds does not know of it),
-and waits that stay when batch work has been down to its minimum for `calm_s` are the pods' own queueing: from then on
-they are what is expected, and only more than that is harm, until they fall below half the target again.
+and a container's waits that stay when batch work has been down to its minimum for `calm_s` are its own queueing: from then
+on they are what is expected of it, and only more than that is harm, until they fall below half the target again. Not so
+while the kernel says that it is batch work, even at its minimum, that it waits for.
 
 Where the kernel tells who had the CPU meanwhile (`culprits`), nobody takes from batch work what others did: a wait in which
 it had less than `least_blame_ratio` of the time stops growth and names the culprit. What is taken back, is taken from those
@@ -17,14 +18,14 @@ reclaimed containers that had the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from agent.advisor.culprits import Blamed
 from agent.advisor.state import Memory
-from agent.advisor.waits import NS_PER_MS, breached, breaching, worst
+from agent.advisor.waits import NS_PER_MS, breaches, breaching, wait_at, worst
 from agent.config import LatencyConfig
 from api.facts import Wait
 from api.knobs import Verdict
@@ -33,7 +34,7 @@ NS_PER_S = 1_000_000_000
 _CAREFUL, _CAREFUL_PACE = (0.75, 1.1), 0.1
 """Between these parts of what was harmful the last time, lending grows at a tenth of its pace."""
 _OWN_BREACH, _OWN_NEAR = 1.25, 1.1
-"""Waits so many times the pods' own are harm, and are too near to it to lend more."""
+"""Waits so many times a container's own are harm, and are too near to it to lend more."""
 _STEPS_PER_CORE = 20
 """Lent CPU moves in twentieths of a core: smaller changes are noise that would cost a write each."""
 
@@ -48,7 +49,7 @@ class Lending(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     verdict: Verdict
     harmful_cores: float | None
-    own_wait_ns: float | None
+    own_waits_ns: Mapping[str, float]
     minimum_since_ns: int | None
     last_breach_ns: int | None
     last_wait_ns: int | None
@@ -68,22 +69,29 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     enable_reclaim: bool = True
     blames: Mapping[str, Blamed | None] = {}
     """By online container whose waits are above half the target: who had the CPU meanwhile; None where nobody knows."""
+    most_cores: float | None = None
+    """What may be lent at most, because there are pods that lend nothing; None where there are none."""
 
 
 def lend(situation: Situation, memory: Memory, config: LatencyConfig) -> Lending:
     """Decide how much CPU reclaimed pods may use from now on."""
-    node = float(situation.node_cpus)
-    lent = node if memory.lent_cores is None else min(memory.lent_cores, node)
+    node, most = float(situation.node_cpus), most_cores(situation, config)
+    known = node if memory.lent_cores is None else min(memory.lent_cores, node)
+    lent = min(known, most)
     minimum = minimum_cores(situation.node_cpus, config)
     since = None
     if lent <= minimum:
         since = situation.now_ns if memory.minimum_since_ns is None else memory.minimum_since_ns
     found = worst(situation.waits, config)
-    own = _own_wait_ns(situation, memory, config, since, None if found is None else found[1])
-    ruling = _judge(situation, msgspec.structs.replace(memory, own_wait_ns=own), config, lent)
-    level = min(max(ruling.lent_cores, minimum), node)
-    before, new = _stepped(lent, minimum), _stepped(level, minimum)
+    own = _own_waits_ns(situation, memory, config, since)
+    ruling = _judge(situation, msgspec.structs.replace(memory, own_waits_ns=own), config, lent)
+    level = min(max(ruling.lent_cores, minimum), most)
+    before, new = _stepped(known, minimum), _stepped(level, minimum)
+    text = ruling.text
+    if level == most < node:
+        text += f" No more than {most:.3g} of {node:g} cores may be lent: the rest is of pods that lend nothing."
     blamed = None if found is None else situation.blames.get(found[0])
+    own_ns = None if found is None else own.get(found[0])
     inputs: dict[str, float | int | str | None] = {
         "wait_ms": None if found is None else round(found[1] / NS_PER_MS, 3),
         "waits": None if found is None else found[2],
@@ -93,19 +101,19 @@ def lend(situation: Situation, memory: Memory, config: LatencyConfig) -> Lending
         "requirement_cores": _rounded(situation.requirement_cores),
         "lent_before_cores": before,
         "lent_cores": new,
-        "own_wait_ms": None if own is None else round(own / NS_PER_MS, 3),
+        "own_wait_ms": None if own_ns is None else round(own_ns / NS_PER_MS, 3),
         "blame_ratio": None if blamed is None else round(blamed.reclaimed_ratio, 3),
         "other_culprit": None if blamed is None else blamed.other,
     }
-    harmful = memory.harmful_cores if own is None else None
+    harmful = None if own else memory.harmful_cores
     held = "freeze" if ruling.rule.startswith("wait_unknown") else "hold"
     return Lending(
         lent_cores=new,
         level_cores=level,
         action="shrink" if new < before else "grow" if new > before else held,
-        verdict=Verdict(rule=ruling.rule, text=ruling.text, threshold=ruling.threshold, inputs=inputs),
+        verdict=Verdict(rule=ruling.rule, text=text, threshold=ruling.threshold, inputs=inputs),
         harmful_cores=_used(situation, lent) if ruling.breach else harmful,
-        own_wait_ns=own,
+        own_waits_ns=own,
         minimum_since_ns=since,
         last_breach_ns=situation.now_ns if ruling.uneasy else memory.last_breach_ns,
         last_wait_ns=situation.now_ns if _measured(situation) or memory.last_wait_ns is None else memory.last_wait_ns,
@@ -124,43 +132,59 @@ class _Ruling(NamedTuple):
     breach: bool = False
 
 
-def _own_wait_ns(
-    situation: Situation, memory: Memory, config: LatencyConfig, minimum_since_ns: int | None, wait_ns: float | None
-) -> float | None:
-    """What online pods wait because of themselves: the most that was seen after batch work had been down to its minimum
-    for a while. None as long as nobody knows, and again once waits are short."""
-    if wait_ns is None or not breached(situation.waits, config.target_wait_ms * NS_PER_MS / 2, config):
-        return None
-    if minimum_since_ns is None or situation.now_ns - minimum_since_ns < config.calm_s * NS_PER_S:
-        return memory.own_wait_ns
-    return max(wait_ns, memory.own_wait_ns or 0.0)
+def _own_waits_ns(
+    situation: Situation, memory: Memory, config: LatencyConfig, minimum_since_ns: int | None
+) -> dict[str, float]:
+    """What online containers wait because of themselves: the most that was seen after batch work had been down to its minimum
+    for a while, and nobody knows that they waited for it all the same. Of none until then, nor once its waits are short."""
+    low = minimum_since_ns is not None and situation.now_ns - minimum_since_ns >= config.calm_s * NS_PER_S
+    own = {}
+    for cgroup, wait in situation.waits.items():
+        known = memory.own_waits_ns.get(cgroup, 0.0)
+        if wait is not None and not breaches(wait, config.target_wait_ms * NS_PER_MS / 2, config):
+            continue
+        if wait is not None and low and not _batch_did(situation.blames.get(cgroup), config):
+            known = max(known, wait_at(wait, config.quantile) or 0.0)
+        if known:
+            own[cgroup] = known
+    return own
 
 
-def breach_ns(memory: Memory, config: LatencyConfig) -> float:
-    """Waits above this are held against batch work: the target, or more than what the pods make by themselves."""
-    return max(config.target_wait_ms * NS_PER_MS, _OWN_BREACH * (memory.own_wait_ns or 0.0))
+def limits_ns(cgroups: Iterable[str], own_waits_ns: Mapping[str, float], config: LatencyConfig) -> dict[str, float]:
+    """By container, above which waits are held against batch work: the target, or more than what it makes by itself."""
+    target_ns = config.target_wait_ms * NS_PER_MS
+    return {cgroup: max(target_ns, _OWN_BREACH * own_waits_ns.get(cgroup, 0.0)) for cgroup in cgroups}
 
 
 def _judge(situation: Situation, memory: Memory, config: LatencyConfig, lent: float) -> _Ruling:
-    target_ms, own_ns = config.target_wait_ms, memory.own_wait_ns
-    node = float(situation.node_cpus)
+    target_ms, own = config.target_wait_ms, memory.own_waits_ns
+    most = most_cores(situation, config)
     what = f"p{config.quantile * 100:g} run-queue wait"
     if not situation.enable_reclaim:
         return _Ruling(0.0, "reclaim_disabled", "Reclaiming is switched off: only the minimum is lent.", None)
     if not situation.waits:
         return _grow(situation, memory, config, lent, ("nothing_online", "No online pod runs here"))
-    if harmed := breaching(situation.waits, breach_ns(memory, config), config):
+    limits = limits_ns(situation.waits, own, config)
+    if harmed := breaching(situation.waits, limits, config):
         return _breach(harmed, situation, memory, config, lent)
     if not _measured(situation):
         return _unknown(situation, memory, config, lent)
-    if breached(situation.waits, max(target_ms * NS_PER_MS / 2, _OWN_NEAR * (own_ns or 0.0)), config):
+    nearly = {c: max(target_ms * NS_PER_MS / 2, _OWN_NEAR * own.get(c, 0.0)) for c in situation.waits}
+    near = breaching(situation.waits, nearly, config)
+    if not all(_others_did(situation.blames.get(cgroup), config) for cgroup in near):
         text = f"{what} is above half the target of {target_ms:g} ms: nothing more is lent."
         return _Ruling(lent, "wait_near_target", text, target_ms, uneasy=True)
     rule, state = "wait_below_target", f"below half the target of {target_ms:g} ms"
-    if own_ns is not None:
-        rule, state = "wait_is_own", f"no longer than the {own_ns / NS_PER_MS:.3g} ms that it was without batch work"
-    if lent >= node:
-        return _Ruling(node, rule, f"{what} is {state}: the whole node is lent.", target_ms)
+    if near:
+        # Holding back work that had no part in it would starve it for what online pods do to themselves.
+        rule, state = "wait_near_by_others", f"below the target of {target_ms:g} ms, and others than batch work made it"
+    if own:
+        cgroup = max(own, key=lambda each: own[each])
+        shown = f"{own[cgroup] / NS_PER_MS:.3g} ms that {cgroup} waited without batch work"
+        rule, state = "wait_is_own", f"no longer than the {shown}"
+    if lent >= most:
+        whole = "the whole node" if most >= situation.node_cpus else "all that may be"
+        return _Ruling(most, rule, f"{what} is {state}: {whole} is lent.", target_ms)
     since = memory.last_breach_ns
     if since is not None and situation.now_ns - since < config.calm_s * NS_PER_S:
         text = f"{what} has been short for less than {config.calm_s:g} s: nothing more is lent yet."
@@ -175,9 +199,10 @@ def _grow(situation: Situation, memory: Memory, config: LatencyConfig, lent: flo
     harmful = memory.harmful_cores
     if harmful is not None and _CAREFUL[0] * harmful <= lent <= _CAREFUL[1] * harmful:
         step *= _CAREFUL_PACE
-    new = min(lent + step, float(situation.node_cpus))
+    new = min(lent + step, most_cores(situation, config))
     threshold = None if rule == "nothing_online" else config.target_wait_ms
-    return _Ruling(new, rule, f"{text}: {new:.3g} of {situation.node_cpus} cores are lent.", threshold)
+    told = _stepped(new, minimum_cores(situation.node_cpus, config))
+    return _Ruling(new, rule, f"{text}: {told:.3g} of {situation.node_cpus} cores are lent.", threshold)
 
 
 def _breach(
@@ -185,15 +210,18 @@ def _breach(
 ) -> _Ruling:
     """Some container waited too long. If nobody else is known to have made it, batch work did."""
     ours = {cgroup: wait for cgroup, wait in harmed.items() if not _others_did(situation.blames.get(cgroup), config)}
-    found = worst(ours or harmed, config)
-    assert found is not None
-    cgroup, wait_ns, _ = found
+    limits = limits_ns(harmed, memory.own_waits_ns, config)
+    waited = {cgroup: wait_at(wait, config.quantile) or 0.0 for cgroup, wait in (ours or harmed).items()}
+    # One may be used to wait longer than another suffers.
+    cgroup = max(waited, key=lambda each: (waited[each] / limits[each], each))
+    wait_ns, own_ns = waited[cgroup], memory.own_waits_ns.get(cgroup)
     seen = f"p{config.quantile * 100:g} run-queue wait of {cgroup} is {wait_ns / NS_PER_MS:.3g} ms"
     seen += f", the target is {config.target_wait_ms:g} ms"
-    if memory.own_wait_ns is not None:
-        seen += f", and without batch work it was {memory.own_wait_ns / NS_PER_MS:.3g} ms"
+    if own_ns is not None:
+        seen += f", and without batch work it was {own_ns / NS_PER_MS:.3g} ms"
     if ours:
-        return _take_back(wait_ns, seen, situation, memory, config, lent)
+        gross = wait_ns >= config.gross_breach_factor * limits[cgroup]
+        return _take_back(seen, situation, config, lent, gross=gross)
     blamed = situation.blames[cgroup]
     assert blamed is not None
     other = "its own tasks" if blamed.other == cgroup else blamed.other
@@ -208,16 +236,17 @@ def _others_did(found: Blamed | None, config: LatencyConfig) -> bool:
     return found is not None and found.total_ns > 0 and found.reclaimed_ratio < config.least_blame_ratio
 
 
-def _take_back(
-    wait_ns: float, seen: str, situation: Situation, memory: Memory, config: LatencyConfig, lent: float
-) -> _Ruling:
-    target_ms, limit_ns = config.target_wait_ms, breach_ns(memory, config)
-    rule = "wait_far_above_target" if wait_ns >= config.gross_breach_factor * limit_ns else "wait_above_target"
+def _batch_did(found: Blamed | None, config: LatencyConfig) -> bool:
+    return found is not None and found.total_ns > 0 and found.reclaimed_ratio >= config.least_blame_ratio
+
+
+def _take_back(seen: str, situation: Situation, config: LatencyConfig, lent: float, *, gross: bool) -> _Ruling:
+    target_ms, rule = config.target_wait_ms, "wait_far_above_target" if gross else "wait_above_target"
     minimum = minimum_cores(situation.node_cpus, config)
     if lent <= minimum:
         text = f"{seen}: batch work has no more than its minimum of {minimum:g} cores already."
         return _Ruling(minimum, rule, text, target_ms, uneasy=True)
-    if rule == "wait_far_above_target":
+    if gross:
         text = f"{seen}: far above, so all but the minimum of {minimum:g} cores is taken back."
         return _Ruling(0.0, rule, text, target_ms, uneasy=True, breach=True)
     used = _used(situation, lent)
@@ -236,6 +265,14 @@ def _stepped(cores: float, minimum: float) -> float:
 def minimum_cores(node_cpus: int, config: LatencyConfig) -> float:
     """What is lent at least: work that never runs can neither finish nor be measured."""
     return max(config.min_lent_ratio * node_cpus, 1 / _STEPS_PER_CORE)
+
+
+def most_cores(situation: Situation, config: LatencyConfig) -> float:
+    """What may be lent at most: the node, or less of it where there are pods that lend nothing; the minimum in any case."""
+    node = float(situation.node_cpus)
+    if situation.most_cores is None:
+        return node
+    return max(min(situation.most_cores, node), minimum_cores(situation.node_cpus, config))
 
 
 def can_shrink(memory: Memory, node_cpus: int, config: LatencyConfig) -> bool:

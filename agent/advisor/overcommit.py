@@ -16,8 +16,10 @@ import msgspec
 
 from agent.config.overcommit import OvercommitConfig
 from api.knobs import Verdict
+from api.node_advice import Overcommit
 from api.pods import Pod
 
+GIB = 1 << 30
 _PREFIX = "katalyst.kubewharf.io/"
 CPU_RATIO_KEY = f"{_PREFIX}cpu_overcommit_ratio"
 MEMORY_RATIO_KEY = f"{_PREFIX}memory_overcommit_ratio"
@@ -34,14 +36,6 @@ class PodLoad(msgspec.Struct, frozen=True, kw_only=True):
     memory_request_bytes: float | None = None
     memory_used_bytes: float | None = None
     """Resident."""
-
-
-class Overcommit(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node says of itself: 1 is no overcommitment."""
-
-    cpu_ratio: float
-    memory_ratio: float
-    verdict: Verdict
 
 
 class _Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +59,8 @@ def overcommit(
     found_memory = _ratio_of(memory, allocatable_bytes, config.target_memory, config.estimated_memory)
     most_cpu, most_memory = _static(static, CPU_RATIO_KEY), _static(static, MEMORY_RATIO_KEY)
     text = (
-        f"{_told('CPU', cpu, allocatable_cores, found_cpu, most_cpu)}"
-        f" {_told('Memory', memory, allocatable_bytes, found_memory, most_memory)}"
+        f"{_told('CPU', cpu, allocatable_cores, found_cpu, most_cpu, ' cores')}"
+        f" {_told('Memory', memory, allocatable_bytes, found_memory, most_memory, ' GiB')}"
     )
     verdict = Verdict(
         rule="overcommit_realtime",
@@ -139,9 +133,10 @@ def _static(node: Mapping[str, str], key: str) -> float:
     return value if 1.0 <= value < float("inf") else 1.0
 
 
-def _told(name: str, load: _Load, allocatable: float | None, found: float, most: float) -> str:
+def _told(name: str, load: _Load, allocatable: float | None, found: float, most: float, unit: str) -> str:
     if allocatable is None or load.used is None:
         return f"{name}: what is there or what is used is not known, so nothing is overcommitted."
-    given = min(found, most)
-    text = f"{name}: {load.used:g} used of {load.requested:g} requested on {allocatable:g}: {given:.2f}"
+    scale = GIB if unit == " GiB" else 1
+    used, requested, there = (f"{value / scale:.4g}" for value in (load.used, load.requested, allocatable))
+    text = f"{name}: {used} used of {requested} requested on {there}{unit}: {min(found, most):.2f}"
     return f"{text}, bounded by the node's {most:.2f}." if most < found else f"{text}."

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
+
+from api.advice import UNBOUND
+from api.cpus import Topology
+from api.sizes import in_proportion
 
 
 class Regulation(NamedTuple):
@@ -25,37 +29,15 @@ def regulate_pool_sizes(
     """
     asked = sum(growing.values()) + sum(fixed.values())
     if asked > available:
-        sizes = normalise({**growing, **fixed}, available)
+        sizes = in_proportion({**growing, **fixed}, available)
         if sizes is None:
             every = max(available, 1)
             return Regulation(dict.fromkeys((*growing, *fixed), every), every, throttled=True)
         return Regulation(sizes, available, throttled=True)
     target = available - sum(fixed.values()) if expand else sum(growing.values())
-    grown = normalise(growing, target)
+    grown = in_proportion(growing, target)
     assert grown is not None  # a target of at least what was asked for is never too small
     return Regulation({**grown, **fixed}, sum(grown.values()) + sum(fixed.values()))
-
-
-def normalise(sizes: Mapping[str, int], target: int) -> dict[str, int] | None:
-    """Sizes in the same proportion whose sum is the target, none below 1; None where the target is less than their number.
-
-    All are rounded up first; then the one that is largest for its original size gives one back, until they fit: of equals
-    the larger, then the first by name.
-    """
-    total = sum(sizes.values())
-    if total == target:
-        return dict(sizes)
-    if target < len(sizes):
-        return None
-    result = {pool: -(-size * target // total) for pool, size in sizes.items()}
-    excess = sum(result.values()) - target
-    for _ in range(max(excess, 0)):
-        pool = max(
-            (pool for pool in sorted(result) if result[pool] > 1),
-            key=lambda pool: (result[pool] / sizes[pool], result[pool]),
-        )
-        result[pool] -= 1
-    return result
 
 
 def regulate_overlap(sizes: Mapping[str, int], cpus: int) -> dict[str, int]:
@@ -74,3 +56,20 @@ def regulate_overlap(sizes: Mapping[str, int], cpus: int) -> dict[str, int]:
         result[pool] = min(-(-cpus * size // total), size, left)
         left -= result[pool]
     return result
+
+
+def apportion(cores: float, cpus: Mapping[int, int], nodes: Collection[int]) -> dict[int, float]:
+    """What may be used of the whole node in all, by each of these NUMA nodes, and by the others together as UNBOUND if there
+    are any: in proportion to CPUs, so that it is the same in all."""
+    total = sum(cpus.values())
+    parts = {numa: cores * size / total for numa, size in cpus.items() if numa in nodes}
+    others = [size for numa, size in cpus.items() if numa not in nodes]
+    return parts | ({UNBOUND: cores * sum(others) / total} if others else {})
+
+
+def node_cpus(topology: Topology) -> dict[int, int]:
+    """CPUs by NUMA node."""
+    sizes: dict[int, int] = {}
+    for cpu in topology.cpus:
+        sizes[cpu.numa] = sizes.get(cpu.numa, 0) + 1
+    return dict(sorted(sizes.items()))

@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from math import ceil, e, isfinite
 
 import msgspec
 
 from agent.config.power import PowerConfig
 from api.knobs import Verdict
+from api.node_advice import PowerAction, PowerKind
 from api.rates import delta
 from api.samples import Snapshot
 
@@ -39,15 +40,6 @@ class Operation(IntEnum):
     EVICT = 2
     FREQ_CAP = 4
     NOOP = 8
-
-
-class Kind(StrEnum):
-    """What is to be done."""
-
-    NOOP = "noop"
-    EVICT = "evict"
-    CAP = "cap"
-    RESET = "reset"
 
 
 class PowerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,21 +68,6 @@ class PowerSituation(msgspec.Struct, frozen=True, kw_only=True):
     """All that run here,"""
     evictable: int = 0
     """and those of reclaimed_cores."""
-
-
-class PowerAction(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be done, in numbers, and why."""
-
-    kind: Kind
-    percent: int = 0
-    """Of all pods, to be evicted,"""
-    count: int = 0
-    """and how many reclaimed pods that makes."""
-    target_watts: int = 0
-    """To cap power to,"""
-    current_watts: int = 0
-    """from this."""
-    verdict: Verdict
 
 
 class PowerMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,9 +145,8 @@ def advise_power(
     spec, now_ns = situation.spec, situation.now_ns
     if spec is None:
         if memory.capped:
-            return _act(
-                Kind.RESET, "power_alert_over", "The power alert is over: frequencies are let go."
-            ), PowerMemory()
+            text = "The power alert is over: frequencies are let go."
+            return _act(PowerKind.RESET, "power_alert_over", text), PowerMemory()
         return _noop("power_no_alert", "There is no power alert."), PowerMemory()
     if memory.acted_ns is not None and now_ns < memory.acted_ns:
         memory = PowerMemory(capped=memory.capped)  # of another boot: what was lowered then is no longer
@@ -191,7 +167,9 @@ def advise_power(
         text = f"The node draws {now_watts} W, within its budget of {spec.budget_watts} W."
         return _noop("power_within_budget", text), msgspec.structs.replace(memory, lowering=False)
     action = _answer(situation, spec, now_watts, memory, config)
-    cap = action.kind is Kind.CAP
+    cap = action.kind is PowerKind.CAP
+    if action.kind is not PowerKind.NOOP:
+        action = msgspec.structs.replace(action, at_ns=now_ns)
     return action, msgspec.structs.replace(memory, lowering=cap, capped=memory.capped or cap)
 
 
@@ -239,7 +217,7 @@ def _evict(situation: PowerSituation, spec: PowerSpec, now_watts: int, over: str
         return _noop("power_nobody_to_evict", f"{text} There are none.")
     inputs = {"watts": now_watts, "left_s": round(left_s, 1), "pods": situation.pods, "evictable": situation.evictable}
     return PowerAction(
-        kind=Kind.EVICT,
+        kind=PowerKind.EVICT,
         percent=percent,
         count=count,
         current_watts=now_watts,
@@ -261,19 +239,19 @@ def _cap(spec: PowerSpec, now_watts: int, memory: PowerMemory, config: PowerConf
         text = f"{over}: power is capped to {target} W, {left} % lower at most."
     inputs = {"watts": now_watts, "lowered_percent": memory.lowered_percent, "budget_watts": spec.budget_watts}
     return PowerAction(
-        kind=Kind.CAP,
+        kind=PowerKind.CAP,
         target_watts=target,
         current_watts=now_watts,
         verdict=Verdict(rule="power_cap", text=text, threshold=spec.budget_watts, inputs=inputs),
     )
 
 
-def _act(kind: Kind, rule: str, text: str) -> PowerAction:
+def _act(kind: PowerKind, rule: str, text: str) -> PowerAction:
     return PowerAction(kind=kind, verdict=Verdict(rule=rule, text=text))
 
 
 def _noop(rule: str, text: str) -> PowerAction:
-    return _act(Kind.NOOP, rule, text)
+    return _act(PowerKind.NOOP, rule, text)
 
 
 def _number(annotations: Mapping[str, str], key: str) -> float:

@@ -48,6 +48,14 @@ def regulate(
     return Regulated(min(max(size, lower), upper), wanted, limit)
 
 
+def held(before: int, bounds: Bounds) -> Regulated:
+    """What the region had, within the bounds: an agent that was just started has measured nothing yet, and what one before
+    it found out of days is better than what pods ask for."""
+    upper = ceil(bounds.upper)
+    cpus = min(max(before, min(ceil(bounds.lower), upper)), upper)
+    return Regulated(cpus, before, "it stays as it was: nothing has been measured yet")
+
+
 def may_shrink(last_ramp_down_ns: int | None, now_ns: int, config: AdvisorConfig) -> bool:
     """Whether the pause since the last shrinking is over."""
     return last_ramp_down_ns is None or now_ns - last_ramp_down_ns >= config.min_ramp_down_period_s * NS_PER_S

@@ -71,6 +71,8 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
     rule: str
     text: str
     inputs: Inputs = {}
+    stale: bool = False
+    """Whether it says more of how long nothing was known than of the node."""
 
 
 def report(
@@ -159,11 +161,14 @@ def _advance(resource: _Resource, series: Series, config: ReportConfig, now_ns: 
     if resource.found is not None:
         # What was given up while stale is not given back at once: growth starts from what was left.
         total = push(msgspec.structs.replace(series.total, level=left), resource.found, resource.window, now_ns)
-        by_numa = {
-            numa: push(series.by_numa.get(numa, Track()), max(value, 0.0), resource.window, now_ns)
-            for numa, value in sorted(resource.found_by_numa.items())
-        }
-        series = Series(total=total, by_numa=by_numa, known_ns=now_ns)
+        below = total.level is not None and total.level + resource.window.min_step < resource.found
+        lost = fresh < 1 and left is not None and series.total.level is not None and left < series.total.level
+        series = Series(
+            total=total,
+            by_numa=_parts(resource, series, now_ns),
+            known_ns=now_ns,
+            regaining=below and (series.regaining or lost),
+        )
         left = total.level
     inputs: Inputs = {
         "found": resource.found,
@@ -174,16 +179,28 @@ def _advance(resource: _Resource, series: Series, config: ReportConfig, now_ns: 
         "minimum": round(resource.minimum, 3),
     }
     answer = _fresh(resource, series, left) if resource.found is not None else _stale(resource, left, fresh, age_s)
-    return msgspec.structs.replace(answer, inputs=inputs), series
+    stale = resource.found is None or series.regaining
+    return msgspec.structs.replace(answer, inputs=inputs, stale=stale), series
+
+
+def _parts(resource: _Resource, series: Series, now_ns: int) -> dict[int, Track]:
+    """The windows of the NUMA nodes, one sample on. Where only the total was found, they stand while their samples count."""
+    if not resource.found_by_numa:
+        ttl_ns = resource.window.ttl_ns
+        return {numa: one for numa, one in series.by_numa.items() if now_ns - one.samples[-1].at_ns < ttl_ns}
+    return {
+        numa: push(series.by_numa.get(numa, Track()), max(value, 0.0), resource.window, now_ns)
+        for numa, value in sorted(resource.found_by_numa.items())
+    }
 
 
 def _fresh(resource: _Resource, series: Series, level: float | None) -> _Answer:
-    """What is advertised of a level that was just measured; what was, until every window is full."""
+    """What is advertised of a level that was just measured; no more than before, until every window is full."""
     weights = {numa: track.level for numa, track in series.by_numa.items()}
-    if level is None or None in weights.values():
-        text = f"{resource.name}: fewer than {resource.window.size} samples; what was advertised before, if anything, stands."
-        return _Answer(total=resource.before, by_numa=resource.before_by_numa, rule="window_filling", text=text)
-    amount = min(max(level - resource.reserved, resource.minimum), resource.capacity)
+    amount = None if level is None else min(max(level - resource.reserved, resource.minimum), resource.capacity)
+    if level is None or amount is None or None in weights.values():
+        text = f"{resource.name}: fewer than {resource.window.size} samples; no more than before, if anything, is advertised."
+        return _scaled(resource, amount, rule="window_filling", text=text)
     text = f"{resource.name}: {resource.show(amount)} advertised, of a level of {resource.show(level)}"
     if amount > level - resource.reserved:
         text += f" raised to the minimum of {resource.show(resource.minimum)}"
@@ -200,14 +217,17 @@ def _stale(resource: _Resource, level: float | None, fresh: float, age_s: float)
         text = f"{resource.name}: nothing is known of it yet, so nothing is advertised."
         return _Answer(total=None, by_numa={}, rule="never_known", text=text)
     amount = min(max(level - resource.reserved, resource.minimum), before)
-    share = amount / before if before > 0 else 0.0
     text = f"{resource.name}: {resource.show(amount)} advertised; nothing new was known for {age_s:.0f} s."
-    return _Answer(
-        total=amount,
-        by_numa={numa: value * share for numa, value in resource.before_by_numa.items()},
-        rule="stale_held" if fresh == 1.0 else "stale_decayed",
-        text=text,
-    )
+    return _scaled(resource, amount, rule="stale_held" if fresh == 1.0 else "stale_decayed", text=text)
+
+
+def _scaled(resource: _Resource, amount: float | None, *, rule: str, text: str) -> _Answer:
+    """So much in the proportions of before, and no more than before; just that where the amount is not known."""
+    before, parts = resource.before, resource.before_by_numa
+    if before is None or amount is None or amount >= before:
+        return _Answer(total=before, by_numa=parts, rule=rule, text=text)
+    share = amount / before
+    return _Answer(total=amount, by_numa={numa: value * share for numa, value in parts.items()}, rule=rule, text=text)
 
 
 def _laid_out(amount: float, weights: Mapping[int, float]) -> dict[int, float]:
@@ -222,21 +242,25 @@ def _without_scraps(cores: _Answer, memory: _Answer, config: ReportConfig) -> He
     """Both resources together: a NUMA node where one of them is next to nothing is advertised with neither."""
     limits = (config.ignored_cores, float(config.ignored_memory_mib * MIB))
     answers = (cores, memory)
-    scraps = {
-        numa for answer, limit in zip(answers, limits, strict=True) for numa, v in answer.by_numa.items() if v <= limit
-    }
+    own = [{n for n, v in answer.by_numa.items() if v <= limit} for answer, limit in zip(answers, limits, strict=True)]
+    scraps = own[0] | own[1]
     texts = [answer.text for answer in answers]
     if scraps:
         nodes = ", ".join(str(numa) for numa in sorted(scraps))
         texts.append(f"NUMA node {nodes}: next to nothing of one resource, so nothing of any is advertised there.")
     cpu, space = (_emptied(answer, scraps) for answer in answers)
-    if any(a.total is not None and a.total <= limit for a, limit in zip((cpu, space), limits, strict=True)):
+    little = [a.total is not None and a.total <= limit for a, limit in zip((cpu, space), limits, strict=True)]
+    if any(little):
         cpu, space = (_emptied(answer, None) for answer in answers)
+    # What the one resource took from the other is no newer than itself.
+    taken = [bool(own[1] - own[0]) or little[1] > little[0], bool(own[0] - own[1]) or little[0] > little[1]]
+    old = (cores.stale or (memory.stale and taken[0]), memory.stale or (cores.stale and taken[1]))
     return Headroom(
         cores=cpu.total,
         cores_by_numa=cpu.by_numa,
         memory_bytes=space.total,
         memory_by_numa=space.by_numa,
+        stale=tuple(name for name, is_old in zip(("cpu", "memory"), old, strict=True) if is_old),
         verdict=Verdict(
             rule=cores.rule,
             text=" ".join(texts),
@@ -268,12 +292,21 @@ def _within(advertised: Headroom, capacity: Capacity) -> Headroom:
         memory, memory_by_numa = _bounded(
             advertised.memory_bytes, advertised.memory_by_numa, capacity.memory_bytes, capacity.memory_by_numa
         )
+    cut = [
+        f" Cut to {amount / unit:.2f} {name}: the NUMA nodes have no more."
+        for amount, before, unit, name in (
+            (cores, advertised.cores, 1.0, "cores"), (memory, advertised.memory_bytes, float(GIB), "GiB")
+        )
+        if amount is not None and before is not None and amount < before - unit / 100
+    ]  # fmt: skip
+    verdict = advertised.verdict
     return msgspec.structs.replace(
         advertised,
         cores=cores,
         cores_by_numa=cores_by_numa,
         memory_bytes=memory,
         memory_by_numa=memory_by_numa,
+        verdict=msgspec.structs.replace(verdict, text="".join((verdict.text, *cut))) if cut else verdict,
     )
 
 

@@ -8,6 +8,8 @@ import msgspec
 
 from agent.advisor.containers import ContainerMemory
 from agent.advisor.provision.situation import ProvisionMemory
+from agent.advisor.requests import Requests
+from api.forecasts import Outlook
 from api.samples import Snapshot
 
 
@@ -23,8 +25,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """Smoothed over a second, because rounds can be milliseconds apart."""
     harmful_cores: float | None = None
     """What reclaimed pods used at the last breach: growth is careful around it."""
-    own_wait_ns: float | None = None
-    """Online pods' wait, at the quantile, that stayed when batch work was down to its minimum: their own queueing."""
+    own_waits_ns: Mapping[str, float] = {}
+    """By online container whose wait, at the quantile, stayed when batch work was down to its minimum: its own queueing."""
     minimum_since_ns: int | None = None
     """Since when no more than the minimum has been lent; None while it is more."""
     last_breach_ns: int | None = None
@@ -33,8 +35,14 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """When the online pods' waits were last measured."""
     claims: Mapping[str, float] = {}
     """By reclaimed container that made online pods wait: the part of its claim that it keeps."""
+    requests: Mapping[str, Requests] = {}
+    """By pod that publishes how long it takes to answer."""
     provision: ProvisionMemory = ProvisionMemory()
     pools: Mapping[str, tuple[int, ...]] = {}
     """CPUs of the pools as QRM placed them last; empty before it has."""
     cpus: Mapping[str, tuple[int, ...]] = {}
     """The same of every listed container, by cgroup."""
+    forecasts: tuple[Outlook, ...] = ()
+    """What everything but reclaimed pods is foretold to use, as of this round."""
+    advertised_by_numa: Mapping[int, float] = {}
+    """Reclaimed CPU that the node advertises, in cores."""

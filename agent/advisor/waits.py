@@ -55,17 +55,17 @@ def wait_at(wait: Wait, quantile: float) -> float | None:
     return wait.sum_ns / wait.count * -log(1 - quantile) if wait.count else None
 
 
-def breaching(waits: Mapping[str, Wait | None], limit_ns: float, config: LatencyConfig) -> dict[str, Wait]:
-    """The containers that had more waits above the limit than the quantile allows, and at least min_waits_above."""
-    return {cgroup: wait for cgroup, wait in waits.items() if wait is not None and _breaches(wait, limit_ns, config)}
+def breaching(
+    waits: Mapping[str, Wait | None], limits_ns: Mapping[str, float], config: LatencyConfig
+) -> dict[str, Wait]:
+    """The containers of which each breaches its limit."""
+    return {
+        cgroup: wait for cgroup, wait in waits.items() if wait is not None and breaches(wait, limits_ns[cgroup], config)
+    }
 
 
-def breached(waits: Mapping[str, Wait | None], limit_ns: float, config: LatencyConfig) -> bool:
-    """Whether there is one of those."""
-    return any(wait is not None and _breaches(wait, limit_ns, config) for wait in waits.values())
-
-
-def _breaches(wait: Wait, limit_ns: float, config: LatencyConfig) -> bool:
+def breaches(wait: Wait, limit_ns: float, config: LatencyConfig) -> bool:
+    """Whether more waits were above the limit than the quantile allows, and at least min_waits_above."""
     if wait.slots is None:
         value = wait_at(wait, config.quantile)
         return value is not None and value > limit_ns and wait.count >= config.min_waits_above
@@ -73,13 +73,15 @@ def _breaches(wait: Wait, limit_ns: float, config: LatencyConfig) -> bool:
     return longer >= config.min_waits_above and longer > (1 - config.quantile) * wait.count
 
 
-def alarmed(before: Mapping[str, Wait], after: Mapping[str, Wait], limit_ns: float, config: LatencyConfig) -> bool:
+def alarmed(
+    before: Mapping[str, Wait], after: Mapping[str, Wait], limits_ns: Mapping[str, float], config: LatencyConfig
+) -> bool:
     """Whether the waits between two looks, a fraction of a round apart, are a breach already."""
     # So many waits of the limit's slot or longer are at least half of that together: most looks end here.
-    least_ns = config.min_waits_above * limit_ns / 2
+    least = config.min_waits_above / 2
     changes = {
         cgroup: wait_delta(then, wait)
         for cgroup, wait in after.items()
-        if (then := before.get(cgroup)) is not None and wait.sum_ns - then.sum_ns >= least_ns
+        if (then := before.get(cgroup)) is not None and wait.sum_ns - then.sum_ns >= least * limits_ns[cgroup]
     }
-    return breached(changes, limit_ns, config)
+    return bool(breaching(changes, limits_ns, config))

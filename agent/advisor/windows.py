@@ -39,6 +39,8 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     total: Track = Track()
     by_numa: Mapping[int, Track] = {}
     known_ns: int | None = None
+    regaining: bool = False
+    """Whether the level is still on its way back from what it lost while nothing was known."""
 
 
 def push(track: Track, value: float, window: Window, now_ns: int) -> Track:

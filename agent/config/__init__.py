@@ -12,6 +12,7 @@ from agent.config.forecast import ForecastConfig
 from agent.config.headroom import HeadroomConfig, ReportConfig
 from agent.config.inference import InferenceConfig
 from agent.config.memory import MemoryConfig
+from agent.config.node import NodeConfig
 from agent.config.overcommit import OvercommitConfig
 from agent.config.power import PowerConfig
 from agent.config.provision import ProvisionConfig
@@ -55,7 +56,8 @@ class AdvisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     reserved_for_allocate_cores: Cores | None = None
     """[reservedResourceForAllocate] kept for bursts of online pods; 4 unless set, a quarter of nodes below 16 CPUs."""
     min_reclaimed_cores: Annotated[int, Meta(ge=1, le=8192)] | None = None
-    """[minReclaimedResourceForAllocate] CPUs that reclaimed pods always keep; defaults like the reserve."""
+    """[minReclaimedResourceForAllocate] CPUs that reclaimed pods always keep; 4 unless set, a quarter of nodes below 16 CPUs,
+    and one a NUMA node at least."""
     min_share_cores: Annotated[int, Meta(ge=1, le=8192)] = 4
     """[MinShareCPURequirement] the share pool is never smaller, as far as the node allows."""
     usage_margin: Annotated[float, Meta(ge=1, le=10)] = 1.25
@@ -102,7 +104,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_cgroups: Annotated[int, Meta(ge=16, le=100_000)] = 4096
     """More cgroups than this are not read, those of pods excepted; how many were left out is shown."""
     probes: tuple[str, ...] | None = None
-    """Probes beside run-queue waits, by name; unless set all of them but counters and wakeups, none for []."""
+    """Probes beside run-queue waits (`runqlat`), which are always measured, such as `[blockio, sockets]`; none for `[]`, and
+    unless set all but `counters`, which needs hardware counters and costs some 200 ns a switch, and `wakeups`, which costs
+    something at each wakeup: name all that are wanted to have those. `dioptase probe` lists them."""
     qos: QosConfig = QosConfig()
     advisor: AdvisorConfig = AdvisorConfig()
     memory: MemoryConfig = MemoryConfig()
@@ -111,6 +115,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     report: ReportConfig = ReportConfig()
     overcommit: OvercommitConfig = OvercommitConfig()
     power: PowerConfig = PowerConfig()
+    node: NodeConfig = NodeConfig()
     placing: CpuPlacementConfig = CpuPlacementConfig()
     knobs: KnobsConfig = KnobsConfig()
     eviction: EvictionConfig = EvictionConfig()

@@ -28,6 +28,7 @@ PluginName = Literal[
     "koordinator-cpu-evict",
     "koordinator-memory-evict",
     "oomd-pressure",
+    "node_power_pressure",
 ]
 """Every plugin there is."""
 NAMES: tuple[str, ...] = get_args(PluginName)
@@ -68,6 +69,12 @@ class EvictionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     koordinator_cpu: cpu.KoordinatorCpuConfig = cpu.KoordinatorCpuConfig()
     koordinator_memory: memory.KoordinatorMemoryConfig = memory.KoordinatorMemoryConfig()
     oomd: memory.OomdConfig = memory.OomdConfig()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what no single field's bounds can say."""
+        for name in self.dry_run:
+            if name != "*" and not self.enabled(name):
+                raise ValueError(f"dryRun: {name} does not judge at all; name it in plugins too, or take it out here")
 
     def enabled(self, name: str) -> bool:
         """Whether this plugin judges at all."""

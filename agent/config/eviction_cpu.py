@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from agent.config.units import Ratio, Seconds
+from agent.config.units import Ratio, Seconds, ascending
 
 Grace = Annotated[float, Meta(ge=0, le=86_400)]
 Samples = Annotated[int, Meta(ge=1, le=1000)]
@@ -67,6 +67,12 @@ class NumaCpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     grace_s: Grace | None = None
     """[gracePeriod] of its victims; the pod's own unless set."""
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for what no single field's bounds can say."""
+        low, middle, high = self.frequency_limits
+        ascending("frequencyLimits: the first,", low, "the second,", middle)
+        ascending("frequencyLimits: the second,", middle, "the third,", high)
+
 
 class NumaSysConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """numa-sys-cpu-pressure-plugin: a NUMA node is busy, and most of it in the kernel."""
@@ -112,3 +118,8 @@ class KoordinatorCpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     """[cpuEvictCoolTimeSeconds] between two rounds of victims."""
     grace_s: Grace | None = None
     """Of its victims; the pod's own unless set."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what no single field's bounds can say."""
+        ascending("satisfactionLower", self.satisfaction_lower, "satisfactionUpper", self.satisfaction_upper)
+        ascending("nodeLower", self.node_lower, "nodeThreshold", self.node_threshold)

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from agent.config.eviction_cpu import Factor, Grace, Share
-from agent.config.units import Ratio, Seconds
+from agent.config.units import Ratio, Seconds, ascending
 from api.qos import QoSLevel
 
 Bytes = Annotated[int, Meta(ge=0, le=1 << 50)]
@@ -26,13 +26,13 @@ class ReclaimedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     memory_threshold: Factor = 5.0
     """[evictionThreshold reclaimed_memory] the same of memory."""
     cpu_soft_threshold: Factor = 1.5
-    """[softEvictionThreshold] from here on one pod at a time may be asked to leave."""
+    """[softEvictionThreshold] from here on pods that ask for it (pod_soft_evict_notify) are told, one at a time."""
     memory_soft_threshold: Factor = 1.2
     """[softEvictionThreshold] the same of memory."""
     tolerance_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
     """[thresholdMetToleranceDuration] of the hard threshold."""
     soft_tolerance_s: Annotated[float, Meta(ge=0, le=86_400)] = 300.0
-    """Of the soft one: what is promised goes up and down with the load, and pods that left do not come back."""
+    """Of the soft one: what is promised goes up and down with the load."""
     grace_s: Grace | None = 60.0
     """[gracePeriod] of its victims."""
 
@@ -171,6 +171,10 @@ class KoordinatorMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_
     """[memoryEvictCoolTimeSeconds] between two rounds of victims."""
     grace_s: Grace | None = None
     """Of its victims; the pod's own unless set."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what no single field's bounds can say."""
+        ascending("lower", self.lower, "threshold", self.threshold)
 
 
 class OomdConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):

@@ -24,7 +24,7 @@ class UtilConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """[cpuHeadroomConfig.utilBasedConfig] promise more while reclaimed pods use little of what they have."""
 
     enable: bool = False
-    """[enable]"""
+    """[enable] Whether it is done at all."""
     target: Annotated[float, Meta(ge=0, le=1)] = 0.6
     """[targetReclaimedCoreUtilization] below it more is promised than there is,"""
     maximum: Annotated[float, Meta(ge=0, le=1)] = 0.0
@@ -34,47 +34,58 @@ class UtilConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_capacity_rate: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """[maxHeadroomCapacityRate] at most this share of the CPUs of the NUMA nodes."""
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for what no single field's bounds can say."""
+        if 0 < self.maximum < self.target:
+            raise ValueError(
+                f"maximum {self.maximum:g} is below target {self.target:g}: more and less would be promised at once; "
+                "raise it, or set 0"
+            )
+
 
 class KoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """Koordinator's colocation strategy; names in brackets are its own."""
 
     cpu_policy: Literal["usage", "maxUsageRequest"] = "usage"
-    """[cpuCalculatePolicy]"""
+    """[cpuCalculatePolicy] what online pods use is taken off the capacity, or what they requested where that is more."""
     memory_policy: Literal["usage", "request", "maxUsageRequest"] = "usage"
-    """[memoryCalculatePolicy]"""
+    """[memoryCalculatePolicy] the same of memory; `request` takes off requests alone."""
     cpu_reclaim_threshold_percent: Percent = 60.0
     """[cpuReclaimThresholdPercent] the rest of the capacity is kept as a margin."""
     memory_reclaim_threshold_percent: Percent = 65.0
-    """[memoryReclaimThresholdPercent]"""
+    """[memoryReclaimThresholdPercent] the same of memory."""
     batch_cpu_threshold_percent: Percent | None = None
-    """[batchCPUThresholdPercent] batch is at most this share of the capacity."""
+    """[batchCPUThresholdPercent] batch is at most this share of the capacity; unset is no bound."""
     batch_memory_threshold_percent: Percent | None = None
-    """[batchMemoryThresholdPercent]"""
+    """[batchMemoryThresholdPercent] the same of memory."""
     mid_cpu_threshold_percent: Percent = 100.0
     """[midCPUThresholdPercent] mid is at most this share of the capacity."""
     mid_memory_threshold_percent: Percent = 100.0
-    """[midMemoryThresholdPercent]"""
+    """[midMemoryThresholdPercent] the same of memory."""
     mid_unallocated_percent: Percent = 0.0
     """[midUnallocatedPercent] this share of what nobody requested is mid too."""
     mid_static_cpu_percent: Percent | None = None
-    """[midStaticCPUReservedPercent] mid is this share of the capacity, whatever is used."""
+    """[midStaticCPUReservedPercent] mid is this share of the capacity, whatever is used; unset goes by use."""
     mid_static_memory_percent: Percent | None = None
-    """[midStaticMemoryReservedPercent]"""
+    """[midStaticMemoryReservedPercent] the same of memory."""
 
 
 class HeadroomConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """How the amount that can be promised is found."""
 
-    policy: Literal["common", "koordinator-batch", "koordinator-mid"] = "common"
-    """`common` is Katalyst's assembler on the reclaim pool; the others are Koordinator's sums over the node."""
+    policy: Literal["common", "estimate", "forecast", "koordinator-batch", "koordinator-mid"] | None = None
+    """`common` is Katalyst's assembler on the reclaim pool; `estimate` is what the need of online pods leaves of the node;
+    `forecast` is what the foretold peak of their use leaves, of memory too (see `forecast`), for a day never more than those;
+    the others are Koordinator's sums. Unless set, `common` for the policy `canonical` and `estimate` for `latency`."""
     share_region: RegionPolicy = "canonical"
     """What a pool of shared_cores is shown to leave."""
     isolation_region: RegionPolicy = "canonical"
+    """The same of pods that are kept apart,"""
     dedicated_region: RegionPolicy = "canonical"
-    disable_reclaim_share_pools: tuple[str, ...] = ()
-    """[disableReclaimSharePools] nothing is lent on a socket where one of these pools is bound to a NUMA node."""
+    """and of dedicated ones."""
     whole_cores: bool | None = None
-    """Round as Katalyst does: up on bound NUMA nodes, down on the others. Unless set, on nodes of 16 CPUs and more."""
+    """`common` rounds as Katalyst does: up on bound NUMA nodes, down on the others. Unless set, on nodes of 16 CPUs and
+    more."""
     util: UtilConfig = UtilConfig()
     koordinator: KoordinatorConfig = KoordinatorConfig()
 
@@ -93,7 +104,7 @@ class ReportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reserved_cores: Cores = 0.0
     """[reservedResourceForReport.cpu] kept back of what was found."""
     reserved_memory_mib: Mebibytes = 0
-    """[reservedResourceForReport.memory]"""
+    """[reservedResourceForReport.memory] the same of memory."""
     min_cores: Cores | None = None
     """[minReclaimedResourceForReport.cpu] advertised at least; 4 unless set, a quarter of nodes below 16 CPUs."""
     min_memory_mib: Mebibytes | None = None
@@ -101,27 +112,37 @@ class ReportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ignored_cores: Cores = 0.1
     """[minIgnoredReclaimedResourceForReport.cpu] a NUMA node with no more than this is advertised with nothing at all."""
     ignored_memory_mib: Mebibytes = 100
-    """[minIgnoredReclaimedResourceForReport.memory]"""
+    """[minIgnoredReclaimedResourceForReport.memory] the same of memory."""
     min_step_cores: Cores = 0.3
     """Smaller changes are not advertised,"""
     max_step_cores: Annotated[float, Meta(gt=0, le=8192)] = 4.0
     """and larger ones in steps of this, one a period."""
     min_step_memory_mib: Mebibytes = 300
+    """The same of memory,"""
     max_step_memory_mib: Annotated[int, Meta(gt=0, le=1 << 40)] = 5120
+    """and of its steps."""
     fresh_s: Annotated[float, Meta(ge=0, le=86400)] = 180.0
     """While nothing new is known, what was advertised stands for so long,"""
     expired_s: Annotated[float, Meta(gt=0, le=86400)] = 900.0
     """and then goes down to the minimum, step by step, until so long after the last that was known."""
 
     def __post_init__(self) -> None:
+        """Raise ValueError for what no single field's bounds can say."""
         if self.window_s < self.period_s:
             raise ValueError(
-                f"windowS {self.window_s:g} is shorter than periodS {self.period_s:g}: no sample would be left"
+                f"windowS {self.window_s:g} is shorter than periodS {self.period_s:g}: no sample would be left; raise it"
             )
         if self.expired_s <= self.fresh_s:
             raise ValueError(f"expiredS {self.expired_s:g} must be longer than freshS {self.fresh_s:g}")
-        if self.max_step_cores < self.min_step_cores or self.max_step_memory_mib < self.min_step_memory_mib:
-            raise ValueError("a max step must not be smaller than its min step: nothing would ever be advertised")
+        for unit, smallest, largest in (
+            ("Cores", self.min_step_cores, self.max_step_cores),
+            ("MemoryMib", self.min_step_memory_mib, self.max_step_memory_mib),
+        ):
+            if largest < smallest:
+                raise ValueError(
+                    f"maxStep{unit} {largest:g} is below minStep{unit} {smallest:g}: no change would ever be advertised; "
+                    "raise it"
+                )
 
     def minimum_cores(self, cpus: float) -> float:
         """What is advertised at least on a node of so many CPUs."""

@@ -1,4 +1,4 @@
-"""Settings of targets that follow a model's predictions. Names in brackets are Katalyst's."""
+"""Settings of targets that follow predictions, or measurements in their place. Names in brackets are Katalyst's."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class SpecialTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """[strategy_special_time] part of the day in which predictions do not count. May go over midnight."""
+    """[strategy_special_time] part of the day, in UTC, in which predictions do not count. May go over midnight."""
 
     start: TimeOfDay
+    """`HH:MM`, the first minute of it,"""
     end: TimeOfDay
+    """and the first after it."""
     offset: Offset
+    """What is added to the target then (borwein_v2), or the target itself (borwein_v3)."""
 
     def covers(self, minute: int) -> bool:
         """Whether this minute of the day is within it, start included and end not."""
@@ -35,30 +38,39 @@ class SpecialTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class InferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """How predictions of a latency regression move the target of cpu_usage_ratio."""
+    """How predictions of a latency regression move the target of cpu_usage_ratio. Where no model is asked, a pod's measured
+    request_p99_ms over the target in its service profile takes their place: 1 is on target, 2 twice as long."""
 
     strategy: Literal["none", "borwein_v2", "borwein_v3"] = "none"
     """[StrategyGroup] `borwein_v2` adds the slot's offset to the target, `borwein_v3` puts it in the target's place."""
     slots: tuple[Slot, ...] = ()
+    """[strategy_slots] in ascending order of `below`."""
     special_times: tuple[SpecialTime, ...] = ()
+    """[strategy_special_time] parts of the day in which predictions do not count."""
     offset_min: Offset = -0.25
     """[OffsetMin] bounds of what is added,"""
     offset_max: Offset = 0.25
-    """[OffsetMax]"""
+    """[OffsetMax] the upper of them,"""
     target_min: Annotated[float, Meta(gt=0, le=1)] = 0.2
     """[IndicatorMin] and of the target that comes of it."""
     target_max: Annotated[float, Meta(gt=0, le=1)] = 0.9
-    """[IndicatorMax]"""
+    """[IndicatorMax] the upper bound of it."""
     stale_s: Annotated[float, Meta(gt=0, le=86400)] = 60.0
     """Predictions older than this do not count: the target is what it is without them."""
 
     def __post_init__(self) -> None:
+        """Raise ValueError for what no single field's bounds can say."""
         if self.strategy != "none" and not self.slots:
-            raise ValueError(f"strategy {self.strategy} needs slots")
-        if self.offset_min > self.offset_max or self.target_min > self.target_max:
-            raise ValueError("a minimum is above its maximum")
-        if any(first.below >= second.below for first, second in pairwise(self.slots)):
-            raise ValueError("slots must be in ascending order of below")
+            raise ValueError(f"strategy {self.strategy} needs slots; add them or choose none")
+        if self.offset_min > self.offset_max:
+            raise ValueError(f"offsetMin {self.offset_min:g} is above offsetMax {self.offset_max:g}; lower it")
+        if self.target_min > self.target_max:
+            raise ValueError(f"targetMin {self.target_min:g} is above targetMax {self.target_max:g}; lower it")
+        for first, second in pairwise(self.slots):
+            if first.below >= second.below:
+                raise ValueError(
+                    f"slots: below {second.below:g} comes after below {first.below:g}; put them in ascending order"
+                )
 
 
 def _minute(time: str) -> int:

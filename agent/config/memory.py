@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from agent.config.units import Ratio, Seconds
+from agent.config.units import Ratio, Seconds, ascending
 from api.qos import QoSLevel
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -24,7 +24,7 @@ _FALLBACK, _FALLBACK_PART = 8 * GIB, 8
 
 
 class UtilBasedMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """[memoryHeadroomConfig.utilBasedConfig]"""
+    """[memoryHeadroomConfig.utilBasedConfig] What is free counts, not only what is not estimated to be needed."""
 
     enable: bool = False
     """[enable] Policy `canonical` promises what is free, too, not only what is not estimated to be needed."""
@@ -43,6 +43,10 @@ class UtilBasedMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     cpu_memory_ratio_high: Annotated[float, Meta(ge=0)] = 1 / 3.5
     """[CPUMemRatioUpperBound] and below which."""
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for what no single field's bounds can say."""
+        ascending("cpuMemoryRatioLow", self.cpu_memory_ratio_low, "cpuMemoryRatioHigh", self.cpu_memory_ratio_high)
+
 
 class GuardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """[memoryGuardConfig] A limit on all reclaimed pods together."""
@@ -59,6 +63,7 @@ class ReaperConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """[cache-reaper] Page cache of reclaimed pods is dropped when memory is short."""
 
     enable: bool = False
+    """Whether it is done at all."""
     min_cache_ratio: Part = 0.005
     """[MinCacheUtilizationThreshold] Containers with less cache than this part of the memory are not worth it."""
     interval_s: Seconds = 30.0
@@ -66,10 +71,13 @@ class ReaperConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class BalancerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """[numa_memory_balancer] Memory is moved away from the NUMA node that answers slowest."""
+    """[numa_memory_balancer] Memory is moved away from the NUMA node that answers slowest. It is judged by read latency and
+    bandwidth of each NUMA node, which nothing measures here yet: until something does, `enable: true` is refused."""
 
     enable: bool = False
+    """Whether it is done at all; only `false` is taken as yet."""
     interval_s: Seconds = 30.0
+    """Between two moves."""
     pools: tuple[str, ...] = ("share",)
     """[numa-balance-supported-pools] Online pods of these pools may have memory moved, beside reclaimed ones."""
     grace_latency_ns: Annotated[float, Meta(gt=0)] | None = None
@@ -100,6 +108,12 @@ class BalancerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Nothing moves back within so long."""
     success_ratio: Ratio = 0.7
     """Less than this part moved is a failure: the same is not tried again within pingPongS."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what no single field's bounds can say."""
+        ascending("graceLatencyNs", self.grace_latency_ns, "forceLatencyNs", self.force_latency_ns)
+        ascending("minPodBytes", self.min_pod_bytes, "maxPodBytes", self.max_pod_bytes)
+        ascending("minPodBytes", self.min_pod_bytes, "maxReclaimedPodBytes", self.max_reclaimed_pod_bytes)
 
 
 class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -135,6 +149,7 @@ class OffloadBlockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     labels: Mapping[str, tuple[str, ...]] = {}
     """Values by name; none at all stands for any value."""
     annotations: Mapping[str, tuple[str, ...]] = {}
+    """The same of annotations."""
 
 
 class OffloadingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -159,7 +174,9 @@ class OffloadingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     senpai_max_bytes: Bytes = 10 * GIB
     """nor is a larger size ever aimed at than this or what is used."""
     senpai_max_probe: Ratio = 0.01
+    """Part of a group's size that it is made smaller by in one interval at most,"""
     senpai_max_backoff: Ratio = 1.0
+    """and larger by."""
     senpai_probe: Annotated[float, Meta(gt=0)] = 10.0
     """Stall so many times below the aim makes the largest probe."""
     senpai_backoff: Annotated[float, Meta(gt=0)] = 20.0
@@ -169,12 +186,17 @@ class OffloadingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     dying: bool = False
     """[dying_memcg_reclaim] What removed cgroups left behind is reclaimed. It costs the living ones below some cache."""
     dying_interval_s: Seconds = 300.0
+    """Between two rounds of it."""
     dying_cgroups: tuple[str, ...] = (
         "/kubepods/burstable",
         "/kubepods/offline-besteffort-*",
         "/kubepods.slice/kubepods-burstable.slice",
     )
     """Where; `*` stands for any part of one name."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what no single field's bounds can say."""
+        ascending("senpaiMinBytes", self.senpai_min_bytes, "senpaiMaxBytes", self.senpai_max_bytes)
 
 
 class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -189,8 +211,8 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     NUMA node where that has less than 64 GiB."""
     reclaim_root: str = ""
     """[reclaim-relative-root-cgroup-path] The cgroup above all reclaimed pods, such as `/kubepods/besteffort`: the guard limits
-    it, and `/kubepods/besteffort-0` for those that are bound to NUMA node 0. Empty where there is none; left alone where an
-    online pod is below it."""
+    it, and `/kubepods/besteffort-0` for those that are bound to NUMA node 0; with policy `latency` it yields as a whole. Empty
+    where there is none; left alone where an online pod is below it."""
     usage_margin: Annotated[float, Meta(ge=1, le=10)] = 1.1
     """Estimated need of an online container = this x what it uses."""
     fallback_bytes: Bytes | None = None
@@ -202,6 +224,14 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reaper: ReaperConfig = ReaperConfig()
     offloading: OffloadingConfig = OffloadingConfig()
     balancer: BalancerConfig = BalancerConfig()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what no single field's bounds can say."""
+        root = self.reclaim_root.rstrip("/") or self.reclaim_root
+        if root and (root[0] != "/" or not all(part.strip(".") for part in root[1:].split("/"))):
+            raise ValueError(
+                f"reclaimRoot: {root[:80]!r} is not the path of a cgroup below the root, such as /kubepods/besteffort"
+            )
 
     def reserve_bytes(self, total: int) -> int:
         """Memory kept for online pods on a node of so many bytes."""

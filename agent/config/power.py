@@ -14,7 +14,7 @@ class PowerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What is done when the node is told to use less power."""
 
     enable: bool = False
-    """[power_aware among the sysadvisor plugins]"""
+    """[power_aware among the sysadvisor plugins] Whether it is done at all."""
     annotation_prefix: str = ""
     """[AnnotationKeyPrefix] of the node's annotations power-alert and the like, without the slash."""
     period_s: Seconds = 9.0

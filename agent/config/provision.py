@@ -41,6 +41,7 @@ GAINS: Mapping[str, Gains] = {
     "mem_access_read_lat": _WAIT,
     "mem_access_write_lat": _WAIT,
     "mem_l3_miss_lat": _WAIT,
+    "request_p99_ms": _WAIT,
 }
 
 
@@ -48,7 +49,8 @@ class TargetsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """[regionIndicators] Where indicators should be: those that are named are looked at."""
 
     share: Mapping[str, Positive] = field(default_factory=lambda: {"cpu_sched_wait": 460.0, "cpu_usage_ratio": 0.8})
-    """Of share regions. cpu_sched_wait is in microseconds, the mean of all waits for a CPU of the pool."""
+    """Of share regions. cpu_sched_wait is in microseconds, the mean of all waits for a CPU of the pool. request_p99_ms, which
+    pods publish of themselves, is followed of every pod whose service profile has a target for it, and of all if named here."""
     dedicated: Mapping[str, Positive] = field(default_factory=lambda: {"cpi": 1.4, "cpu_usage_ratio": 0.55})
     """Of dedicated regions. cpi is cycles per instruction of the main containers."""
     getter: Getter = "spd-min"
@@ -66,7 +68,7 @@ class IsolationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Shared pods that have far more tasks to run than CPU asked for are kept apart for a while."""
 
     enabled: bool = False
-    """[!isolationDisabled]"""
+    """[!isolationDisabled] Whether it is done at all."""
     disabled_pools: tuple[str, ...] = ()
     """[isolationDisabledPools] Whose pods stay together, by the pool's name without its NUMA node."""
     load_ratio: Positive = 1.5
@@ -90,12 +92,12 @@ class IsolationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class ProvisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """How pools are sized. Names in brackets are Katalyst's. What both ways of lending share is in AdvisorConfig."""
+    """How pools are sized. Names in brackets are Katalyst's. What both ways of lending share is in `advisor`."""
 
     share_policies: tuple[Policy, ...] = ("canonical",)
     """[cpu-provision-policy-priority, share] The first that has what it needs is followed; `canonical` is tried last."""
     dedicated_policies: tuple[Policy, ...] = ("canonical",)
-    """[cpu-provision-policy-priority, dedicated]"""
+    """[cpu-provision-policy-priority, dedicated] the same for dedicated pods."""
     restrict: Mapping[Policy, Policy] = field(default_factory=lambda: {"rama": "dynamic-quota"})
     """[restrict-ref-policy] A policy's quota is never more than that of another, where both are followed."""
     overlap: bool = False
@@ -103,10 +105,11 @@ class ProvisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     quota: bool = False
     """[feature_gate_quota_ctrl_knob] With `overlap`: a quota limits reclaimed pods on NUMA nodes that somebody is bound to."""
     disable_reclaim_share_pools: tuple[str, ...] = ()
-    """[disableReclaimSharePools] Nothing is lent of these; by the pool's name without its NUMA node."""
+    """[disableReclaimSharePools] Nothing is lent of these, and nothing is promised on a socket where one of them is bound to
+    a NUMA node; by the pool's name without its NUMA node."""
     numa_min_reclaimed_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """[numaMinReclaimedResourceRatioForAllocate] Of each NUMA node so much is always reclaimed pods'; 0 leaves it to
-    AdvisorConfig's minReclaimedCores, spread over the nodes."""
+    `advisor.minReclaimedCores`, spread over the nodes."""
     numa_min_reclaimed_cores: Annotated[int, Meta(ge=0, le=8192)] = 2
     """[numaMinReclaimedResourceForAllocate] And at least so many CPUs, where that ratio is set."""
     min_dedicated_cores: Annotated[int, Meta(ge=1, le=8192)] = 4

@@ -28,17 +28,21 @@ class QosConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Under which names pods say what Katalyst's annotations say. Names in brackets are Katalyst's flags."""
 
     reclaimed_selector: dict[Key, str] = {}
-    """[--pod-annotation-qos-level-reclaimed-selector] annotations, with the values that make a pod reclaimed_cores."""
+    """[--pod-annotation-qos-level-reclaimed-selector] further annotations, with the values that make a pod reclaimed_cores;
+    annotations of a pod that disagree on its level are an error."""
     shared_selector: dict[Key, str] = {}
-    """[--pod-annotation-qos-level-shared-selector]"""
+    """[--pod-annotation-qos-level-shared-selector] the same for shared_cores; a value of such an annotation that puts the pod
+    nowhere is an error."""
     dedicated_selector: dict[Key, str] = {}
-    """[--pod-annotation-qos-level-dedicated-selector]"""
+    """[--pod-annotation-qos-level-dedicated-selector] the same for dedicated_cores."""
     system_selector: dict[Key, str] = {}
-    """[--pod-annotation-qos-level-system-selector]"""
+    """[--pod-annotation-qos-level-system-selector] the same for system_cores."""
     enhancement_keys: dict[str, Key] = {}
-    """[--pod-annotation-qos-enhancements] for each of Katalyst's annotations another one of the same meaning."""
+    """[--pod-annotation-qos-enhancements] for each of `katalyst.kubewharf.io/memory_enhancement`, `cpu_enhancement` and
+    `network_enhancement` another annotation of the same meaning; Katalyst's counts more."""
     enhancement_defaults: dict[str, str] = {}
-    """[--qos-enhancement-default-values] enhancements, such as numa_binding, of pods that do not say them."""
+    """[--qos-enhancement-default-values] enhancements, such as `{numa_binding: "true"}`, of pods that do not say them and whose
+    level has them."""
     numa_number_key: Key = NUMA_NUMBER_KEY
     """Annotation with the number of NUMA nodes that a pod wants."""
     numa_ids_key: Key = NUMA_IDS_KEY

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from agent.config.units import Cores, reclaim_reserve
-from api.cpus import parse_cpu_list
+from api.cpus import format_cpu_list, parse_cpu_list
 
 Count = Annotated[int, Meta(ge=0, le=8192)]
 
@@ -33,8 +33,6 @@ class CpuPlacementConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """[reserved-cpu-list] Exactly these CPUs instead, in the kernel's list syntax."""
     interrupt_cpu_list: str = ""
     """CPUs that serve interrupts and nothing else, in the kernel's list syntax; no container ever has one."""
-    enable_reclaim: bool = True
-    """[enableReclaim] Where nobody says how large pools are to be: whether reclaimed pods get what is left."""
     min_reclaimed_cpus: Annotated[int, Meta(ge=1, le=8192)] | None = None
     """[minReclaimedResourceForAllocate] kept for reclaimed pods, one a NUMA node at least; 4, a quarter below 16 CPUs."""
     ramp_up_s: Annotated[float, Meta(ge=0, le=3600)] = 30.0
@@ -55,9 +53,23 @@ class CpuPlacementConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     native: NativeConfig = NativeConfig()
 
     def __post_init__(self) -> None:
-        parse_cpu_list(self.reserved_cpu_list)
-        parse_cpu_list(self.interrupt_cpu_list)
+        """Raise ValueError for what no single field's bounds can say."""
+        reserved = _cpus("reservedCpuList", self.reserved_cpu_list)
+        if both := reserved & _cpus("interruptCpuList", self.interrupt_cpu_list):
+            listed = format_cpu_list(both)
+            raise ValueError(f"reservedCpuList and interruptCpuList both have CPU {listed}; leave it to one of them")
+        if reserved and self.reserved_cpus not in (0, len(reserved)):
+            raise ValueError(
+                f"reservedCpus is {self.reserved_cpus} and reservedCpuList has {len(reserved)} CPUs; set one of them"
+            )
 
     def reclaim_reserve(self, cpus: int, numa_nodes: int) -> int:
         """CPUs that reclaimed pods always keep: at least one a NUMA node, at most all."""
         return reclaim_reserve(self.min_reclaimed_cpus, cpus, numa_nodes)
+
+
+def _cpus(name: str, text: str) -> set[int]:
+    try:
+        return set(parse_cpu_list(text))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None

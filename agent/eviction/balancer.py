@@ -1,12 +1,13 @@
-"""numa-memory-balancer: memory of a NUMA node is slow, and moving pages away cannot help. The largest pod there leaves. Pure.
+"""numa-memory-balancer: memory of a NUMA node is slow, and moving pages away cannot help. Pure.
 
-The memory advisor judges that (its latency and bandwidth bounds, and whom it could move); here it only has its consequence.
+The memory advisor judges that (its latency and bandwidth bounds, and whom it could move) and says which reclaimed pod has most
+there; here it only has its consequence.
 """
 
 from __future__ import annotations
 
-from agent.eviction.judgement import Candidate, Finding, judged, not_met
-from agent.eviction.situation import Situation, numa_anon_bytes
+from agent.eviction.judgement import Candidate, Finding, judged, missing, not_met
+from agent.eviction.situation import Situation, reclaimed
 from api.evictions import Met
 
 NAME = "numa-memory-balancer"
@@ -14,19 +15,31 @@ SCOPE = "NumaMemoryBalance"
 
 
 def judge(situation: Situation) -> tuple[Finding, ...]:
-    """One pod for each crowded NUMA node, softly."""
+    """One pod for each crowded NUMA node, softly: the one that was named, and no other."""
+    if situation.crowded is None:
+        return (missing(NAME, "how slow the memory of each NUMA node is", SCOPE),)
     if not situation.crowded:
-        return (not_met(NAME, "balanced", "No NUMA node's memory is slow beyond what moving pages can mend.", SCOPE),)
-    findings = []
-    for node, why in sorted(situation.crowded.items()):
-        sizes = [
-            (size, pod) for pod in situation.staying if (size := numa_anon_bytes(situation, pod, node)) is not None
-        ]
-        size, largest = max(sizes, key=lambda each: (each[0], each[1].key), default=(0.0, None))
-        text = f"NUMA node {node}: {why}"
-        threshold = judged(
-            NAME, Met.SOFT, SCOPE, value=0.0, observed=size, text=text, inputs={"numa": node, "largest_bytes": size}
+        return (
+            not_met(
+                NAME,
+                "balanced",
+                "The memory advisor names nobody: no NUMA node is slow beyond what moving pages can mend.",
+                SCOPE,
+            ),
         )
-        chosen = () if largest is None or not size else (Candidate(pod=largest, text=text),)
+    findings = []
+    for numa, named in sorted(situation.crowded.items()):
+        text = f"NUMA node {numa}: {named.verdict.text}"
+        threshold = judged(
+            NAME,
+            Met.SOFT,
+            SCOPE,
+            subject=f"numa{numa}",
+            value=0.0,
+            observed=float(named.verdict.inputs.get("bytes") or 0),
+            text=text,
+            inputs={"numa": numa, "pod": named.pod},
+        )
+        chosen = tuple(Candidate(pod=pod, text=text) for pod in reclaimed(situation.staying) if pod.key == named.pod)
         findings.append(Finding(threshold=threshold, candidates=chosen, direct=True, kind="memory", waits=True))
     return tuple(findings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -63,9 +63,15 @@ def claims(
     return [Claim(candidate, finding, forced, rank) for rank, candidate in enumerate(finding.candidates)]
 
 
-def chosen(wishes: Sequence[Claim], config: EvictionConfig) -> tuple[tuple[Victim, ...], tuple[str, ...]]:
-    """In order and within the burst; dry runs neither use up the burst nor keep a real victim from leaving."""
-    allowed = [claim for claim in wishes if not protected(claim.candidate.pod, config)]
+def chosen(
+    wishes: Sequence[Claim], config: EvictionConfig, stuck: Collection[str] = ()
+) -> tuple[tuple[Victim, ...], tuple[str, ...]]:
+    """In order and within the burst; dry runs neither use up the burst nor keep a real victim from leaving.
+
+    Nobody who is protected, or who cannot be made to leave, `namespace/name`.
+    """
+    possible = [claim for claim in wishes if claim.candidate.pod.key not in stuck]
+    allowed = [claim for claim in possible if not protected(claim.candidate.pod, config)]
     result: list[Victim] = []
     waiting: list[str] = []
     for dry in (False, True):
@@ -73,9 +79,12 @@ def chosen(wishes: Sequence[Claim], config: EvictionConfig) -> tuple[tuple[Victi
         forced = _first_of_each(claim for claim in mine if claim.forced)
         soft = sorted((claim for claim in mine if not claim.forced), key=_soft_order)
         taken = {claim.candidate.pod.uid for claim in forced} | {claim.plugin for claim in forced}
-        single = next((claim for claim in soft if taken.isdisjoint((claim.candidate.pod.uid, claim.plugin))), None)
-        ordered = sorted([*forced, *([single] if single else [])], key=_order)
-        result += [_victim(claim, dry=dry) for claim in ordered[: config.burst]]
+        soft = [claim for claim in soft if taken.isdisjoint((claim.candidate.pod.uid, claim.plugin))]
+        # Who is only told frees nothing, so he stands in nobody's place.
+        told = [claim for claim in soft if asks_to_be_told(claim.candidate.pod)][:1]
+        single = [claim for claim in soft if not asks_to_be_told(claim.candidate.pod)][:1]
+        ordered = sorted([*forced, *single], key=_order)
+        result += [_victim(claim, dry=dry) for claim in (*ordered[: config.burst], *told)]
         if not dry:
             waiting = [claim.candidate.pod.key for claim in ordered[config.burst :]]
     return tuple(result), tuple(waiting)
@@ -93,15 +102,16 @@ def _first_of_each(claims: Iterable[Claim]) -> list[Claim]:
     return list(chosen.values())
 
 
-def _order(claim: Claim) -> tuple[bool, int, int, str]:
+def _order(claim: Claim) -> tuple[bool, int, int, int, str]:
+    """Of one level, priority and kind in the plugin's own order."""
     pod = claim.candidate.pod
-    return (pod.qos is not QoSLevel.RECLAIMED, pod.priority, KINDS.index(claim.kind), pod.key)
+    return (pod.qos is not QoSLevel.RECLAIMED, pod.priority, KINDS.index(claim.kind), claim.rank, pod.key)
 
 
 def _soft_order(claim: Claim) -> tuple[bool, int, float, int, int, str]:
-    """As for all, but of one level and priority first the higher pod_evict_score, and last the plugin's own order."""
-    level, priority, kind, key = _order(claim)
-    return (level, priority, -_score(claim.candidate.pod), kind, claim.rank, key)
+    """As for all, but of one level and priority first the higher pod_evict_score."""
+    level, priority, kind, rank, key = _order(claim)
+    return (level, priority, -_score(claim.candidate.pod), kind, rank, key)
 
 
 def _score(pod: Pod) -> float:
@@ -109,6 +119,11 @@ def _score(pod: Pod) -> float:
         return float(pod.annotations.get(EVICT_SCORE, "0"))
     except ValueError:
         return 0.0
+
+
+def asks_to_be_told(pod: Pod) -> bool:
+    """Whether this pod wants to hear of soft thresholds, and to do what it can itself."""
+    return pod.annotations.get(SOFT_NOTIFY, "").lower() == "true"
 
 
 def protected(pod: Pod, config: EvictionConfig) -> bool:
@@ -139,6 +154,6 @@ def _victim(claim: Claim, *, dry: bool) -> Victim:
         ),
         forced=claim.forced,
         grace_s=claim.candidate.grace_s,
-        notify=not claim.forced and pod.annotations.get(SOFT_NOTIFY) == "true",
+        notify=not claim.forced and asks_to_be_told(pod),
         dry_run=dry,
     )

@@ -4,39 +4,141 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent.config.eviction import EvictionConfig
+import msgspec
+
+from agent.advisor.containers import ContainerMemory
+from agent.config import AdvisorConfig, Config
+from agent.eviction.judgement import PLUGIN_FAILED
 from agent.eviction.killer import Killer, carry_out
 from agent.eviction.manager import judge
-from agent.eviction.situation import Situation
+from agent.eviction.situation import NS_PER_S, Situation, newly_promised
 from agent.eviction.state import EvictionMemory
+from agent.policy import Remembered
+from agent.qrm.placing.ceiling import below
+from agent.qrm.placing.state import with_bindings
+from api.cpus import Topology
 from api.decisions import Advice
 from api.evictions import Evictions, KillEvent
-from api.samples import Snapshot
+from api.facts import Interface
+from api.memory_advice import MemoryAdvice, MemoryEviction
+from api.samples import Snapshot, SourceStatus
+
+NAME = "eviction"
+"""Of its source in the snapshot."""
+_BALANCE, _BALANCE_WAITING = "memory_balance", "memory_balance_waiting"
+_BALANCE_UNKNOWN = frozenset(("memory_balance_disabled", "memory_balance_unknown"))
+"""Rules of the memory advisor's balancer."""
+_OWN_CPUS = ("reserve", "interrupt", "dedicated", "isolation")
+"""Pools, and kinds of them, into which share pools cannot grow."""
 
 
 class Evictor:
-    """Judges every round; who has to leave is asked to only where there is a killer."""
+    """Judges every round. Without a killer all its plugins run dry: who would leave is shown, and stays."""
 
-    def __init__(self, config: EvictionConfig, killer: Killer | None) -> None:
-        self._config, self._killer = config, killer
+    def __init__(self, config: Config, killer: Killer | None) -> None:
+        self._all, self._killer = config, killer
+        dry = msgspec.structs.replace(config.eviction, dry_run=("*",))
+        self._config = dry if killer is None else config.eviction
         self._memory = EvictionMemory()
+        self._crowded: Mapping[int, MemoryEviction] | None = None
+        """What the memory advisor said and nobody judged yet: it says it once, and may do so between two judgements."""
+
+    def outcomes(self) -> tuple[KillEvent, ...]:
+        """What became of those who had to leave. To be called every round: it also ends those whose grace is over."""
+        return () if self._killer is None else tuple(self._killer.outcomes())
 
     def turn(
-        self, snapshot: Snapshot, advice: Advice | None, loads: Mapping[str, float], now_ns: int
-    ) -> tuple[Evictions, tuple[KillEvent, ...]]:
-        """Who has to leave now, and what became of those who had to before."""
-        kills = () if self._killer is None else tuple(self._killer.outcomes())
+        self,
+        snapshot: Snapshot,
+        advice: Advice | None,
+        memory: MemoryAdvice | None,
+        known: Remembered,
+        now_ns: int,
+    ) -> Evictions:
+        """Who has to leave now; they are asked to. `known` is what advice and placement of this round remember; `now_ns` is
+        CLOCK_MONOTONIC."""
+        self._crowded = _crowded(memory, self._crowded)
+        # Pods with the NUMA nodes that QRM bound them to.
+        snapshot = msgspec.structs.replace(snapshot, pods=with_bindings(snapshot.pods, known.cpus))
+        usable = below(snapshot, known.ceiling)
+        loads = _loads(known.advisor.containers, now_ns, self._config.stale_s)
+        pools = {} if advice is None else {pool.name: pool.cpus for pool in advice.pools}
         situation = Situation(
             snapshot=snapshot,
             now_ns=now_ns,
-            headroom=None if advice is None else advice.headroom,
+            headroom=None if advice is None else newly_promised(advice.advertised),
             advice=None if advice is None else advice.cpu,
-            pools={} if advice is None else {pool.name: pool.cpus for pool in advice.pools},
+            pools=pools,
+            lent_cores=advice.lent_cores if advice is not None and advice.policy == "latency" else None,
+            shared_limit_cpus=_shared_limit(usable.topology, pools, self._all.advisor),
             loads=loads,
+            nics=_nics(snapshot.node.interfaces),
+            power=None if known.node is None else known.node.answered,
             leaving=frozenset() if self._killer is None else self._killer.leaving,
-            stale_s=self._config.stale_s,
+            stuck=frozenset() if self._killer is None else self._killer.stuck,
+            crowded=self._crowded,
         )
         found, self._memory = judge(situation, self._memory, self._config)
-        if self._killer is not None:
-            carry_out(found, snapshot.pods, self._killer)
-        return found, kills
+        if self._crowded and self._memory.judged_at_ns == now_ns:
+            self._crowded = {}
+        if self._killer is None:
+            return found
+        carry_out(found, snapshot.pods, self._killer)
+        return msgspec.structs.replace(found, leaving=tuple(sorted(self._killer.leaving)))
+
+    @staticmethod
+    def status(found: Evictions, duration_ns: int) -> SourceStatus:
+        """How that went: a plugin that failed is told where sources are."""
+        failed = [each for each in found.thresholds if each.verdict.rule == PLUGIN_FAILED]
+        if not failed:
+            return SourceStatus(name=NAME, ok=True, duration_ns=duration_ns)
+        return SourceStatus(
+            name=NAME,
+            ok=False,
+            duration_ns=duration_ns,
+            error="; ".join(f"{each.plugin}: {each.verdict.text}" for each in failed),
+            remedy="it evicts nobody: leave it out of eviction.plugins, and report this with the agent's log",
+        )
+
+
+def _loads(containers: Mapping[str, ContainerMemory], now_ns: int, stale_s: float) -> dict[str, float]:
+    """One-minute loads by cgroup, of those whose waits were known a moment ago: the advisor keeps the others as they were."""
+    return {
+        path: each.load1
+        for path, each in containers.items()
+        if each.load1 is not None and each.load_at_ns is not None and now_ns - each.load_at_ns <= stale_s * NS_PER_S
+    }
+
+
+def _nics(interfaces: Mapping[str, Interface]) -> dict[str, float]:
+    """Bandwidth in Mbit/s of cards that say their speed, and 0 of those without a link; of bonded ones the bond tells."""
+    return {
+        name: float(each.speed_mbit or 0) if each.carrier is not False else 0.0
+        for name, each in interfaces.items()
+        if not each.bonded and (each.carrier is False or (each.speed_mbit or 0) > 0)
+    }
+
+
+def _shared_limit(topology: Topology, pools: Mapping[str, tuple[int, ...]], advisor: AdvisorConfig) -> float | None:
+    """CPUs that all share pools together may grow to, where they are sized by need alone [enableReclaim without
+    reservedResourceForAllocate]: what others do not have for themselves, less what reclaimed pods always keep.
+
+    None where reclaimed pods share their CPUs [allowSharedCoresOverlapReclaimedCores]: those pools are as large as can be.
+    """
+    cpus = len(topology.cpus)
+    by_need = advisor.policy == "canonical" and not advisor.provision.overlap and advisor.enable_reclaim
+    if not pools or not by_need or advisor.reserve_cores(cpus) > 0:
+        return None
+    others = {cpu for name, own in pools.items() if name.partition("-")[0] in _OWN_CPUS for cpu in own}
+    return float(cpus - len(others) - advisor.reclaim_reserve_cores(cpus, len(topology.numa_nodes)))
+
+
+def _crowded(
+    memory: MemoryAdvice | None, before: Mapping[int, MemoryEviction] | None
+) -> Mapping[int, MemoryEviction] | None:
+    """NUMA nodes where moving memory does not help, with who has to leave, as the memory advisor's balancer said last; None
+    where it cannot tell, or does not look."""
+    rules = () if memory is None else tuple(each.rule for each in memory.verdicts if each.rule.startswith(_BALANCE))
+    if memory is None or not rules or not _BALANCE_UNKNOWN.isdisjoint(rules):
+        return None
+    return before if _BALANCE_WAITING in rules else {each.numa: each for each in reversed(memory.evictions)}

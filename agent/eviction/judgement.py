@@ -1,4 +1,4 @@
-"""What a plugin answers, the words that all of them use, and the rings of samples that some of them keep. Pure."""
+"""What a plugin answers, the words that all of them use. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from api.knobs import Verdict
 from api.pods import Pod
 
 Input = float | int | str | None
+INPUT_MISSING, PLUGIN_FAILED = "input_missing", "plugin_failed"
+"""Rules of a plugin that cannot judge."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,22 +35,23 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     forced: bool = False
     """Of a direct one: all of them leave, not one of the whole node in a round [ForceEvict]."""
     kind: str = ""
-    """`memory` or `cpu`: memory is freed first [EvictionScope]."""
+    """`memory` or `cpu`: of one level and priority, who leaves for CPU leaves first, as in Katalyst [EvictionScope]."""
     cool_down_s: float = 0.0
     """After a victim of this plugin, the next one has to wait so long."""
     waits: bool = False
     """What is observed does not tell without its victims that are still going: the next one waits until they are gone."""
 
 
-def not_met(plugin: str, rule: str, text: str, scope: str = "", **inputs: Input) -> Finding:
+def not_met(plugin: str, rule: str, text: str, scope: str = "", subject: str = "") -> Finding:
     """Nothing to do, and why; also where an input is missing."""
-    verdict = Verdict(rule=rule, text=text, inputs=inputs)
-    return Finding(threshold=Threshold(plugin=plugin, met=Met.NOT_MET, scope=scope, verdict=verdict))
+    verdict = Verdict(rule=rule, text=text)
+    return Finding(threshold=Threshold(plugin=plugin, met=Met.NOT_MET, scope=scope, subject=subject, verdict=verdict))
 
 
-def missing(plugin: str, what: str, scope: str = "") -> Finding:
+def missing(plugin: str, what: str, scope: str = "", subject: str = "") -> Finding:
     """An input is not known or too old: nobody leaves."""
-    return not_met(plugin, "input_missing", f"{what} is not known or too old; nobody is evicted for that.", scope)
+    text = f"{what} is not known or too old; nobody is evicted for that."
+    return not_met(plugin, INPUT_MISSING, text, scope, subject)
 
 
 def judged(  # noqa: PLR0913 - the fields of a threshold
@@ -56,6 +59,7 @@ def judged(  # noqa: PLR0913 - the fields of a threshold
     met: Met,
     scope: str,
     *,
+    subject: str = "",
     value: float,
     observed: float,
     below: bool = False,
@@ -71,6 +75,7 @@ def judged(  # noqa: PLR0913 - the fields of a threshold
         plugin=plugin,
         met=met,
         scope=scope,
+        subject=subject,
         value=value,
         observed=observed,
         operator="<" if below else ">",
@@ -81,18 +86,8 @@ def judged(  # noqa: PLR0913 - the fields of a threshold
 
 
 def gib(size: float) -> str:
-    """Bytes for a person."""
-    return f"{size / (1 << 30):.2f} GiB"
-
-
-def pushed(ring: Sequence[float], value: float, size: int) -> tuple[float, ...]:
-    """The ring with one more sample, at most `size` of them."""
-    return (*ring, value)[-size:]
-
-
-def part_above(ring: Sequence[float], bound: float, size: int) -> float:
-    """Which part of a full ring is above the bound: samples that are still to come are not."""
-    return sum(value > bound for value in ring) / size
+    """Bytes for a person, in GiB, or MiB where that is less than one."""
+    return f"{size / (1 << 30):.2f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"
 
 
 def mean(values: Sequence[float]) -> float:

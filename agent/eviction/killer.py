@@ -22,6 +22,10 @@ class Killer(Protocol):
     def leaving(self) -> frozenset[str]:
         """Pods that were asked and are not known to be gone, `namespace/name`."""
 
+    @property
+    def stuck(self) -> frozenset[str]:
+        """Pods that cannot be asked, or were and do not go: nobody asks them again, or counts on what they would free."""
+
     def outcomes(self) -> Sequence[KillEvent]:
         """What happened since the last call, oldest first. To be called every round: it also carries on what is pending."""
 

@@ -8,7 +8,9 @@ reclaimed pods leave for CPU.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 import msgspec
@@ -17,7 +19,8 @@ from agent.config.eviction_cpu import KoordinatorCpuConfig
 from agent.config.eviction_memory import KoordinatorMemoryConfig
 from agent.eviction.cpu_use import CpuSample, due, sampled, used
 from agent.eviction.judgement import Candidate, Finding, gib, judged, mean, missing, not_met
-from agent.eviction.situation import NS_PER_S, Situation, memory_bytes, reclaimed, reclaimed_cores
+from agent.eviction.situation import NS_PER_S, Situation, held_bytes, reclaimed, reclaimed_cores
+from api.advice import UNBOUND
 from api.evictions import Met
 from api.pods import Pod
 from api.qos import QoSLevel
@@ -25,6 +28,7 @@ from api.rates import delta
 
 CPU_NAME, MEMORY_NAME = "koordinator-cpu-evict", "koordinator-memory-evict"
 SATISFACTION, ALLOCATABLE, NODE, MEMORY = "be-satisfaction", "cpu-allocatable", "node-cpu", "node-memory"
+RECLAIM = "reclaim"
 SMALL_CORES = 1.0
 """Reclaimed pods that may use less than this count as using all of it."""
 LOWER_BY = 0.02
@@ -88,12 +92,20 @@ def _sampled(situation: Situation, memory: CpuEvictMemory, config: KoordinatorCp
 
 
 def _may_use(situation: Situation) -> float | None:
-    cpus = situation.pools.get("reclaim")
+    """By what one policy says of all of them together, or of each NUMA node the CPUs there within their quota, if any."""
+    cpus = situation.pools.get(RECLAIM)
     if cpus is None:
         return None
+    if situation.lent_cores is not None:
+        return min(float(len(cpus)), situation.lent_cores)
     sizes = situation.advice.sizes if situation.advice is not None else ()
-    quotas = [each.quota_cores for each in sizes if each.pool == "reclaim" and each.quota_cores is not None]
-    return min(float(len(cpus)), sum(quotas)) if quotas else float(len(cpus))
+    quotas = {
+        each.numa: inf if each.quota_cores is None else each.quota_cores for each in sizes if each.pool == RECLAIM
+    }
+    nodes = {cpu.id: cpu.numa for cpu in situation.snapshot.topology.cpus}
+    # What is sized for no NUMA node in particular is on those that have no size of their own.
+    placed = Counter(numa if (numa := nodes.get(cpu, UNBOUND)) in quotas else UNBOUND for cpu in cpus)
+    return sum(min(float(count), quotas.get(numa, inf)) for numa, count in placed.items())
 
 
 def _enough(known: Sequence[Sampled], memory: CpuEvictMemory, window_s: float) -> bool:
@@ -103,7 +115,9 @@ def _enough(known: Sequence[Sampled], memory: CpuEvictMemory, window_s: float) -
     return known[-1].at_ns - known[0].at_ns >= window_s * NS_PER_S * WINDOW_PART
 
 
-def _satisfaction(_: Situation, memory: CpuEvictMemory, pods: Sequence[Pod], config: KoordinatorCpuConfig) -> Finding:
+def _satisfaction(
+    situation: Situation, memory: CpuEvictMemory, pods: Sequence[Pod], config: KoordinatorCpuConfig
+) -> Finding:
     known = [each for each in memory.window if each.used is not None and each.may_use is not None]
     request = sum(reclaimed_cores(pod) for pod in pods)
     if not _enough(known, memory, config.window_s) or request <= 0:
@@ -120,10 +134,15 @@ def _satisfaction(_: Situation, memory: CpuEvictMemory, pods: Sequence[Pod], con
     )
     victims: tuple[Candidate, ...] = ()
     if met:
-        ranked = sorted(pods, key=lambda pod: (pod.priority, -_intensity(memory, pod), pod.key))
+        ranked = sorted(_willing(situation, pods), key=lambda pod: (pod.priority, -_intensity(memory, pod), pod.key))
         release = request * (config.satisfaction_upper - observed)
         victims = _until(release, ranked, reclaimed_cores, config.grace_s)
     return _finding(CPU_NAME, SATISFACTION, _Numbers(lower, observed, met, below=True), text, victims, config)
+
+
+def _willing(situation: Situation, pods: Sequence[Pod]) -> list[Pod]:
+    """Without those who cannot be made to leave: nothing is released by them."""
+    return [pod for pod in pods if pod.key not in situation.stuck]
 
 
 def _intensity(memory: CpuEvictMemory, pod: Pod) -> float:
@@ -138,9 +157,12 @@ def _allocatable(situation: Situation, _: CpuEvictMemory, pods: Sequence[Pod], c
         return not_met(CPU_NAME, "not_configured", "Requests over what is promised are not judged.", ALLOCATABLE)
     if headroom is None or headroom.cores is None:
         return missing(CPU_NAME, "what is promised to reclaimed pods", ALLOCATABLE)
+    if headroom.cores <= 0:
+        text = "Nothing is promised to reclaimed pods, and that alone evicts nobody."
+        return not_met(CPU_NAME, "nothing_promised", text, ALLOCATABLE)
     request, bound = sum(reclaimed_cores(pod) for pod in pods), threshold * headroom.cores
     text = f"Reclaimed pods requested {request:.2f} cores; {headroom.cores:.2f} are promised, the threshold is {bound:.2f}."
-    ranked = sorted(pods, key=lambda pod: (pod.priority, -reclaimed_cores(pod), pod.key))
+    ranked = sorted(_willing(situation, pods), key=lambda pod: (pod.priority, -reclaimed_cores(pod), pod.key))
     victims = _until(request - bound, ranked, reclaimed_cores, config.grace_s)
     return _finding(CPU_NAME, ALLOCATABLE, _Numbers(bound, request, request > bound), text, victims, config)
 
@@ -157,7 +179,7 @@ def _node(situation: Situation, memory: CpuEvictMemory, pods: Sequence[Pod], con
     lower = threshold - LOWER_BY if config.node_lower is None else config.node_lower
     text = f"The node uses {observed:.1%} of its CPU; the threshold is {threshold:.0%}."
     met = observed >= threshold
-    ranked = sorted(pods, key=lambda pod: (pod.priority, -memory.pods.get(pod.key, 0.0), pod.key))
+    ranked = sorted(_willing(situation, pods), key=lambda pod: (pod.priority, -memory.pods.get(pod.key, 0.0), pod.key))
     release = capacity * (observed - lower) if met else 0.0
     victims = _until(release, ranked, lambda pod: memory.pods.get(pod.key), config.grace_s)
     return _finding(CPU_NAME, NODE, _Numbers(threshold, observed, met), text, victims, config)
@@ -167,15 +189,18 @@ def judge_memory(situation: Situation, config: KoordinatorMemoryConfig) -> tuple
     """Memory in use over the node's; what is on its way out counts as free."""
     meminfo = situation.snapshot.node.meminfo
     total, available = meminfo.get("MemTotal"), meminfo.get("MemAvailable")
-    if not total or available is None:
-        return (missing(MEMORY_NAME, "memory in use", MEMORY),)
-    in_use = total - available - sum(memory_bytes(situation, pod) or 0.0 for pod in situation.going)
+    going = [held_bytes(situation, pod) for pod in situation.going]
+    freed = [size for size in going if size is not None]
+    if not total or available is None or len(freed) < len(going):
+        return (missing(MEMORY_NAME, "memory in use, or what pods on their way out hold of it,", MEMORY),)
+    in_use = total - available - sum(freed)
     observed, threshold = in_use / total, config.threshold
     lower = threshold - LOWER_BY if config.lower is None else config.lower
     pods = [pod for pod in situation.staying if pod.qos is QoSLevel.RECLAIMED or not config.reclaimed_only]
-    sizes = {pod.key: memory_bytes(situation, pod) for pod in pods}
+    sizes = {pod.key: held_bytes(situation, pod) for pod in pods}
     ranked = sorted(
-        pods, key=lambda pod: (pod.qos is not QoSLevel.RECLAIMED, pod.priority, -(sizes[pod.key] or 0.0), pod.key)
+        _willing(situation, pods),
+        key=lambda pod: (pod.qos is not QoSLevel.RECLAIMED, pod.priority, -(sizes[pod.key] or 0.0), pod.key),
     )
     met = observed >= threshold
     text = f"{gib(in_use)} of {gib(total)} memory are in use, {observed:.1%}; the threshold is {threshold:.0%}."

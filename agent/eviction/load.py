@@ -13,7 +13,8 @@ from collections.abc import Mapping
 import msgspec
 
 from agent.config.eviction_cpu import LoadConfig
-from agent.eviction.judgement import Candidate, Finding, judged, missing, not_met, part_above, pushed
+from agent.eviction.judgement import Candidate, Finding, judged, missing, not_met
+from agent.eviction.rings import Ring, grown, part_above, recent
 from agent.eviction.situation import NS_PER_S, Situation, pools_of
 from api.evictions import Met
 from api.pods import Pod
@@ -28,9 +29,9 @@ class LoadMemory(msgspec.Struct, frozen=True, kw_only=True):
     """The last samples."""
 
     sampled_at_ns: int | None = None
-    pools: Mapping[str, tuple[float, ...]] = {}
+    pools: Mapping[str, Ring] = {}
     """By pool: 1 where the load was above the soft bound, 2 above the hard one."""
-    pods: Mapping[str, tuple[float, ...]] = {}
+    pods: Mapping[str, Ring] = {}
     """Load by pod."""
 
 
@@ -44,6 +45,12 @@ def judge(situation: Situation, memory: LoadMemory, config: LoadConfig) -> tuple
     since = memory.sampled_at_ns
     if since is None or not 0 <= situation.now_ns - since < config.sample_s * NS_PER_S:
         memory = _sampled(situation, memory, members, config)
+    age_s = situation.stale_s + config.sample_s
+    memory = msgspec.structs.replace(
+        memory,
+        pools=recent(memory.pools, situation.now_ns, age_s),
+        pods=recent(memory.pods, situation.now_ns, age_s),
+    )
     findings = [_finding(name, len(pools[name]), members[name], memory, config) for name in sorted(pools)]
     findings.sort(key=lambda each: (_urgency(each.threshold.met), -(each.threshold.observed or 0.0)))
     return tuple(findings), memory
@@ -65,9 +72,8 @@ def _sampled(
     limit = situation.shared_limit_cpus
     growing = limit is not None and sum(sizes.values()) < limit
     loads = {pod.key: load for pods in members.values() for pod in pods if (load := _load(situation, pod)) is not None}
-    pools = {}
+    pools = {name: memory.pools[name] for name in members if name in memory.pools}
     for name, pods in members.items():
-        ring = memory.pools.get(name, ())
         known = [loads[pod.key] for pod in pods if pod.key in loads]
         if known or not pods:
             total, size = sum(known), sizes[name]
@@ -76,13 +82,15 @@ def _sampled(
                 soft = total if growing else 1.0
             hard = total if growing else size * config.upper_bound_ratio
             level = HARD_LEVEL if total > hard else SOFT_LEVEL if total > soft else 0.0
-            ring = pushed(ring, level, config.ring_size)
-        pools[name] = ring
+            pools[name] = grown(memory.pools.get(name), level, config.ring_size, situation.now_ns)
     rings = {}
     for pods in members.values():
         for pod in pods:
-            before = memory.pods.get(pod.key, ())
-            rings[pod.key] = pushed(before, loads[pod.key], config.ring_size) if pod.key in loads else before
+            before = memory.pods.get(pod.key)
+            if pod.key in loads:
+                rings[pod.key] = grown(before, loads[pod.key], config.ring_size, situation.now_ns)
+            elif before is not None:
+                rings[pod.key] = before
     return LoadMemory(sampled_at_ns=situation.now_ns, pools=pools, pods=rings)
 
 
@@ -100,9 +108,9 @@ def _load(situation: Situation, pod: Pod) -> float | None:
 
 
 def _finding(name: str, size: int, pods: list[Pod], memory: LoadMemory, config: LoadConfig) -> Finding:
-    ring = memory.pools.get(name, ())
-    if pods and not ring:
-        return missing(NAME, f"load of pool {name}", SCOPE)
+    ring = memory.pools.get(name)
+    if ring is None:
+        return missing(NAME, f"load of pool {name}", SCOPE, name)
     soft = part_above(ring, SOFT_LEVEL - 0.5, config.ring_size)
     hard = part_above(ring, HARD_LEVEL - 0.5, config.ring_size)
     bound = config.threshold_met_percentage
@@ -114,11 +122,12 @@ def _finding(name: str, size: int, pods: list[Pod], memory: LoadMemory, config: 
         f"samples; the threshold is {bound:.0%}."
     )
     threshold = judged(
-        NAME, met, SCOPE, value=bound, observed=observed, condition=CONDITION, text=text,
-        inputs={"pool": name, "cpus": size, "soft_part": soft, "hard_part": hard, "samples": len(ring)},
+        NAME, met, SCOPE, subject=name, value=bound, observed=observed, condition=CONDITION, text=text,
+        inputs={"pool": name, "cpus": size, "soft_part": soft, "hard_part": hard, "samples": len(ring.values)},
     )  # fmt: skip
     candidates: tuple[Candidate, ...] = ()
     if met is Met.HARD:
-        ranked = sorted(pods, key=lambda pod: (-sum(memory.pods.get(pod.key, ())), pod.key))
-        candidates = tuple(Candidate(pod=pod, grace_s=config.grace_s) for pod in ranked if memory.pods.get(pod.key))
+        known = [pod for pod in pods if pod.key in memory.pods]
+        ranked = sorted(known, key=lambda pod: (-sum(memory.pods[pod.key].values), pod.key))
+        candidates = tuple(Candidate(pod=pod, grace_s=config.grace_s) for pod in ranked)
     return Finding(threshold=threshold, candidates=candidates, kind="cpu", cool_down_s=config.cool_down_s, waits=True)

@@ -22,6 +22,7 @@ from agent.eviction import (
     numa_memory,
     numa_sys,
     oomd,
+    power,
     reclaimed,
     rootfs,
     rss,
@@ -29,7 +30,7 @@ from agent.eviction import (
     system_memory,
 )
 from agent.eviction.choosing import chosen, claims
-from agent.eviction.judgement import Finding, missing, not_met
+from agent.eviction.judgement import PLUGIN_FAILED, Finding, missing, not_met
 from agent.eviction.situation import NS_PER_S, Situation
 from agent.eviction.state import EvictionMemory, Plugins, Sent
 from api.evictions import Evictions, Met, Shown, Threshold, Victim
@@ -46,6 +47,8 @@ def judge(situation: Situation, memory: EvictionMemory, config: EvictionConfig) 
     since = memory.judged_at_ns
     if since is not None and 0 <= situation.now_ns - since < config.interval_s * NS_PER_S:
         return msgspec.structs.replace(memory.latest, victims=(), waiting=()), memory
+    if since is None or not 0 <= situation.now_ns - since <= (config.interval_s + config.stale_s) * NS_PER_S:
+        memory = msgspec.structs.replace(memory, plugins=_anew(memory.plugins), met_since_ns={})
     uids = {pod.uid for pod in situation.snapshot.pods}
     sent = tuple(each for each in memory.sent if each.uid in uids and situation.now_ns < each.until_ns)
     situation = msgspec.structs.replace(situation, stale_s=config.stale_s)
@@ -56,7 +59,10 @@ def judge(situation: Situation, memory: EvictionMemory, config: EvictionConfig) 
         for finding, threshold in zip(findings, thresholds, strict=True)
         for claim in claims(finding, threshold, situation.now_ns, memory.evicted_at_ns, sent)
     ]
-    victims, waiting = chosen(wishes, config)
+    victims, waiting = chosen(wishes, config, situation.stuck)
+    # Told once, and nobody in the place of one who in truth would be gone by now.
+    told = {(each.uid, each.plugin) for each in sent if each.dry_run}
+    victims = tuple(each for each in victims if not each.dry_run or (each.uid, each.plugin) not in told)
     conditions = _conditions(thresholds, memory.conditions, situation.now_ns, config)
     evictions = Evictions(
         thresholds=thresholds, conditions=tuple(conditions.values()), victims=victims, waiting=waiting
@@ -78,31 +84,37 @@ def _ask(
 ) -> tuple[list[Finding], Plugins]:
     """Every plugin that is enabled, in Katalyst's order; none of them on an old snapshot.
 
-    Who was sent in a dry run is gone for plugins that run dry, and for no other.
+    Who was chosen in a dry run is still here, and counts as that: what is shown is the node as it is.
     """
     enabled = [name for name in NAMES if config.enabled(name)]
     if not situation.fresh:
-        return [missing(name, "the state of the node") for name in enabled], memory
-    real = situation.leaving | {each.pod for each in sent if not each.dry_run}
-    live = msgspec.structs.replace(situation, leaving=real)
-    dry = msgspec.structs.replace(situation, leaving=real | {each.pod for each in sent})
+        return [missing(name, "the state of the node") for name in enabled], _anew(memory)
+    leaving = situation.leaving | {each.pod for each in sent if not each.dry_run}
+    situation = msgspec.structs.replace(situation, leaving=leaving)
     findings: list[Finding] = []
     kept: dict[str, object] = {}
     for name in enabled:
-        seen = dry if config.dry(name) else live
         field, ask = _STATEFUL.get(name, ("", None))
         found: Iterable[Finding]
         try:
             if ask is None:
-                found = _STATELESS[name](seen, config)
+                found = _STATELESS[name](situation, config)
             else:
-                found, kept[field] = ask(seen, memory, config)
+                found, kept[field] = ask(situation, memory, config)
         except Exception as failure:  # noqa: BLE001 - the others go on, and what failed is shown
-            found = [not_met(name, "plugin_failed", f"This plugin failed: {type(failure).__name__}: {failure}")]
+            found = [not_met(name, PLUGIN_FAILED, f"This plugin failed: {type(failure).__name__}: {failure}")]
             if field:
-                kept[field] = getattr(memory, field)
+                kept[field] = getattr(_anew(memory), field)
         findings += found
     return findings, Plugins(**kept)  # type: ignore[arg-type]
+
+
+def _anew(memory: Plugins) -> Plugins:
+    """What goes on after a time in which nothing was known: nothing that was counted or timed, as nobody saw the trouble last.
+
+    Whom a power alert has chosen stays chosen: else the same answer would choose as many again.
+    """
+    return Plugins(power=memory.power)
 
 
 _STATELESS: Mapping[str, Callable[[Situation, EvictionConfig], Iterable[Finding]]] = {
@@ -124,6 +136,7 @@ _STATEFUL: Mapping[str, tuple[str, _Ask]] = {
     numa_cpu.NAME: ("numa_cpu", lambda s, m, c: numa_cpu.judge(s, m.numa_cpu, c.numa_cpu)),
     numa_sys.NAME: ("numa_sys", lambda s, m, c: numa_sys.judge(s, m.numa_sys, c.numa_sys)),
     oomd.NAME: ("oomd", lambda s, m, c: oomd.judge(s, m.oomd, c.oomd)),
+    power.NAME: ("power", lambda s, m, _: power.judge(s, m.power)),
     koordinator.CPU_NAME: (
         "koordinator_cpu",
         lambda s, m, c: koordinator.judge_cpu(s, m.koordinator_cpu, c.koordinator_cpu),
@@ -141,7 +154,7 @@ def _lasting(
         began = None
         if threshold.met is not Met.NOT_MET:
             for met in (Met.SOFT, Met.HARD) if threshold.met is Met.HARD else (Met.SOFT,):
-                key = f"{threshold.plugin}|{threshold.scope}|{met}"
+                key = f"{threshold.plugin}|{threshold.scope}|{threshold.subject}|{met}"
                 began = since[key] = before.get(key, now_ns)
         dry = config.dry(threshold.plugin)
         thresholds.append(msgspec.structs.replace(threshold, since_ns=began, dry_run=dry))

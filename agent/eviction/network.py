@@ -10,10 +10,11 @@ from agent.config.eviction_memory import NetworkConfig
 from agent.eviction.judgement import Candidate, Finding, judged, missing
 from agent.eviction.situation import NS_PER_S, Situation
 from api.evictions import Met
+from api.qos import NIC_SELECTION_KEY
 
 NAME = "network-eviction-plugin"
 SCOPE = "net_bandwidth"
-SELECTED = "katalyst.kubewharf.io/nic_selection_result"
+SELECTED = NIC_SELECTION_KEY
 
 
 class NetworkMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,9 +26,9 @@ class NetworkMemory(msgspec.Struct, frozen=True, kw_only=True):
 def judge(
     situation: Situation, memory: NetworkMemory, config: NetworkConfig
 ) -> tuple[tuple[Finding, ...], NetworkMemory]:
-    """One finding for each card; one that is not listed any more has no past."""
-    if not situation.nics:
-        return (missing(NAME, "bandwidth of the network cards", SCOPE),), memory
+    """One finding for each card; one that is not listed any more has no past, and none has where no card is known."""
+    if not situation.nics or not situation.node_files_fresh:
+        return (missing(NAME, "bandwidth of the network cards", SCOPE),), NetworkMemory()
     down = {
         nic: memory.down_ns.get(nic, situation.now_ns) for nic, bandwidth in situation.nics.items() if bandwidth <= 0
     }
@@ -38,7 +39,7 @@ def judge(
         text = f"{nic} has had no bandwidth to give for {for_s:.0f} s; the threshold is {config.tolerance_s:g} s."
         pods = [pod for pod in situation.staying if pod.annotations.get(SELECTED) == nic] if met else []
         threshold = judged(
-            NAME, Met.SOFT if met else Met.NOT_MET, SCOPE, value=config.tolerance_s, observed=for_s, text=text,
+            NAME, Met.SOFT if met else Met.NOT_MET, SCOPE, subject=nic, value=config.tolerance_s, observed=for_s, text=text,
             inputs={"nic": nic, "bandwidth_mbps": situation.nics[nic], "pods": len(pods)},
         )  # fmt: skip
         candidates = tuple(Candidate(pod=pod, text=text, grace_s=config.grace_s) for pod in pods)

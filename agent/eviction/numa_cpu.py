@@ -13,7 +13,8 @@ import msgspec
 
 from agent.config.eviction_cpu import NumaCpuConfig
 from agent.eviction.cpu_use import CpuSample, due, sampled, used
-from agent.eviction.judgement import Candidate, Finding, judged, mean, missing, not_met, part_above, pushed
+from agent.eviction.judgement import Candidate, Finding, judged, mean, missing, not_met
+from agent.eviction.rings import Ring, grown, part_above, recent
 from agent.eviction.scores import frequency_score, usage_score
 from agent.eviction.situation import Situation
 from api.evictions import Met
@@ -43,8 +44,8 @@ class NumaCpuMemory(msgspec.Struct, frozen=True, kw_only=True):
     """The last samples: parts of the NUMA node."""
 
     sample: CpuSample | None = None
-    numa: Mapping[int, tuple[float, ...]] = {}
-    pods: Mapping[str, tuple[float, ...]] = {}
+    numa: Mapping[int, Ring] = {}
+    pods: Mapping[str, Ring] = {}
 
 
 def judge(
@@ -59,7 +60,13 @@ def judge(
         return (not_met(NAME, "no_bound_pods", "No shared pod is bound to a NUMA node.", SCOPE),), NumaCpuMemory()
     if due(memory.sample, situation, config.sample_s):
         memory = _sampled(situation, memory, pods, config)
-    if not any(memory.numa.values()):
+    age_s = situation.stale_s + config.sample_s
+    memory = msgspec.structs.replace(
+        memory,
+        numa=recent(memory.numa, situation.now_ns, age_s),
+        pods=recent(memory.pods, situation.now_ns, age_s),
+    )
+    if not memory.numa:
         return (missing(NAME, "CPU use of the pods that are bound to NUMA nodes", SCOPE),), memory
     return (_finding(situation, memory, pods, config),), memory
 
@@ -69,18 +76,19 @@ def _sampled(
 ) -> NumaCpuMemory:
     after = sampled(situation)
     sizes = {node: sum(cpu.numa == node for cpu in situation.snapshot.topology.cpus) for node in pods}
-    numa, rings = {}, {}
+    numa, rings = dict(memory.numa), {}
     for node, group in pods.items():
         parts = {
             pod.key: use.total / sizes[node] for pod in group if (use := used(pod, memory.sample, after)) is not None
         }
-        ring = memory.numa.get(node, ())
         if parts or (not group and memory.sample is not None):
-            ring = pushed(ring, sum(parts.values()), config.ring_size)
-        numa[node] = ring
+            numa[node] = grown(memory.numa.get(node), sum(parts.values()), config.ring_size, after.at_ns)
         for pod in group:
-            before = memory.pods.get(pod.key, ())
-            rings[pod.key] = pushed(before, parts[pod.key], config.ring_size) if pod.key in parts else before
+            before = memory.pods.get(pod.key)
+            if pod.key in parts:
+                rings[pod.key] = grown(before, parts[pod.key], config.ring_size, after.at_ns)
+            elif before is not None:
+                rings[pod.key] = before
     return NumaCpuMemory(sample=after, numa=numa, pods=rings)
 
 
@@ -99,8 +107,8 @@ def _finding(
     bound = base * config.expand_factor
     parts = {node: part_above(ring, bound, config.ring_size) for node, ring in memory.numa.items()}
     over = [node for node, part in parts.items() if part >= config.threshold_met_percentage]
-    worst = max(parts, key=lambda node: (parts[node], mean(memory.numa[node]), -node))
-    average = mean(memory.numa[worst])
+    worst = max(parts, key=lambda node: (parts[node], mean(memory.numa[node].values), -node))
+    average = mean(memory.numa[worst].values)
     candidates = _ranked(situation, memory, pods[worst], average - base, config) if over else ()
     met = Met.HARD if over and candidates else Met.NOT_MET
     text = (
@@ -123,9 +131,9 @@ def _ranked(
     scored = []
     for pod in pods:
         ring = memory.pods.get(pod.key)
-        if not ring:
+        if ring is None:
             continue
-        score = usage_score(mean(ring), gap)
+        score = usage_score(mean(ring.values), gap)
         if config.eviction_frequency:
             score += frequency_score(situation.eviction_ratios.get(pod.key, {}), config.frequency_limits)
         scored.append((-score, pod.key, pod))

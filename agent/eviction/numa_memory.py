@@ -33,10 +33,12 @@ KSWAPD_AFTER = 2
 class NumaMemory(msgspec.Struct, frozen=True, kw_only=True):
     """What is remembered of each NUMA node."""
 
+    read_at_ns: int | None = None
+    """When the reading was made that was counted last, CLOCK_REALTIME: each counts once, however often it is looked at."""
     rounds: Mapping[int, int] = {}
     """Below the low mark, less those above it since."""
     scanned: Mapping[int, int] = {}
-    """Pages that reclaim has looked at, when that was last known."""
+    """Pages that reclaim had looked at by then."""
 
 
 class Marks(NamedTuple):
@@ -49,29 +51,32 @@ class Marks(NamedTuple):
 
 
 def judge(situation: Situation, memory: NumaMemory, config: NumaMemoryConfig) -> tuple[tuple[Finding, ...], NumaMemory]:
-    """One finding for each NUMA node. Rounds of a node that is not known stay as they are."""
+    """One finding for each NUMA node. Rounds of a node that is not known begin anew."""
     node = situation.snapshot.node
     if not situation.node_files_fresh:
-        return (missing(NAME, "/proc/zoneinfo", SCOPE),), NumaMemory(rounds=memory.rounds)
-    rounds, scanned, findings = dict[int, int](), dict[int, int](), []
-    for number in sorted({zone.node for zone in node.zones} | node.numa.keys() | memory.rounds.keys()):
-        before = memory.rounds.get(number, 0)
+        return (missing(NAME, "/proc/zoneinfo", SCOPE),), NumaMemory()
+    new = node.files_read_at_ns != memory.read_at_ns
+    rounds, scanned = ({}, {}) if new else (dict(memory.rounds), dict(memory.scanned))
+    findings = []
+    for number in sorted({zone.node for zone in node.zones} | node.numa.keys()):
         marks = _marks(situation, number)
         if marks is None:
-            findings.append(missing(NAME, f"free memory of NUMA node {number}", SCOPE))
-            rounds[number] = before
+            findings.append(missing(NAME, f"free memory of NUMA node {number}", SCOPE, f"numa{number}"))
             continue
-        scans = _scans(node, number)
-        if scans is not None:
-            scanned[number] = scans
-        reclaiming = scans is not None and scans > memory.scanned.get(number, scans)
-        rounds[number] = _counted(before, marks, config, reclaiming=reclaiming)
-        findings.append(_finding(situation, number, marks, rounds[number], config))
+        if new:
+            scans = _scans(node, number)
+            if scans is not None:
+                scanned[number] = scans
+            reclaiming = scans is not None and scans > memory.scanned.get(number, scans)
+            rounds[number] = _counted(memory.rounds.get(number, 0), marks, config, reclaiming=reclaiming)
+        finding = _finding(situation, number, marks, rounds[number], config)
+        # Who left for this reading may be gone by now, and the reading does not tell.
+        findings.append(finding if new else msgspec.structs.replace(finding, candidates=()))
     if not findings:
         findings.append(missing(NAME, "every NUMA node", SCOPE))
     # The worst node first: of one plugin one pod leaves in a round.
     findings.sort(key=lambda found: (found.threshold.met is Met.NOT_MET, _depth(found.threshold)))
-    return tuple(findings), NumaMemory(rounds=rounds, scanned=scanned)
+    return tuple(findings), NumaMemory(read_at_ns=node.files_read_at_ns, rounds=rounds, scanned=scanned)
 
 
 def _depth(threshold: Threshold) -> float:
@@ -148,7 +153,17 @@ def _finding(situation: Situation, number: int, marks: Marks, rounds: int, confi
         "rounds": rounds,
     }
     return Finding(
-        threshold=judged(NAME, met, SCOPE, value=bound, observed=marks.free, below=True, text=text, inputs=inputs),
+        threshold=judged(
+            NAME,
+            met,
+            SCOPE,
+            subject=f"numa{number}",
+            value=bound,
+            observed=marks.free,
+            below=True,
+            text=text,
+            inputs=inputs,
+        ),
         candidates=candidates,
         kind="memory",
     )

@@ -13,7 +13,8 @@ import msgspec
 
 from agent.config.eviction_cpu import NumaSysConfig
 from agent.eviction.cpu_use import CpuSample, Use, due, sampled, used
-from agent.eviction.judgement import Candidate, Finding, judged, mean, missing, not_met, part_above, pushed
+from agent.eviction.judgement import Candidate, Finding, judged, mean, missing, not_met
+from agent.eviction.rings import Ring, grown, part_above, recent
 from agent.eviction.situation import Situation
 from api.evictions import Met
 from api.pods import Pod
@@ -27,8 +28,8 @@ class NumaSysMemory(msgspec.Struct, frozen=True, kw_only=True):
     """The last samples: parts of the NUMA node, and cores of each pod in the latest interval, all and in the kernel."""
 
     sample: CpuSample | None = None
-    usage: Mapping[int, tuple[float, ...]] = {}
-    system: Mapping[int, tuple[float, ...]] = {}
+    usage: Mapping[int, Ring] = {}
+    system: Mapping[int, Ring] = {}
     pods: Mapping[str, tuple[float, float]] = {}
 
 
@@ -49,7 +50,10 @@ def judge(
         return (not_met(NAME, "no_bound_pods", "No pod is bound to a NUMA node.", SCOPE),), NumaSysMemory()
     if due(memory.sample, situation, config.sample_s):
         memory = _sampled(situation, memory, pods, config)
-    states = [_state(node, memory, config) for node in nodes if memory.usage.get(node) and memory.system.get(node)]
+    age_s = situation.stale_s + config.sample_s
+    usage, system = (recent(each, situation.now_ns, age_s) for each in (memory.usage, memory.system))
+    memory = msgspec.structs.replace(memory, usage=usage, system=system)
+    states = [_state(node, memory, config) for node in nodes if node in usage and node in system]
     if not states:
         return (missing(NAME, "CPU use in the kernel of pods that are bound to NUMA nodes", SCOPE),), memory
     worst = max(states, key=lambda each: ((Met.NOT_MET, Met.SOFT, Met.HARD).index(each.met), each.ratio, -each.node))
@@ -60,10 +64,9 @@ def _sampled(
     situation: Situation, memory: NumaSysMemory, pods: Mapping[int, list[Pod]], config: NumaSysConfig
 ) -> NumaSysMemory:
     after = sampled(situation)
-    usage, system, latest = dict[int, tuple[float, ...]](), dict[int, tuple[float, ...]](), {}
+    usage, system, latest = dict(memory.usage), dict(memory.system), {}
     for node, group in pods.items():
         size = sum(cpu.numa == node for cpu in situation.snapshot.topology.cpus)
-        usage[node], system[node] = memory.usage.get(node, ()), memory.system.get(node, ())
         known: list[tuple[Pod, Use]] = []
         for pod in group:
             use = used(pod, memory.sample, after)
@@ -74,14 +77,14 @@ def _sampled(
             # A pod of several nodes counts in each with its part.
             total = sum(use.total / len(pod.bound_numa) for pod, use in known) / size
             kernel = sum((use.system or 0.0) / len(pod.bound_numa) for pod, use in known) / size
-            usage[node] = pushed(usage[node], total, config.ring_size)
-            system[node] = pushed(system[node], kernel, config.ring_size)
+            usage[node] = grown(usage.get(node), total, config.ring_size, after.at_ns)
+            system[node] = grown(system.get(node), kernel, config.ring_size, after.at_ns)
     return NumaSysMemory(sample=after, usage=usage, system=system, pods=latest)
 
 
 def _state(node: int, memory: NumaSysMemory, config: NumaSysConfig) -> _State:
-    ring, usage = memory.usage[node], mean(memory.usage[node])
-    ratio = mean(memory.system[node]) / usage if usage > 0 else 0.0
+    ring, usage = memory.usage[node], mean(memory.usage[node].values)
+    ratio = mean(memory.system[node].values) / usage if usage > 0 else 0.0
     part = config.threshold_met_percentage
     hard = part_above(ring, config.usage_hard, config.ring_size) >= part and ratio >= config.system_hard
     soft = part_above(ring, config.usage_soft, config.ring_size) >= part and ratio >= config.system_soft

@@ -1,8 +1,8 @@
 """reclaimed-resource-pressure-eviction-plugin, and the same by NUMA node: reclaimed pods requested more than is promised.
 
 What is promised shrinks with the load of online pods; requests stay. Katalyst evicts the largest request when they are five
-times what is promised. It means to evict one softly at 1.5 and 1.2 times too, but never reads those settings: here they count.
-Pure.
+times what is promised. From 1.5 and 1.2 times on it means to tell those pods that ask to be told
+(pod_soft_evict_notify), but never reads those settings: here they count. Pure.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from agent.config.eviction_memory import ReclaimedConfig
+from agent.eviction.choosing import asks_to_be_told
 from agent.eviction.judgement import Candidate, Finding, gib, judged, missing, not_met
 from agent.eviction.situation import Situation, reclaimed, reclaimed_cores, reclaimed_memory
 from api.evictions import Met
@@ -67,10 +68,18 @@ def _resource(
     )
     shares = {pod.key: _share(pod, request, scope) for pod in pods}
     used = sum(shares.values())
+    shown = (f"{used:.0f}m", f"{total:.0f}m") if cpu else (gib(used), gib(total))
+    if total <= 0:
+        text = f"Reclaimed pods requested {shown[0]}; nothing is promised, and that alone evicts nobody."
+        return not_met(plugin, "nothing_promised", text, scope)
     met = Met.HARD if used > hard * total else Met.SOFT if used > soft * total else Met.NOT_MET
     factor = soft if met is Met.SOFT else hard
-    shown = (f"{used:.0f}m", f"{total:.0f}m") if cpu else (gib(used), gib(total))
     ranked = sorted((pod for pod in pods if shares[pod.key] > 0), key=lambda pod: (-shares[pod.key], pod.key))
+    text = f"Reclaimed pods requested {shown[0]}; {shown[1]} are promised, and {factor:g} times that is the threshold."
+    if met is not Met.HARD:
+        ranked = [pod for pod in ranked if met is Met.SOFT and asks_to_be_told(pod)]
+    if met is Met.SOFT:
+        text += f" {len(ranked)} of {len(pods)} pods ask to be told."
     return Finding(
         threshold=judged(
             plugin,
@@ -79,10 +88,10 @@ def _resource(
             value=factor * total,
             observed=used,
             tolerance_s=config.soft_tolerance_s if met is Met.SOFT else config.tolerance_s,
-            text=f"Reclaimed pods requested {shown[0]}; {shown[1]} are promised, and {factor:g} times that is the threshold.",
+            text=text,
             inputs={"requested": used, "promised": total, "factor": factor, "pods": len(pods)},
         ),
-        candidates=tuple(Candidate(pod=pod, grace_s=config.grace_s) for pod in (() if met is Met.NOT_MET else ranked)),
+        candidates=tuple(Candidate(pod=pod, grace_s=config.grace_s) for pod in ranked),
         kind="cpu" if cpu else "memory",
     )
 

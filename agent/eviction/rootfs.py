@@ -64,9 +64,9 @@ def _room(situation: Situation, mount: str) -> Filesystem | None:
 def _pressure(situation: Situation, kind: _Kind, config: RootfsPressureConfig) -> Finding:
     least = kind.least.of(kind.capacity)
     if least is None:
-        return not_met(PRESSURE_NAME, "not_configured", f"No minimum of free {kind.what} is set.", SCOPE)
+        return not_met(PRESSURE_NAME, "not_configured", f"No minimum of free {kind.what} is set.", SCOPE, kind.what)
     if not 0 < kind.capacity >= kind.free:
-        return missing(PRESSURE_NAME, f"free {kind.what} of {config.mount}", SCOPE)
+        return missing(PRESSURE_NAME, f"free {kind.what} of {config.mount}", SCOPE, kind.what)
     going = sum(kind.use(situation.rootfs[pod.key]) for pod in situation.going if pod.key in situation.rootfs)
     free = kind.free + going
     met = Met.HARD if free < least else Met.NOT_MET
@@ -74,7 +74,7 @@ def _pressure(situation: Situation, kind: _Kind, config: RootfsPressureConfig) -
         f"{config.mount} has {free} {kind.what} free or about to be, of {kind.capacity}; the threshold is {least:.0f}."
     )
     threshold = judged(
-        PRESSURE_NAME, met, SCOPE, value=least, observed=free, below=True, condition=CONDITION, text=text,
+        PRESSURE_NAME, met, SCOPE, subject=kind.what, value=least, observed=free, below=True, condition=CONDITION, text=text,
         inputs={"mount": config.mount, "kind": kind.what, "free": kind.free, "capacity": kind.capacity},
     )  # fmt: skip
     return Finding(threshold=threshold, candidates=_users(situation, kind, config) if met is Met.HARD else ())

@@ -3,7 +3,8 @@
 A process is held by a pidfd before its cgroup is read for a second time: so no signal reaches one that took the number of
 another, or that is not (any more) in the pod's cgroups. A pod in which the agent itself runs is refused. After the grace the
 kernel ends all of a cgroup at once where it can (cgroup.kill, version 2, Linux 5.14); else children are hunted until none is
-left.
+left. A container has left once nobody of those who were asked, or whom they started meanwhile, is in its cgroup: who comes
+later is its successor, and stays.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
 from agent.hierarchy import Hierarchy
+from agent.sense.parsers import start_ticks
 from api.evictions import KillEvent, KillReason
 from api.pods import Pod
 
@@ -27,20 +30,35 @@ LEAST_WAIT_S, WAIT_FACTOR = 10.0, 1.5
 """Katalyst's: a pod that is still there after 1.5 times its grace, and ten seconds at least, has exceeded it."""
 SWEEPS = 8
 """So often in one go a cgroup is looked through for those that forked meanwhile; the rest is for the next time."""
+REFUSED_NS = 60 * NS_PER_S
+"""A pod that cannot be asked is not tried again for so long."""
 AT_ONCE = 256
 """Processes that are held at the same time."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _GONE = (errno.ENOENT, errno.ENODEV)
 
 
+_Process = tuple[int, int]
+"""Its number, and its start in ticks since boot: numbers are given again."""
+
+
+class _Top(msgspec.Struct):
+    """One container's cgroup, held open: a new one of the same path is another."""
+
+    fd: int
+    asked: set[_Process]
+    """Those who have to leave it."""
+
+
 class _Pending(msgspec.Struct):
-    """One pod on its way out; `tops` are its containers' cgroups, held open: a new one of the same path is another."""
+    """One pod on its way out, with its containers that are left."""
 
     pod: Pod
     reason: str
     grace_s: float
     asked_ns: int
-    tops: tuple[int, ...]
+    tops: list[_Top]
+    failed: bool = False
     exceeded: bool = False
 
     def over(self, now_ns: int) -> bool:
@@ -58,12 +76,20 @@ class SignalKiller:
     def __init__(self, hierarchy: Hierarchy, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._hierarchy, self._clock = hierarchy, clock
         self._pending: dict[str, _Pending] = {}
+        self._refused: dict[str, int] = {}
+        """By pod until when."""
         self._events: list[KillEvent] = []
 
     @property
     def leaving(self) -> frozenset[str]:
         """Pods that were asked and are not known to be gone."""
         return frozenset(self._pending)
+
+    @property
+    def stuck(self) -> frozenset[str]:
+        """Pods that cannot be asked, or were and do not go."""
+        left = (key for key, each in self._pending.items() if each.failed or each.exceeded)
+        return frozenset((*left, *self._refused))
 
     def evict(self, pod: Pod, grace_s: float | None, reason: str) -> None:
         """Ask all processes of the pod to end. Of a pod that was asked before only an earlier deadline counts."""
@@ -74,32 +100,34 @@ class SignalKiller:
             if from_start_s < known.grace_s:
                 known.grace_s, known.reason = from_start_s, reason
             return
-        tops: tuple[int, ...] = ()
+        fds: tuple[int, ...] = ()
         try:
-            tops = self._open(pod)
-            refusal = _refusal(tops)
+            fds = self._open(pod)
+            refusal = _refusal(fds)
+            tops = [_Top(fd, _processes(fd)) for fd in fds]
         except OSError as error:
             refusal = f"{error.filename}: {error.strerror}"
         if refusal:
-            _close(tops)
+            _close(fds)
+            self._refused[pod.key] = now_ns + REFUSED_NS
             self._tell(pod, KillReason.FAILED, f"{refusal}; reason: {reason}")
             return
-        self._pending[pod.key] = _Pending(pod=pod, reason=reason, grace_s=grace_s, asked_ns=now_ns, tops=tops)
+        pending = _Pending(pod=pod, reason=reason, grace_s=grace_s, asked_ns=now_ns, tops=tops)
+        self._pending[pod.key] = pending
         self._tell(pod, KillReason.CREATED, f"Successfully create eviction; reason: {reason}")
-        self._act(self._pending[pod.key], kill=grace_s <= 0)
+        self._act(pending, kill=grace_s <= 0)
 
     def outcomes(self) -> Sequence[KillEvent]:
         """Events since the last call. Kills who is over the grace, and looks who is gone: to be called every round."""
         now_ns = self._clock()
+        self._refused = {key: until_ns for key, until_ns in self._refused.items() if now_ns < until_ns}
         for key, pending in list(self._pending.items()):
-            if pending.over(now_ns):
+            _look(pending)
+            if pending.tops and pending.over(now_ns):
                 self._act(pending, kill=True)
-            try:
-                left = any(_pids(top) for top in pending.tops)
-            except OSError:
-                left = True
-            if not left:
-                _close(self._pending.pop(key).tops)
+                _look(pending)
+            if not pending.tops:
+                del self._pending[key]
                 text = f"Evicted pod has been deleted physically; reason: {pending.reason}"
                 self._tell(pending.pod, KillReason.SUCCEEDED, text)
             elif pending.late(now_ns) and not pending.exceeded:
@@ -115,18 +143,23 @@ class SignalKiller:
     def close(self) -> None:
         """Forget everybody; who was asked to leave is not ended any more. Idempotent."""
         while self._pending:
-            _close(self._pending.popitem()[1].tops)
+            _close([top.fd for top in self._pending.popitem()[1].tops])
 
     def _act(self, pending: _Pending, *, kill: bool) -> None:
-        try:
-            for top in pending.tops:
+        """What cannot be signalled is told once, and tried again whenever this is called."""
+        for top in pending.tops:
+            try:
                 if kill:
-                    _end(top)
+                    _end(top.fd)
                 else:
-                    _signal(top, signal.SIGTERM)
-        except OSError as error:
-            text = f"processes cannot be signalled: {error.strerror}; reason: {pending.reason}"
-            self._tell(pending.pod, KillReason.FAILED, text)
+                    _signal(top.fd, signal.SIGTERM)
+                # With those whom they started before they knew.
+                top.asked |= _processes(top.fd)
+            except OSError as error:
+                if not pending.failed:
+                    pending.failed = True
+                    text = f"processes cannot be signalled: {error.strerror}; reason: {pending.reason}"
+                    self._tell(pending.pod, KillReason.FAILED, text)
 
     def _tell(self, pod: Pod, reason: KillReason, message: str) -> None:
         self._events.append(KillEvent(pod=pod.key, reason=reason, message=message, at_ns=self._clock()))
@@ -145,10 +178,40 @@ class SignalKiller:
         return tuple(opened)
 
 
-def _refusal(tops: Sequence[int]) -> str:
-    if not tops:
+def _refusal(fds: Sequence[int]) -> str:
+    if not fds:
         return "no cgroup of the pod is there"
-    return "the agent itself runs in this pod" if any(os.getpid() in _pids(top) for top in tops) else ""
+    return "the agent itself runs in this pod" if any(os.getpid() in _pids(fd) for fd in fds) else ""
+
+
+def _look(pending: _Pending) -> None:
+    """Forget containers that have left. While one of those who were asked is there, all others are theirs."""
+    left = []
+    for top in pending.tops:
+        try:
+            here = _processes(top.fd)
+        except OSError:
+            left.append(top)
+            continue
+        if here.isdisjoint(top.asked):
+            os.close(top.fd)
+        else:
+            top.asked |= here
+            left.append(top)
+    pending.tops = left
+
+
+def _processes(directory: int) -> set[_Process]:
+    """Who is in a cgroup, but for the agent itself. Raises OSError where it cannot be read."""
+    return {(pid, _started(pid)) for pid in _pids(directory) if pid != os.getpid()}
+
+
+def _started(pid: int) -> int:
+    """0 where nobody tells: it went meanwhile, or /proc hides it."""
+    try:
+        return start_ticks(Path(f"/proc/{pid}/stat").read_bytes()) or 0
+    except OSError:
+        return 0
 
 
 def _close(fds: Sequence[int]) -> None:

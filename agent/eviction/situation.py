@@ -12,6 +12,8 @@ from functools import cached_property
 import msgspec
 
 from api.advice import CpuAdvice, Headroom
+from api.memory_advice import MemoryEviction
+from api.node_advice import PowerAction
 from api.pods import Container, Pod
 from api.qos import QoSLevel
 from api.samples import CgroupSample, Snapshot
@@ -34,11 +36,13 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     now_ns: int
     """CLOCK_MONOTONIC."""
     headroom: Headroom | None = None
-    """What is promised to reclaimed pods, in all and by NUMA node."""
+    """What is promised to reclaimed pods on recent inputs, in all and by NUMA node."""
     advice: CpuAdvice | None = None
     """Which pod is in which pool."""
     pools: Mapping[str, tuple[int, ...]] = {}
     """CPUs of each pool, as placed."""
+    lent_cores: float | None = None
+    """What reclaimed pods may use in all, by a policy that lends so much wherever they run; None where pools limit them."""
     shared_limit_cpus: float | None = None
     """What all share pools together may grow to. Where it is given, a pool's load counts only while they cannot grow
     [enableReclaim without reservedResourceForAllocate]; else against the pool's size alone."""
@@ -46,12 +50,16 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One-minute load of containers by cgroup, where the snapshot has none."""
     leaving: frozenset[str] = frozenset()
     """Pods on their way out, `namespace/name`, whoever sent them."""
+    stuck: frozenset[str] = frozenset()
+    """Pods that cannot be made to leave. They stay and count, and are no candidates."""
     rootfs: Mapping[str, RootfsUse] = {}
     """By pod."""
     nics: Mapping[str, float] = {}
     """Bandwidth that each network card has to give, in Mbps; 0 where its link is down."""
-    crowded: Mapping[int, str] = {}
-    """NUMA nodes whose memory is slow and moving pages cannot help, and why."""
+    crowded: Mapping[int, MemoryEviction] | None = None
+    """NUMA nodes whose memory is slow and moving pages cannot help, with who has to leave each; None where nobody tells."""
+    power: PowerAction | None = None
+    """The answer to a power alert that stands; None where nobody answers any."""
     eviction_ratios: Mapping[str, Mapping[float, float]] = {}
     """By pod: window in hours, and which part of its workload's pods was evicted in it."""
     stale_s: float = 30.0
@@ -59,15 +67,19 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def staying(self) -> tuple[Pod, ...]:
         """Pods that run here and are not on the way out."""
-        return tuple(pod for pod in self.snapshot.pods if pod.key not in self.leaving and self._runs(pod))
+        away = self.leaving - self.stuck
+        return tuple(pod for pod in self.snapshot.pods if pod.key not in away and self._runs(pod))
 
     @cached_property
     def going(self) -> tuple[Pod, ...]:
         """Pods that run here but are on the way out."""
-        return tuple(pod for pod in self.snapshot.pods if pod.key in self.leaving and self._runs(pod))
+        away = self.leaving - self.stuck
+        return tuple(pod for pod in self.snapshot.pods if pod.key in away and self._runs(pod))
 
     def _runs(self, pod: Pod) -> bool:
-        return any(container.cgroup in self.snapshot.cgroups for container in pod.containers)
+        """A cgroup without tasks may hold page cache for long; nobody is there who could leave."""
+        samples = (self.snapshot.cgroups.get(container.cgroup) for container in pod.containers)
+        return any(sample is not None and sample.threads != 0 for sample in samples)
 
     @property
     def fresh(self) -> bool:
@@ -87,6 +99,20 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if read_at_ns is None:
             return False
         return self.snapshot.wall_time_ns - read_at_ns <= self.stale_s * NS_PER_S
+
+
+def newly_promised(advertised: Headroom | None) -> Headroom | None:
+    """What is promised on recent inputs; what only stands or decays because nothing new is known is None.
+
+    What was said before goes down while nothing is known: a node must not be emptied by that.
+    """
+    if advertised is None:
+        return None
+    if "cpu" in advertised.stale:
+        advertised = msgspec.structs.replace(advertised, cores=None, cores_by_numa={})
+    if "memory" in advertised.stale:
+        advertised = msgspec.structs.replace(advertised, memory_bytes=None, memory_by_numa={})
+    return advertised
 
 
 Reading = Callable[[CgroupSample], float | None]
@@ -124,6 +150,27 @@ def _rss(situation: Situation, sample: CgroupSample) -> float | None:
     return next((stat[name] for name in ("total_rss", "rss", "anon") if name in stat), None)
 
 
+def held_bytes(situation: Situation, pod: Pod) -> float | None:
+    """What is free only once the pod's containers are gone: anonymous, shared and locked memory, swap and kernel's not.
+
+    Page cache is left out: of it MemAvailable says that it is free.
+    """
+    return containers_sum(situation, pod, lambda sample: _held(situation, sample))
+
+
+def _held(situation: Situation, sample: CgroupSample) -> float | None:
+    if not situation.files_fresh(sample):
+        return None
+    stat = sample.memory_stat
+    # The kernel's lists, of which a page is on one: shared memory is on the anonymous ones, locked on the last.
+    for prefix in ("total_", ""):
+        lists = [stat.get(prefix + name) for name in ("inactive_anon", "active_anon", "unevictable")]
+        known = [size for size in lists if size is not None]
+        if len(known) == len(lists):
+            return sum(known)
+    return None
+
+
 def numa_bytes(situation: Situation, pod: Pod, node: int) -> float | None:
     """Memory of the pod's containers on one NUMA node [mem.total.numa.container]."""
     return containers_sum(situation, pod, lambda sample: _on_node(situation, sample, node))
@@ -139,20 +186,6 @@ def _on_node(situation: Situation, sample: CgroupSample, node: int) -> float | N
     if "anon" in stat and "file" in stat:
         return stat["anon"].get(node, 0) + stat["file"].get(node, 0)
     return None
-
-
-def numa_anon_bytes(situation: Situation, pod: Pod, node: int) -> float | None:
-    """Anonymous memory of the pod's containers on one NUMA node."""
-    return containers_sum(situation, pod, lambda sample: _anon_on_node(situation, sample, node))
-
-
-def _anon_on_node(situation: Situation, sample: CgroupSample, node: int) -> float | None:
-    if not situation.files_fresh(sample):
-        return None
-    stat = sample.numa_stat
-    if "hierarchical_anon" in stat or "total" in stat:
-        return stat.get("hierarchical_anon", stat.get("anon", {})).get(node, 0) * PAGE_BYTES
-    return stat["anon"].get(node, 0) if "anon" in stat else None
 
 
 def requested(pod: Pod, amount: Callable[[Container], float | None]) -> float:

@@ -13,6 +13,7 @@ from agent.eviction.numa_cpu import NumaCpuMemory
 from agent.eviction.numa_memory import NumaMemory
 from agent.eviction.numa_sys import NumaSysMemory
 from agent.eviction.oomd import OomdMemory
+from agent.eviction.power import PowerEvictMemory
 from agent.eviction.suppression import SuppressionMemory
 from agent.eviction.system_memory import SystemMemory
 from api.evictions import Evictions, Shown
@@ -29,7 +30,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plugins(msgspec.Struct, frozen=True, kw_only=True):
-    """Each plugin's own; a plugin that does not judge forgets."""
+    """Each plugin's own; a plugin that does not judge forgets, be it off, failing or without a recent snapshot."""
 
     numa_memory: NumaMemory = NumaMemory()
     system_memory: SystemMemory = SystemMemory()
@@ -40,6 +41,7 @@ class Plugins(msgspec.Struct, frozen=True, kw_only=True):
     numa_sys: NumaSysMemory = NumaSysMemory()
     koordinator_cpu: CpuEvictMemory = CpuEvictMemory()
     oomd: OomdMemory = OomdMemory()
+    power: PowerEvictMemory = PowerEvictMemory()
 
 
 class EvictionMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +51,7 @@ class EvictionMemory(msgspec.Struct, frozen=True, kw_only=True):
     latest: Evictions = Evictions()
     """What was judged then: between two rounds it stands."""
     met_since_ns: Mapping[str, int] = {}
-    """By plugin, scope and how far it is met."""
+    """By plugin, scope, subject and how far it is met."""
     conditions: Mapping[str, Shown] = {}
     """By name; those of dry runs are not among them."""
     sent: tuple[Sent, ...] = ()

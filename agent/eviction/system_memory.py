@@ -22,6 +22,8 @@ from api.samples import Snapshot
 NAME = "system-memory-pressure-eviction-plugin"
 SCOPE = "SystemMemory"
 CONDITION = "MemoryPressure"
+FREE, KSWAPD, PSI = "free", "kswapd", "psi"
+"""The detectors."""
 PSI_ANY_FACTOR = 3
 """Stalling for so many times psi_s, any pod may have to leave."""
 SCALE_PARTS = 10_000
@@ -71,23 +73,29 @@ def _free(situation: Situation, config: SystemMemoryConfig) -> Finding:
     free, total = node.meminfo.get("MemFree"), node.meminfo.get("MemTotal")
     scale = node.sysctl.get("vm.watermark_scale_factor")
     if free is None or total is None or scale is None or not situation.node_files_fresh:
-        return missing(NAME, "free memory or vm.watermark_scale_factor", SCOPE)
+        return missing(NAME, "free memory or vm.watermark_scale_factor", SCOPE, FREE)
     bound = max(config.free_minimum_bytes, total * scale / SCALE_PARTS)
     going = sum(memory_bytes(situation, pod) or 0.0 for pod in situation.going)
     observed = free + going
     text = f"{gib(observed)} of memory are free or about to be; the watermark is {gib(bound)}."
     inputs: dict[str, Input] = {"free_bytes": free, "leaving_bytes": going, "total_bytes": total, "scale_factor": scale}
-    threshold = _judged(observed < bound, bound, observed, text, inputs, below=True)
+    threshold = _judged(FREE, (bound, observed), observed < bound, text, inputs)
     return _found(situation, config, threshold, any_level=False)
 
 
 def _judged(
-    met: bool, value: float, observed: float, text: str, inputs: Mapping[str, Input], *, below: bool = False
+    detector: str,
+    numbers: tuple[float, float],
+    met: bool,
+    text: str,
+    inputs: Mapping[str, Input],
 ) -> Threshold:
-    how = Met.HARD if met else Met.NOT_MET
+    """`numbers` are the threshold and what is held against it."""
+    value, observed = numbers
     return judged(
-        NAME, how, SCOPE, value=value, observed=observed, below=below, condition=CONDITION, text=text, inputs=inputs
-    )
+        NAME, Met.HARD if met else Met.NOT_MET, SCOPE, subject=detector, value=value, observed=observed,
+        below=detector == FREE, condition=CONDITION, text=text, inputs=inputs,
+    )  # fmt: skip
 
 
 def _kswapd(situation: Situation, memory: SystemMemory, config: SystemMemoryConfig) -> tuple[Finding, SystemMemory]:
@@ -96,11 +104,12 @@ def _kswapd(situation: Situation, memory: SystemMemory, config: SystemMemoryConf
     stolen = node.vmstat.get("pgsteal_kswapd")
     if stolen is None or at_ns is None or not situation.node_files_fresh:
         forgotten = SystemMemory(stalling_since_ns=memory.stalling_since_ns)
-        return missing(NAME, "pgsteal_kswapd", SCOPE), forgotten
+        return missing(NAME, "pgsteal_kswapd", SCOPE, KSWAPD), forgotten
     before, before_ns, since = memory.stolen_pages, memory.stolen_at_ns, memory.stealing_since_ns
     if before is None or before_ns is None or stolen < before or at_ns < before_ns:
         first = msgspec.structs.replace(memory, stolen_pages=stolen, stolen_at_ns=at_ns, stealing_since_ns=None)
-        return not_met(NAME, "kswapd_first_look", "Background reclaim has been seen once: no rate yet.", SCOPE), first
+        text = "Background reclaim has been seen once: no rate yet."
+        return not_met(NAME, "kswapd_first_look", text, SCOPE, KSWAPD), first
     rate, since_s = memory.pages_per_s, 0.0
     if at_ns > before_ns:
         rate = (stolen - before) * NS_PER_S / (at_ns - before_ns)
@@ -120,7 +129,7 @@ def _kswapd(situation: Situation, memory: SystemMemory, config: SystemMemoryConf
     )
     inputs: dict[str, Input] = {"pages_per_s": round(rate, 1), "for_s": round(since_s, 1)}
     met = since is not None and since_s >= config.kswapd_s
-    threshold = _judged(met, config.kswapd_s, since_s, text, inputs)
+    threshold = _judged(KSWAPD, (config.kswapd_s, since_s), met, text, inputs)
     return _found(situation, config, threshold, any_level=True), memory
 
 
@@ -131,7 +140,7 @@ def _psi(situation: Situation, memory: SystemMemory, config: SystemMemoryConfig)
     pressure = None if root is None else snapshot.cgroups[root].memory_pressure
     if root is None or pressure is None:
         calm = msgspec.structs.replace(memory, stalling_since_ns=None)
-        return missing(NAME, "memory pressure of the burstable pods' root", SCOPE), calm
+        return missing(NAME, "memory pressure of the burstable pods' root", SCOPE, PSI), calm
     stalls = [stall for pod in snapshot.pods if (stall := _stall(snapshot, pod, root)) is not None]
     stalling = [stall for stall in stalls if stall > config.psi_pod_avg10]
     average = mean(stalling)
@@ -153,7 +162,7 @@ def _psi(situation: Situation, memory: SystemMemory, config: SystemMemoryConfig)
         "mean": round(average, 3),
         "for_s": for_s,
     }
-    threshold = _judged(since is not None and for_s >= config.psi_s, config.psi_s, for_s, text, inputs)
+    threshold = _judged(PSI, (config.psi_s, for_s), since is not None and for_s >= config.psi_s, text, inputs)
     memory = msgspec.structs.replace(memory, stalling_since_ns=since)
     return _found(situation, config, threshold, any_level=for_s >= PSI_ANY_FACTOR * config.psi_s), memory
 

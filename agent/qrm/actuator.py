@@ -18,9 +18,7 @@ What is done once instead of set is done by a thread of its own (agent/qrm/once.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 
 import msgspec
 
@@ -28,6 +26,7 @@ from agent.qrm.bounds import bound
 from agent.qrm.hands import weight_after_idle
 from agent.qrm.knobs import KnobFiles, Original, RawValue, canonical
 from agent.qrm.limits import limits_of, own_value
+from agent.qrm.offered import Offered
 from agent.qrm.once import Once
 from agent.qrm.originals import Originals
 from agent.qrm.plans import (
@@ -35,8 +34,8 @@ from agent.qrm.plans import (
     RoundState,
     failed,
     grows_memory,
-    inside,
     lowered_quota,
+    nested,
     original,
     planning_order,
     with_note,
@@ -44,16 +43,12 @@ from agent.qrm.plans import (
 )
 from agent.qrm.restore import LISTS, PINNED, key_of, still_needed
 from agent.qrm.seen import Seen
-from agent.qrm.table import LACKS, ONCE_FILES, TABLE, UNLIMITED
+from agent.qrm.table import UNLIMITED
 from api.cpus import format_cpu_list, parse_cpu_list
 from api.decisions import Act, Decision, Outcome, Status
 from api.knobs import ONCE, Knob
 from api.ports import Unavailable, Vanished
 
-ASK_KNOBS_EVERY = 60
-"""Rounds after which every cgroup is asked again which knobs it has,"""
-ASK_LACKING_EVERY = 5
-"""and those that lack one which others have."""
 NO_JOURNAL = "originals cannot be journalled, so nothing is changed: give the agent a writable --state-dir"
 
 
@@ -66,9 +61,7 @@ class Actuator:
         self._act = act
         self._seen = Seen()
         self._once = Once(files.hierarchy)
-        self._repaired: Counter[Knob] = Counter()
-        self._knobs_asked = 0
-        self._known: dict[str, frozenset[Knob]] = {}
+        self._offered = Offered(files)
 
     def apply(
         self, decisions: Sequence[Decision], now_ns: int | None = None, *, loosen: Collection[str] = ()
@@ -80,6 +73,12 @@ class Actuator:
         """
         if self._act is Act.OFF:
             return ()
+        with self._files.one_round():
+            return self._applied(decisions, now_ns, loosen)
+
+    def _applied(
+        self, decisions: Sequence[Decision], now_ns: int | None, loosen: Collection[str]
+    ) -> tuple[Outcome, ...]:
         recalled = self._seen.recall(decisions, now_ns)
         outcomes: dict[int, Outcome] = {}
         plans: dict[int, Plan] = {}
@@ -108,41 +107,25 @@ class Actuator:
         return self._once.finished()
 
     @property
-    def repaired(self) -> Mapping[Knob, int]:
-        """By knob, how often a value that was in place had drifted and was written again."""
-        return self._repaired
-
-    @property
     def act(self) -> Act:
         """How far this actuator goes."""
         return self._act
 
+    @property
+    def version(self) -> str:
+        """Of the cgroups that it writes to: `v1` or `v2`."""
+        return self._files.version
+
     def knobs(self, cgroups: Collection[str]) -> Mapping[str, frozenset[Knob]]:
-        """What the kernel has for each of these cgroups: one may lack what another has (controllers, cpu.idle).
+        """What the kernel has for each of these cgroups: one may lack what another has (controllers, cpu.idle)."""
+        return self._offered.of(cgroups)
 
-        They are asked now and then, and those that lack something that others have more often.
-        """
-        self._knobs_asked += 1
-        known = {} if self._knobs_asked % ASK_KNOBS_EVERY == 0 else self._known
-        most = max(map(len, known.values()), default=0)
-        again = self._knobs_asked % ASK_LACKING_EVERY == 0
-        self._known = {
-            cgroup: known[cgroup]
-            if cgroup in known and (len(known[cgroup]) == most or not again)
-            else self._available(cgroup)
-            for cgroup in cgroups
-        }
-        return self._known
-
-    def _available(self, cgroup: str) -> frozenset[Knob]:
-        possible = (knob for knob in (*TABLE, *ONCE_FILES) if (knob, self._files.version) not in LACKS)
-        return frozenset(knob for knob in possible if self._files.available(knob, cgroup))
-
-    def inherited_cores(self) -> float | None:
-        """CPU that an earlier agent's quotas allow in all, where it was killed and left some; None where nothing limits."""
+    def inherited_cores(self, reclaimed: Collection[str]) -> float | None:
+        """CPU that an earlier agent's quotas allow these cgroups in all, where it was killed and left some; None where
+        nothing limits."""
         total = None
         for entry in self._originals.entries() if self._originals else ():
-            if entry.knob is not Knob.QUOTA:
+            if entry.knob is not Knob.QUOTA or entry.cgroup not in reclaimed:
                 continue
             try:
                 quota, period = self._files.read(entry.cgroup, entry.cgroup_id, Knob.QUOTA).split()
@@ -196,7 +179,7 @@ class Actuator:
                 state.settle(cgroup, knob, same.after or "")
                 return same
             before = self._files.decode(cgroup, knob, raw, reading.beside)
-            foreign = self._is_foreign(original(decision, knob, raw))
+            foreign = not ours and self._is_foreign(original(decision, knob, raw))
             loosened = knob is Knob.QUOTA and cgroup in state.loosened
             own = (
                 UNLIMITED
@@ -211,7 +194,7 @@ class Actuator:
             drifted = not reading.beside and self._seen.drifted(decision, before, value)
             plan = Plan(decision, before, raw, clamped_from, drifted)
             if knob is Knob.QUOTA and plan.changes:
-                plan = replace(plan, burst=self._burst_above(plan))
+                plan = msgspec.structs.replace(plan, burst=self._burst_above(plan))
             if knob is Knob.WEIGHT and self._will_be_idle(decision, state):
                 return plan.outcome(Status.UNCHANGED, after=before, error=f"{PINNED} until the group stops being idle")
             if not plan.changes and not foreign:
@@ -335,10 +318,10 @@ class Actuator:
 
         Refusals show when the decision itself is written.
         """
-        paths = [plan.decision.cgroup for plan in plans]
+        touching = nested([plan.decision.cgroup for plan in plans])
         for plan in sorted(plans, key=lambda p: p.decision.cgroup.count("/")):
             cgroup, value = plan.decision.cgroup, plan.decision.value
-            if not value or not any(inside(cgroup, other) or inside(other, cgroup) for other in paths):
+            if not value or cgroup not in touching:
                 continue
             both = format_cpu_list((*parse_cpu_list(plan.before), *parse_cpu_list(value)))
             try:
@@ -355,8 +338,9 @@ class Actuator:
             self._make_way(plan)
             # Nothing of this round moves a quota before it is written; the others are read once more.
             current = plan.raw.texts if knob is Knob.QUOTA else None
-            self._files.write(cgroup, cgroup_id, knob, decision.value, current)
-            reading = self._files.look(cgroup, cgroup_id, knob)
+            wrote = self._files.write(cgroup, cgroup_id, knob, decision.value, current)
+            known = {file: text for file, text in (current or {}).items() if file not in wrote}
+            reading = self._files.look(cgroup, cgroup_id, knob, known=known)
             raw = reading.raw
             after = self._files.decode(cgroup, knob, raw, reading.beside)
             error = self._give_weight_back(decision) if knob is Knob.IDLE and after == "0" else ""
@@ -366,7 +350,6 @@ class Actuator:
         if after != canonical(knob, decision.value):
             error = "the kernel shows another value than the one written: look for another program that writes it"
             return plan.outcome(Status.MISMATCH, after=after, error=error)
-        self._repaired[knob] += plan.drifted
         return plan.outcome(Status.APPLIED, after=after, error=error)
 
     def _recognise(self, decision: Decision, raw: RawValue) -> None:

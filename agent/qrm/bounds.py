@@ -8,8 +8,10 @@ never loosened, and what the owner has protected is never taken away.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import lru_cache
 from math import inf
+
+import msgspec
 
 from agent.qrm.notation import IO_KEYS, MAX, UNLIMITED, format_io, parse_io
 from api.cpus import format_cpu_list, parse_cpu_list
@@ -23,8 +25,7 @@ MIN_IO = {"rbps": 65_536, "wbps": 65_536, "riops": 10, "wiops": 10}
 """Below these a task that holds a lock of the file system while it waits for its disk holds up everybody."""
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What the machine and the owner have for one knob of one cgroup."""
 
     ceiling: tuple[int, ...] | None = None
@@ -58,16 +59,21 @@ def _bytes(value: str) -> float:
 
 
 def _list(what: str) -> Callable[[str, Limits], str]:
+    # The containers of a pool all have the same, within the same.
+    @lru_cache(maxsize=256)
+    def among(value: str, ceiling: tuple[int, ...]) -> str:
+        inside = set(parse_cpu_list(value)) & set(ceiling)
+        if not inside:
+            above = format_cpu_list(ceiling)
+            raise ValueError(f"none of the {what} {value} is among those of the cgroup above, {above}")
+        return format_cpu_list(inside)
+
     def clamp(value: str, limits: Limits) -> str:
         if limits.ceiling is None:
             return value
-        ceiling = format_cpu_list(limits.ceiling)
         if not value:
-            return "" if limits.inherits else ceiling
-        inside = set(parse_cpu_list(value)) & set(limits.ceiling)
-        if not inside:
-            raise ValueError(f"none of the {what} {value} is among those of the cgroup above, {ceiling}")
-        return format_cpu_list(inside)
+            return "" if limits.inherits else format_cpu_list(limits.ceiling)
+        return among(value, limits.ceiling)
 
     return clamp
 

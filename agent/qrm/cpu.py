@@ -1,16 +1,21 @@
 """Advice on CPU into decisions on cgroups (QRM's CPU policy). Pure.
 
 Online pods are touched only where cpusets keep the pools apart; where priority does, their cgroups stay as they are.
+Reclaimed pods have a quota each where priority alone does not hold them back: of what is lent, or of what a NUMA node's
+quota allows them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 
 import msgspec
 
 from agent.qrm.placing.state import Placement
+from agent.qrm.quotas import limited_nodes, shares
+from api.advice import Control
 from api.cpus import format_cpu_list
 from api.decisions import Advice, Decision
 from api.knobs import Knob, Verdict
@@ -44,9 +49,9 @@ def decide(
     the whole node.
     """
     known = frozenset[Knob]().union(*knobs.values())
-    quotas = _quotas(advice, snapshot)
+    quotas = _lent(advice, snapshot) if advice.idle else _by_node(advice, snapshot, placement)
     reasons = {cgroup: one.verdict for one in advice.cpu.regions for cgroup in one.region.containers}
-    cpus, nodes = frozenset(snapshot.topology.ids), frozenset(snapshot.topology.numa_nodes)
+    cpus, nodes = tuple(sorted(snapshot.topology.ids)), tuple(sorted(snapshot.topology.numa_nodes))
     decisions: list[Decision] = []
     for pod in snapshot.pods:
         for container in pod.containers:
@@ -55,7 +60,7 @@ def decide(
                 continue
             values: dict[Knob, tuple[str, Verdict]] = {}
             if pod.qos is QoSLevel.RECLAIMED:
-                values = _reclaimed(advice, quotas[container.cgroup], knobs.get(container.cgroup, ()), container)
+                values = _reclaimed(advice, quotas.get(container.cgroup), knobs.get(container.cgroup, ()))
             if placement is not None:
                 why = reasons.get(container.cgroup, advice.verdict)
                 values |= _placed(placement, container.cgroup, cpus, nodes, why)
@@ -75,11 +80,11 @@ def decide(
 
 
 def _placed(
-    placement: Placement, cgroup: str, all_cpus: frozenset[int], all_nodes: frozenset[int], why: Verdict
+    placement: Placement, cgroup: str, all_cpus: tuple[int, ...], all_nodes: tuple[int, ...], why: Verdict
 ) -> dict[Knob, tuple[str, Verdict]]:
     """CPUs and NUMA nodes of a container that may not use all of them; why its pool is so large, and that it has these."""
     cpus, mems = placement.cpus.get(cgroup, ()), placement.mems.get(cgroup, ())
-    narrow, bound = cpus and all_cpus != set(cpus), mems and all_nodes != set(mems)
+    narrow, bound = cpus and cpus != all_cpus, mems and mems != all_nodes
     if not narrow and not bound:
         return {}
     found = placement.verdicts.get(cgroup, why)
@@ -94,9 +99,9 @@ def _listed(numbers: tuple[int, ...]) -> str:
     return format_cpu_list(numbers)
 
 
-def _limited(advice: Advice, cgroup: str) -> Verdict:
-    """Why a reclaimed container has this quota."""
-    why, claim = advice.verdict, advice.claims.get(cgroup)
+def _claimed(why: Verdict, advice: Advice, cgroup: str) -> Verdict:
+    """Why a reclaimed container has this part of what is lent."""
+    claim = advice.claims.get(cgroup)
     if claim is None:
         return why
     text = f"{why.text} This one made online pods wait: {claim:.0%} of its claim counts."
@@ -104,13 +109,14 @@ def _limited(advice: Advice, cgroup: str) -> Verdict:
 
 
 def _reclaimed(
-    advice: Advice, quota: str, knobs: Collection[Knob], container: Container
+    advice: Advice, quota: tuple[str, Verdict] | None, knobs: Collection[Knob]
 ) -> dict[Knob, tuple[str, Verdict]]:
     """Priority and limit of one reclaimed container."""
-    if not advice.idle:
-        return {}
-    knob, value = (Knob.IDLE, "1") if Knob.IDLE in knobs else (Knob.WEIGHT, MIN_WEIGHT)
-    return {knob: (value, YIELD), Knob.QUOTA: (quota, _limited(advice, container.cgroup))}
+    values = {}
+    if advice.idle:
+        knob, value = (Knob.IDLE, "1") if Knob.IDLE in knobs else (Knob.WEIGHT, MIN_WEIGHT)
+        values[knob] = (value, YIELD)
+    return values if quota is None else values | {Knob.QUOTA: quota}
 
 
 def reclaimed_containers(snapshot: Snapshot) -> list[Container]:
@@ -124,7 +130,7 @@ def reclaimed_containers(snapshot: Snapshot) -> list[Container]:
     ]
 
 
-def _quotas(advice: Advice, snapshot: Snapshot) -> Mapping[str, str]:
+def _lent(advice: Advice, snapshot: Snapshot) -> Mapping[str, tuple[str, Verdict]]:
     """What each reclaimed container may use: the lent CPU in proportion to requests, never above its own limit; those that
     made online pods wait have less of a claim.
 
@@ -137,14 +143,60 @@ def _quotas(advice: Advice, snapshot: Snapshot) -> Mapping[str, str]:
     total = sum(claims.values())
     result = {}
     for container in containers:
-        cores = None if unlimited else advice.lent_cores * claims[container.cgroup] / total
-        if container.cpu_limit_cores is not None:
-            cores = container.cpu_limit_cores if cores is None else min(cores, container.cpu_limit_cores)
-        result[container.cgroup] = f"max {PERIODS_US[0]}" if cores is None else _quota(cores)
+        cgroup = container.cgroup
+        cores = _at_most(container, None if unlimited else advice.lent_cores * claims[cgroup] / total)
+        value = f"max {PERIODS_US[0]}" if cores is None else quota_of(cores)
+        result[cgroup] = (value, _claimed(advice.verdict, advice, cgroup))
     return result
 
 
-def _quota(cores: float) -> str:
+def _by_node(advice: Advice, snapshot: Snapshot, placement: Placement | None) -> Mapping[str, tuple[str, Verdict]]:
+    """The same where CPUs limit reclaimed pods, and a quota those on some NUMA nodes; others have none."""
+    limits = limited_nodes(advice.cpu.sizes)
+    if not limits or placement is None:
+        return {}
+    numa_of = {cpu.id: cpu.numa for cpu in snapshot.topology.cpus}
+    known: dict[tuple[int, ...], Counter[int]] = {}
+    containers, cpus = reclaimed_containers(snapshot), {}
+    for container in containers:
+        its = placement.cpus.get(container.cgroup, ())
+        if its not in known:
+            known[its] = Counter(numa_of[cpu] for cpu in its if cpu in numa_of)
+        cpus[container.cgroup] = known[its]
+    found = shares(limits, {container.cgroup: claim(container) for container in containers}, cpus)
+    result = {}
+    for container in containers:
+        cores = _at_most(container, found.get(container.cgroup))
+        if cores is not None and container.cgroup in found:
+            nodes = [numa for numa in sorted(cpus[container.cgroup]) if numa in limits]
+            result[container.cgroup] = (quota_of(cores), _node_limit(advice, limits, nodes, cores))
+    return result
+
+
+def _node_limit(advice: Advice, limits: Mapping[int, float], nodes: list[int], cores: float) -> Verdict:
+    """Why a reclaimed container on these NUMA nodes has this quota."""
+    together = " and ".join(f"{limits[numa]:.2f} cores of NUMA node {numa}" for numa in nodes)
+    whys = [
+        one.verdict.text
+        for one in advice.cpu.regions
+        if Control.RECLAIM_QUOTA in one.controls and set(nodes) & set(one.region.numa_nodes)
+    ]
+    text = f"Reclaimed pods may use {together} together, and this one {cores:.2f} by its claim."
+    inputs = {f"quota_numa{numa}_cores": round(limits[numa], 3) for numa in nodes}
+    return Verdict(
+        rule="reclaim_quota", text=" ".join((text, *whys)), threshold=sum(limits[numa] for numa in nodes), inputs=inputs
+    )
+
+
+def _at_most(container: Container, cores: float | None) -> float | None:
+    limit = container.cpu_limit_cores
+    if limit is None or cores is None:
+        return limit if cores is None else cores
+    return min(cores, limit)
+
+
+def quota_of(cores: float) -> str:
+    """A quota of so much CPU; a small one in a longer period, for no quota is below the kernel's smallest."""
     period_us = next((period for period in PERIODS_US if round(cores * period) >= MIN_QUOTA_US), PERIODS_US[-1])
     return f"{round(cores * period_us)} {period_us}"
 

@@ -51,7 +51,7 @@ def problems(config: IoConfig) -> tuple[str, ...]:
         try:
             io_max(text)
         except ValueError as error:
-            found.append(f"io.max of {level.value}: {error}")
+            found.append(f"max.{level.value}: {error}")
     return tuple(found)
 
 

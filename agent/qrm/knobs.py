@@ -11,15 +11,28 @@ from __future__ import annotations
 import errno
 import os
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from agent.hierarchy import Hierarchy
-from agent.qrm.paths import GONE, Absent, Forbidden, Refused, below, effective, is_cgroup_path, refusal, text_of, walk
-from agent.qrm.table import EFFECTIVE, LACKS, ONCE_FILES, REMEDIES, TABLE, Place, canonical
+from agent.qrm.paths import (
+    GONE,
+    Absent,
+    Forbidden,
+    Refused,
+    below,
+    effective,
+    is_cgroup_path,
+    refusal,
+    text_of,
+    walk,
+)
+from agent.qrm.places import outright
+from agent.qrm.table import EFFECTIVE, LACKS, ONCE_FILES, REMEDIES, TABLE, Place, canonical, meaning, place_with
 from api.knobs import Knob
 from api.ports import Unavailable, Vanished
 
@@ -53,18 +66,38 @@ class Original(msgspec.Struct, frozen=True, kw_only=True):
     raw: RawValue
 
 
+class _Directory(NamedTuple):
+    """One that is kept open."""
+
+    fd: int
+    inode: int
+
+
 class KnobFiles:
     """Reads and writes knobs of cgroups. Keeps descriptors of directories; `close` gives them back."""
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         self.hierarchy = hierarchy
+        self.version = "v2" if hierarchy.mode == "v2" else "v1"
+        """`v1` or `v2`: whose files the controllers have."""
         try:
             self._device = hierarchy.primary.stat().st_dev
         except OSError as error:
             raise Unavailable(
                 f"{hierarchy.primary} cannot be looked at: {error.strerror}", "mount the cgroup file system there"
             ) from None
-        self._open: OrderedDict[tuple[Path, str, int], int] = OrderedDict()
+        self._open: OrderedDict[tuple[Path, str, int], _Directory] = OrderedDict()
+        self._found: set[tuple[str, int]] | None = None
+
+    @contextmanager
+    def one_round(self) -> Iterator[None]:
+        """Within it, a path is asked once whether it still names its cgroup. Nothing else is ever touched: what is opened is
+        opened through the descriptor of that very directory, and is not there any more when the cgroup is gone."""
+        self._found = set()
+        try:
+            yield
+        finally:
+            self._found = None
 
     def read(self, cgroup: str, cgroup_id: int, knob: Knob) -> str:
         """The knob's value in canonical notation."""
@@ -74,8 +107,9 @@ class KnobFiles:
     def decode(self, cgroup: str, knob: Knob, raw: RawValue, beside: Mapping[str, str] | None = None) -> str:
         """What those texts mean, in canonical notation. Raises Unavailable when they mean nothing."""
         place = self._place_of(cgroup, knob, raw.texts)
+        texts = {**raw.texts, **beside} if beside else raw.texts
         try:
-            return canonical(knob, place.decode({**raw.texts, **(beside or {})}))
+            return meaning(knob, place, tuple(texts.items()))
         except (ValueError, KeyError):
             held = " and ".join(f"{file} holds {text[:60]!r}" for file, text in raw.texts.items())
             raise Unavailable(
@@ -86,12 +120,19 @@ class KnobFiles:
         """The knob's files as they are. With `directory_id`, a directory of another inode counts as vanished."""
         return self.look(cgroup, cgroup_id, knob, directory_id).raw
 
-    def look(self, cgroup: str, cgroup_id: int, knob: Knob, directory_id: int | None = None) -> Reading:
-        """The same, with what the knob's meaning depends on."""
+    def look(
+        self,
+        cgroup: str,
+        cgroup_id: int,
+        knob: Knob,
+        directory_id: int | None = None,
+        known: Mapping[str, str] | None = None,
+    ) -> Reading:
+        """The same, with what the knob's meaning depends on. Files whose texts are `known` are not read."""
         place = self._place(knob, cgroup)
         mount = self._mount(place.controller)
         try:
-            raw = self._raw(mount, cgroup, cgroup_id, (*place.files, *place.beside))
+            raw = self._raw(mount, cgroup, cgroup_id, (*place.files, *place.beside), known or {})
         except Absent as error:
             if directory_id is None:
                 raise
@@ -107,9 +148,11 @@ class KnobFiles:
 
     def write(
         self, cgroup: str, cgroup_id: int, knob: Knob, value: str, current: Mapping[str, str] | None = None
-    ) -> None:
-        """Give the knob this value; `current` as below. Raises ValueError where it is none."""
-        self.write_raw(cgroup, cgroup_id, knob, self._place(knob, cgroup).encode(canonical(knob, value)), current)
+    ) -> frozenset[str]:
+        """Give the knob this value; `current` and what is returned as below. Raises ValueError where it is none."""
+        return self.write_raw(
+            cgroup, cgroup_id, knob, self._place(knob, cgroup).encode(canonical(knob, value)), current
+        )
 
     def write_raw(
         self,
@@ -118,9 +161,9 @@ class KnobFiles:
         knob: Knob,
         texts: Mapping[str, str],
         current: Mapping[str, str] | None = None,
-    ) -> None:
-        """Put these texts into the knob's files, in an order in which the kernel can accept each write. What the files hold
-        now need not be read where `current` says it."""
+    ) -> frozenset[str]:
+        """Put these texts into the knob's files, in an order in which the kernel can accept each write; which files were
+        written. What the files hold now need not be read where `current` says it."""
         place = self._place_of(cgroup, knob, texts)
         if not set(texts) <= set(place.files):
             raise Unavailable(
@@ -129,6 +172,8 @@ class KnobFiles:
             )
         mount = self._mount(place.controller)
         beside: Mapping[str, str] = {}
+        if current is None and place.steps is outright and len(texts) == 1:
+            current = {}
         if current is None:
             reading = self.look(cgroup, cgroup_id, knob)
             current, beside = reading.raw.texts, reading.beside
@@ -143,6 +188,7 @@ class KnobFiles:
             if len(steps) > 1:
                 self._undo(cgroup, cgroup_id, knob, current, error)
             raise
+        return frozenset(file for file, _ in steps)
 
     def shown(self, cgroup: str, knob: Knob, value: str) -> Mapping[str, str]:
         """The texts that the knob's files show after this value was written."""
@@ -162,7 +208,7 @@ class KnobFiles:
 
     def read_text(self, cgroup: str, cgroup_id: int, controller: str, file: str) -> str:
         """Any other file of the cgroup, as it is."""
-        return self._raw(self._mount(controller), cgroup, cgroup_id, (file,)).texts[file]
+        return self._raw(self._mount(controller), cgroup, cgroup_id, (file,), {}).texts[file]
 
     def act(self, cgroup: str, cgroup_id: int, knob: Knob, text: str) -> None:
         """Write to the file of a knob that is done, not set. May take as long as the kernel likes."""
@@ -175,13 +221,15 @@ class KnobFiles:
         """Those of the cgroup and of all below it."""
         found: list[int] = []
         directory = self._directory(self._mount("memory"), cgroup, cgroup_id)
-        for _, _, _, group in os.fwalk(".", dir_fd=directory):
+        for _, _, _, group in os.fwalk(".", dir_fd=directory.fd):
             with suppress(OSError):
                 found += map(int, text_of(group, "cgroup.procs").split())
         return tuple(found)
 
     def alive(self, cgroup: str, cgroup_id: int) -> bool:
         """Whether the path still names the cgroup with that inode."""
+        if self._found is not None and (cgroup, cgroup_id) in self._found:
+            return True
         try:
             found = below(self.hierarchy.primary, cgroup).stat(follow_symlinks=False)
         except PermissionError as error:
@@ -189,7 +237,10 @@ class KnobFiles:
             raise Forbidden(reason, "run the agent as root", errno.EACCES) from None
         except OSError:
             return False
-        return (found.st_ino, found.st_dev) == (cgroup_id, self._device)
+        same = (found.st_ino, found.st_dev) == (cgroup_id, self._device)
+        if same and self._found is not None:
+            self._found.add((cgroup, cgroup_id))
+        return same
 
     def obstacle(self, cgroups: Collection[str] = ()) -> Unavailable | None:
         """Why this process cannot change cgroups at all, or None: for the banner and `dioptase doctor`.
@@ -220,12 +271,7 @@ class KnobFiles:
     def close(self) -> None:
         """Close every kept descriptor. Idempotent."""
         while self._open:
-            os.close(self._open.popitem()[1])
-
-    @property
-    def version(self) -> str:
-        """`v1` or `v2`: whose files the controllers have."""
-        return "v2" if self.hierarchy.mode == "v2" else "v1"
+            os.close(self._open.popitem()[1].fd)
 
     def _places(self, knob: Knob) -> tuple[Place, ...]:
         row = TABLE[knob]
@@ -246,8 +292,7 @@ class KnobFiles:
 
     def _place_of(self, cgroup: str, knob: Knob, texts: Mapping[str, str]) -> Place:
         """The place that those texts were read from or are meant for."""
-        named = (place for place in self._places(knob) if set(texts) <= set(place.files))
-        return next(named, None) or self._place(knob, cgroup)
+        return place_with(self._places(knob), tuple(texts)) or self._place(knob, cgroup)
 
     def _mount(self, controller: str) -> Path:
         mount = self.hierarchy.controller(controller)
@@ -258,21 +303,23 @@ class KnobFiles:
             )
         return mount
 
-    def _raw(self, mount: Path, cgroup: str, cgroup_id: int, files: tuple[str, ...]) -> RawValue:
+    def _raw(
+        self, mount: Path, cgroup: str, cgroup_id: int, files: tuple[str, ...], known: Mapping[str, str]
+    ) -> RawValue:
         try:
             directory = self._directory(mount, cgroup, cgroup_id)
             try:
-                texts = {file: text_of(directory, file) for file in files}
+                texts = {file: known[file] if file in known else text_of(directory.fd, file) for file in files}
             except OSError as error:
                 if error.errno not in GONE:
                     raise
                 # The kept descriptor may be of a directory that was replaced meanwhile.
                 self._forget(mount, cgroup, cgroup_id)
                 directory = self._directory(mount, cgroup, cgroup_id)
-                texts = {file: text_of(directory, file) for file in files}
+                texts = {file: text_of(directory.fd, file) for file in files}
         except OSError as error:
             raise self._failure(error, mount, cgroup, cgroup_id, f"read {' and '.join(files)}") from None
-        return RawValue(directory_id=os.fstat(directory).st_ino, texts=texts)
+        return RawValue(directory_id=directory.inode, texts=texts)
 
     def _write(self, mount: Path, cgroup: str, cgroup_id: int, knob: Knob, step: tuple[str, str]) -> None:
         file, text = step
@@ -281,7 +328,7 @@ class KnobFiles:
         line = text if text.endswith("\n") else f"{text}\n"
         action = f"write {text.strip()!r} to {file}"
         try:
-            fd = os.open(file, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+            fd = os.open(file, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory.fd)
         except OSError as error:
             raise self._failure(error, mount, cgroup, cgroup_id, action) from None
         try:
@@ -319,8 +366,8 @@ class KnobFiles:
             return Unavailable(reason, f"the kernel must offer it and {mount} must have its controller enabled there")
         return refusal(error, reason, mount)
 
-    def _directory(self, mount: Path, cgroup: str, cgroup_id: int) -> int:
-        """Descriptor of the cgroup's directory in that hierarchy, after the path was seen to be that cgroup's."""
+    def _directory(self, mount: Path, cgroup: str, cgroup_id: int) -> _Directory:
+        """The cgroup's directory in that hierarchy, after the path was seen to be that cgroup's."""
         if not self.alive(cgroup, cgroup_id):
             self._forget(mount, cgroup, cgroup_id)
             raise Vanished(f"{cgroup} with inode {cgroup_id} is gone")
@@ -334,15 +381,18 @@ class KnobFiles:
             if mount != self.hierarchy.primary:
                 raise
             raise Vanished(error.reason) from None
-        if mount == self.hierarchy.primary and os.fstat(fd).st_ino != cgroup_id:
+        directory = _Directory(fd, os.fstat(fd).st_ino)
+        if mount == self.hierarchy.primary and directory.inode != cgroup_id:
             os.close(fd)
             raise Vanished(f"{cgroup} with inode {cgroup_id} is gone")
-        self._open[key] = fd
+        self._open[key] = directory
         if len(self._open) > KEPT_OPEN:
-            os.close(self._open.popitem(last=False)[1])
-        return fd
+            os.close(self._open.popitem(last=False)[1].fd)
+        return directory
 
     def _forget(self, mount: Path, cgroup: str, cgroup_id: int) -> None:
-        fd = self._open.pop((mount, cgroup, cgroup_id), None)
-        if fd is not None:
-            os.close(fd)
+        if self._found is not None:
+            self._found.discard((cgroup, cgroup_id))
+        directory = self._open.pop((mount, cgroup, cgroup_id), None)
+        if directory is not None:
+            os.close(directory.fd)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from agent.qrm.bounds import Limits, at_most
 from agent.qrm.knobs import KnobFiles, Reading

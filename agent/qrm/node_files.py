@@ -9,21 +9,26 @@ theirs and is left alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from agent.durable import replace_file, sync_directory
 from agent.qrm.io import NodeSetting
+from agent.qrm.restore import VERDICT
 from agent.smallfile import read_small
-from api.decisions import Status
+from api.decisions import Decision, Outcome, Status
+from api.knobs import Knob, Verdict
 from api.ports import Unavailable
 
 FILE_NAME = "node-originals.json"
 _LARGEST = 1 << 20
 _NOTHING = ("enable=0", "ctrl=auto")
 """What takes a device's line away, by the file's last word: io.cost.qos and io.cost.model."""
+
+
+_NAMES = (Knob.WBT.value, Knob.IO_COST_QOS.value, Knob.IO_COST_MODEL.value)
 
 
 class NodeOriginal(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,17 +41,6 @@ class NodeOriginal(msgspec.Struct, frozen=True, kw_only=True):
     left: str = ""
 
 
-class NodeOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one setting."""
-
-    path: str
-    device: str
-    status: Status
-    before: str | None = None
-    after: str | None = None
-    error: str = ""
-
-
 class _Body(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str
     entries: tuple[NodeOriginal, ...]
@@ -56,7 +50,9 @@ class NodeFiles:
     """The writer of these files and its journal. Only one process may use a state directory; Originals locks it."""
 
     def __init__(self, sys: Path, state_dir: Path, boot_id: str) -> None:
-        self._sys, self._path, self._boot_id = sys, state_dir / FILE_NAME, boot_id
+        self.sys = sys
+        """Where sysfs is."""
+        self._path, self._boot_id = state_dir / FILE_NAME, boot_id
         self._entries: dict[tuple[str, str], NodeOriginal] = {}
         self._load()
 
@@ -64,14 +60,35 @@ class NodeFiles:
         """Everything that may still differ from its original."""
         return tuple(self._entries.values())
 
-    def apply(self, settings: Sequence[NodeSetting], *, dry: bool = False) -> tuple[NodeOutcome, ...]:
-        """Write what differs; every original is on disk before its file is written. What came of each setting."""
-        return tuple(self._apply(setting, dry) for setting in settings)
+    def apply(self, settings: Sequence[NodeSetting], *, dry: bool = False) -> tuple[Outcome, ...]:
+        """Write what differs; every original is on disk before the first of them is written. What came of each setting."""
+        outcomes = {(setting.path, setting.device): self._look(setting) for setting in settings}
+        due = [setting for setting in settings if outcomes[setting.path, setting.device].status is Status.DRY_RUN]
+        if dry or not due:
+            return tuple(outcomes.values())
+        try:
+            # All at once: each time the journal is written, the disk is waited for.
+            self._note(due, outcomes)
+            for setting in due:
+                key = setting.path, setting.device
+                outcomes[key] = self._write_one(setting, outcomes[key])
+            self._save()
+        except Unavailable as error:
+            text = f"{error.reason}: {error.remedy}"
+            for setting in due:
+                key = setting.path, setting.device
+                found = outcomes[key]
+                status = Status.REFUSED if found.status is Status.DRY_RUN else found.status
+                outcomes[key] = msgspec.structs.replace(found, status=status, error=text)
+        return tuple(outcomes.values())
 
-    def restore(self) -> tuple[NodeOutcome, ...]:
-        """Put everything back; what cannot be stays in the journal."""
+    def restore(self, keep: Sequence[NodeSetting] = ()) -> tuple[Outcome, ...]:
+        """Put back what none of these settings is about; what cannot be stays in the journal."""
         outcomes = []
+        kept = {(setting.path, setting.device) for setting in keep}
         for key, entry in tuple(self._entries.items()):
+            if key in kept:
+                continue
             outcome = self._restore(entry)
             outcomes.append(outcome)
             if outcome.status is not Status.REFUSED:
@@ -80,55 +97,63 @@ class NodeFiles:
             self._save()
         return tuple(outcomes)
 
-    def _apply(self, setting: NodeSetting, dry: bool) -> NodeOutcome:
-        path, device, wanted = setting.path, setting.device, _words(setting.line)
+    def _look(self, setting: NodeSetting) -> Outcome:
+        """Whether it is as wanted; DRY_RUN stands for what has to be written."""
+        decision = decision_of(setting.path, setting.device, setting.line, setting.verdict)
         try:
-            before = self._read(path, device)
-            if _agree(wanted, before):
-                return NodeOutcome(path=path, device=device, status=Status.UNCHANGED, before=before, after=before)
-            if dry:
-                return NodeOutcome(path=path, device=device, status=Status.DRY_RUN, before=before)
-            known = self._entries.get((path, device))
+            before = self._read(setting.path, setting.device)
+        except OSError as error:
+            return _refused(decision, setting.path, error)
+        if _agree(_words(setting.line), before):
+            return Outcome(decision=decision, status=Status.UNCHANGED, before=before, after=before)
+        return Outcome(decision=decision, status=Status.DRY_RUN, before=before)
+
+    def _note(self, due: Sequence[NodeSetting], found: Mapping[tuple[str, str], Outcome]) -> None:
+        for setting in due:
+            key = setting.path, setting.device
+            known, before = self._entries.get(key), found[key].before or ""
             # Somebody else's value is the original from then on.
             if known is None or before not in (known.left, known.text):
-                known = NodeOriginal(path=path, device=device, text=before)
+                known = NodeOriginal(path=setting.path, device=setting.device, text=before)
             # Whoever is killed from here on cannot say any more what it left there.
-            self._entries[path, device] = msgspec.structs.replace(known, left="")
-            self._save()
+            self._entries[key] = msgspec.structs.replace(known, left="")
+        self._save()
+
+    def _write_one(self, setting: NodeSetting, found: Outcome) -> Outcome:
+        path, device = setting.path, setting.device
+        try:
             self._write(path, setting.line)
             after = self._read(path, device)
-            self._entries[path, device] = msgspec.structs.replace(known, left=after)
-            self._save()
         except OSError as error:
-            return _refused(path, device, error)
-        except Unavailable as error:
-            return NodeOutcome(path=path, device=device, status=Status.REFUSED, error=f"{error.reason}: {error.remedy}")
-        status = Status.APPLIED if _agree(wanted, after) else Status.MISMATCH
-        return NodeOutcome(path=path, device=device, status=status, before=before, after=after)
+            return _refused(found.decision, path, error)
+        self._entries[path, device] = msgspec.structs.replace(self._entries[path, device], left=after)
+        status = Status.APPLIED if _agree(_words(setting.line), after) else Status.MISMATCH
+        return msgspec.structs.replace(found, status=status, after=after)
 
-    def _restore(self, entry: NodeOriginal) -> NodeOutcome:
+    def _restore(self, entry: NodeOriginal) -> Outcome:
         path, device = entry.path, entry.device
+        decision = decision_of(path, device, entry.text, VERDICT)
         try:
             before = self._read(path, device)
             if before == entry.text or (entry.left and before != entry.left):
-                return NodeOutcome(path=path, device=device, status=Status.UNCHANGED, before=before, after=before)
+                return Outcome(decision=decision, status=Status.UNCHANGED, before=before, after=before)
             nothing = f"{device} {_NOTHING[path.endswith('model')]}"
             self._write(path, entry.text or nothing)
             after = self._read(path, device)
         except FileNotFoundError:
-            return NodeOutcome(path=path, device=device, status=Status.VANISHED)
+            return Outcome(decision=decision, status=Status.VANISHED)
         except OSError as error:
-            return _refused(path, device, error)
-        return NodeOutcome(path=path, device=device, status=Status.APPLIED, before=before, after=after)
+            return _refused(decision, path, error)
+        return Outcome(decision=decision, status=Status.APPLIED, before=before, after=after)
 
     def _read(self, path: str, device: str) -> str:
-        text = read_small(self._sys / path, _LARGEST).decode("latin-1")
+        text = read_small(self.sys / path, _LARGEST).decode("latin-1")
         if not device:
             return text.strip()
         return next((line.strip() for line in text.splitlines() if line.split()[:1] == [device]), "")
 
     def _write(self, path: str, line: str) -> None:
-        fd = os.open(self._sys / path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        fd = os.open(self.sys / path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
         try:
             os.write(fd, f"{line}\n".encode("latin-1"))
         finally:
@@ -146,7 +171,7 @@ class NodeFiles:
             ) from None
         # Another boot has begun with the kernel's own values.
         if body.boot_id == self._boot_id:
-            self._entries = {(entry.path, entry.device): entry for entry in body.entries if _is_below(entry.path)}
+            self._entries = {(entry.path, entry.device): entry for entry in body.entries if _is_ours(entry.path)}
 
     def _save(self) -> None:
         try:
@@ -163,8 +188,16 @@ class NodeFiles:
             ) from None
 
 
-def _is_below(path: str) -> bool:
-    return not path.startswith("/") and ".." not in path.split("/")
+def decision_of(path: str, device: str, line: str, verdict: Verdict) -> Decision:
+    """What is decided about a file below /sys, of the disk that it is a file of, or that its line is about."""
+    disk = f"/sys/dev/block/{device}" if device else f"/sys/{path.removesuffix('/queue/wbt_lat_usec')}"
+    knob = Knob(path.rpartition("/")[2])
+    return Decision(cgroup=disk, cgroup_id=0, pod="", knob=knob, value=line, verdict=verdict)
+
+
+def _is_ours(path: str) -> bool:
+    """Whether a journal may have it: whoever writes one must not choose other files."""
+    return not path.startswith("/") and ".." not in path.split("/") and path.rpartition("/")[2] in _NAMES
 
 
 def _words(line: str) -> list[str]:
@@ -176,6 +209,6 @@ def _agree(wanted: Sequence[str], shown: str) -> bool:
     return set(wanted) <= set(shown.split()) and bool(shown)
 
 
-def _refused(path: str, device: str, error: OSError) -> NodeOutcome:
+def _refused(decision: Decision, path: str, error: OSError) -> Outcome:
     text = f"{path}: {error.strerror}: see whether this kernel and this disk have it"
-    return NodeOutcome(path=path, device=device, status=Status.REFUSED, error=text)
+    return Outcome(decision=decision, status=Status.REFUSED, error=text)

@@ -153,6 +153,10 @@ class Originals:
         another try. All of them stay, and `messages` says why, where the file cannot be rewritten. What somebody else
         wrote over the agent's value is left as it is.
         """
+        with files.one_round():
+            return self._restored(files, keep)
+
+    def _restored(self, files: KnobFiles, keep: Collection[Key]) -> tuple[Outcome, ...]:
         owners = {key: entry if key in keep else self._owners(entry, files) for key, entry in self._entries.items()}
         theirs = {key for key, entry in owners.items() if entry is not self._entries[key]}
         outcomes, settled = put_back(tuple(owners.values()), files, keep)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from agent.qrm import notation
 from agent.qrm.notation import IO_KEYS, IO_UNLIMITED, MAX, PAGE_BYTES, UNLIMITED_BYTES
@@ -24,15 +25,19 @@ THROTTLES = {
 }
 
 
-@dataclass(frozen=True)
-class Place:
+def outright(_current: Texts, wanted: Texts) -> Steps:
+    """One write for each file, whatever is there."""
+    return tuple(wanted.items())
+
+
+class Place(msgspec.Struct, frozen=True, eq=False):
     """Where one version keeps a knob. `encode` may leave out files whose text has no influence on that value."""
 
     controller: str
     files: tuple[str, ...]
     decode: Callable[[Texts], str]
     encode: Callable[[str], Texts]
-    steps: Callable[[Texts, Texts], Steps] = lambda _current, wanted: tuple(wanted.items())
+    steps: Callable[[Texts, Texts], Steps] = outright
     """Writes that lead from what the files hold now, those `beside` included, to what is wanted. Raises ValueError."""
     beside: tuple[str, ...] = ()
     """Files that are read along because the value depends on them, and that are neither journalled nor written."""

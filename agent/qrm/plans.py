@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
 
 import msgspec
 
@@ -28,8 +28,7 @@ _OUTWARDS = (
 """Order in which they are raised. Swap always follows memory: version 1 counts it from there."""
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """A decision that changes a knob, or only its original because somebody else has set the knob so already."""
 
     decision: Decision
@@ -55,22 +54,22 @@ class Plan:
             after=after,
             error=error,
             clamped_from=self.clamped_from,
+            repaired=self.drifted and status is Status.APPLIED,
         )
 
 
-@dataclass
-class RoundState:
+class RoundState(msgspec.Struct):
     """What this round has settled so far that later decisions depend on."""
 
     cpu_count: int
     loosened: frozenset[str] = frozenset()
     """Cgroups whose quota may go above the owner's."""
-    idle: dict[str, bool] = field(default_factory=dict)
-    lists: dict[tuple[str, Knob], str] = field(default_factory=dict)
+    idle: dict[str, bool] = {}
+    lists: dict[tuple[str, Knob], str] = {}
     """CPUs and NUMA nodes by cgroup and knob."""
-    ceilings: dict[tuple[str, Knob], tuple[int, ...] | None] = field(default_factory=dict)
+    ceilings: dict[tuple[str, Knob], tuple[int, ...] | None] = {}
     """What the kernel says of those that nobody decides on."""
-    quotas: dict[str, str] = field(default_factory=dict)
+    quotas: dict[str, str] = {}
 
     def settle(self, cgroup: str, knob: Knob, value: str) -> None:
         """That knob is going to have this value."""
@@ -122,9 +121,16 @@ def _grows(plan: Plan) -> bool:
     return knob is not Knob.BURST or int(value) >= int(before)
 
 
-def inside(cgroup: str, other: str) -> bool:
-    """Whether one cgroup is below the other."""
-    return cgroup.startswith(f"{other}/")
+def nested(cgroups: Collection[str]) -> set[str]:
+    """Those that another of them is above or below."""
+    all_of_them, found = set(cgroups), set[str]()
+    for cgroup in all_of_them:
+        above = cgroup.rpartition("/")[0]
+        while above:
+            if above in all_of_them:
+                found |= {cgroup, above}
+            above = above.rpartition("/")[0]
+    return found
 
 
 def with_note(outcome: Outcome, note: str) -> Outcome:

@@ -1,7 +1,7 @@
-"""Writes resctrl groups and moves processes into them, where the file system is mounted.
+"""Writes resctrl groups and moves threads into them, where the file system is mounted.
 
-Nothing has to be journalled: only groups of our own name are made and written, and removing one gives its processes back
-to the default group. The kernel forks children into their parent's group, so only processes that came otherwise are moved.
+Nothing has to be journalled: only groups of our own name are made and written, and removing one gives its threads back
+to the default group. The kernel starts threads in the group of who starts them, so only those that came otherwise are moved.
 """
 
 from __future__ import annotations
@@ -11,16 +11,20 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from agent.qrm.resctrl import PREFIX, Caches, Group, parse_schemata
+from agent.qrm.restore import VERDICT
 from agent.smallfile import read_small
+from api.decisions import Decision, Outcome, Status
+from api.knobs import Knob, Verdict
 from api.ports import Unavailable
 
+ROOT = Path("/sys/fs/resctrl")
 _LARGEST = 1 << 20
 
 
 class ResctrlGroups:
     """The groups below one mount point."""
 
-    def __init__(self, root: Path = Path("/sys/fs/resctrl")) -> None:
+    def __init__(self, root: Path = ROOT) -> None:
         self._root = root
 
     def caches(self) -> Caches:
@@ -33,36 +37,57 @@ class ResctrlGroups:
                 f"mount -t resctrl resctrl {self._root}, on a CPU with cache allocation",
             ) from None
 
-    def apply(self, wanted: Iterable[Group], members: Mapping[str, Iterable[int]]) -> tuple[str, ...]:
-        """Make these groups, give them their shares and move those processes in, by name of group; remove other groups of
-        ours. What failed, one sentence each."""
-        found, names = [], set()
-        for group in wanted:
-            names.add(group.name)
-            directory = self._root / group.name
-            try:
-                directory.mkdir(exist_ok=True)
-                if _has(directory) != parse_schemata(group.schemata):
-                    _write(directory / "schemata", group.schemata)
-            except (OSError, ValueError) as error:
-                found.append(f"{directory}: {error}: see {self._root}/info/last_cmd_status")
-                continue
-            found += _move(directory, members.get(group.name, ()))
-        return (*found, *self._remove(names))
+    def apply(
+        self, wanted: Iterable[Group], members: Mapping[str, Iterable[int]], *, dry: bool = False
+    ) -> tuple[Outcome, ...]:
+        """Make these groups, give them their shares and move those threads in, by name of group; remove our other ones."""
+        wanted = tuple(wanted)
+        made = tuple(self._make(group, members.get(group.name, ()), dry) for group in wanted)
+        return made if dry else (*made, *self._remove({group.name for group in wanted}))
 
-    def restore(self) -> tuple[str, ...]:
-        """Remove every group of ours. What failed, one sentence each."""
+    def restore(self) -> tuple[Outcome, ...]:
+        """Remove every group of ours."""
         return self._remove(set())
 
-    def _remove(self, but: set[str]) -> tuple[str, ...]:
+    def _make(self, group: Group, members: Iterable[int], dry: bool) -> Outcome:
+        directory, before = self._root / group.name, None
+        decision = _decision(directory, _line(group.schemata), group.verdict)
+        try:
+            if directory.is_dir():
+                before = _line(_text(directory / "schemata"))
+            same = before is not None and parse_schemata(_text(directory / "schemata")) == parse_schemata(
+                group.schemata
+            )
+            if dry:
+                return Outcome(
+                    decision=decision, status=Status.UNCHANGED if same else Status.DRY_RUN, before=before, after=before
+                )
+            if not same:
+                directory.mkdir(exist_ok=True)
+                _write(directory / "schemata", group.schemata)
+            after = _line(_text(directory / "schemata"))
+            failed = _move(directory, members)
+        except (OSError, ValueError) as error:
+            text = f"{directory}: {error}: see {self._root}/info/last_cmd_status"
+            return Outcome(decision=decision, status=Status.REFUSED, before=before, error=text)
+        status = Status.UNCHANGED if same else Status.APPLIED
+        return Outcome(
+            decision=decision, status=Status.MISMATCH if failed else status, before=before, after=after, error=failed
+        )
+
+    def _remove(self, but: set[str]) -> tuple[Outcome, ...]:
         found = []
         for directory in sorted(self._root.glob(f"{PREFIX}*")) if self._root.is_dir() else ():
             if directory.name in but:
                 continue
+            decision = _decision(directory, "", VERDICT)
             try:
                 self.remove(directory)
             except OSError as error:
-                found.append(f"{directory} cannot be removed: {error.strerror}")
+                text = f"{directory} cannot be removed: {error.strerror}: remove it by rmdir"
+                found.append(Outcome(decision=decision, status=Status.REFUSED, error=text))
+            else:
+                found.append(Outcome(decision=decision, status=Status.APPLIED, after=""))
         return tuple(found)
 
     def remove(self, directory: Path) -> None:
@@ -70,28 +95,29 @@ class ResctrlGroups:
         directory.rmdir()
 
 
-def _has(directory: Path) -> Caches | None:
-    try:
-        return parse_schemata(_text(directory / "schemata"))
-    except (FileNotFoundError, ValueError):
-        return None
+def _decision(directory: Path, value: str, verdict: Verdict) -> Decision:
+    return Decision(cgroup=str(directory), cgroup_id=0, pod="", knob=Knob.SCHEMATA, value=value, verdict=verdict)
 
 
-def _move(directory: Path, pids: Iterable[int]) -> list[str]:
-    found = []
-    try:
-        there = set(map(int, _text(directory / "tasks").split()))
-    except FileNotFoundError:
-        there = set()
-    for pid in sorted(set(pids) - there):
+def _line(schemata: str) -> str:
+    """All of it on one line."""
+    return " ".join(schemata.split())
+
+
+def _move(directory: Path, tids: Iterable[int]) -> str:
+    """Why threads could not be moved; empty where all are there or have ended."""
+    there = set(map(int, _text(directory / "tasks").split()))
+    failed, why = [], ""
+    for tid in sorted(set(tids) - there):
         try:
-            # One at a time: the kernel takes no more, and a process that has ended must not hold up the others.
-            _write(directory / "tasks", f"{pid}\n")
+            # One at a time: the kernel takes no more, and a thread that has ended must not hold up the others.
+            _write(directory / "tasks", f"{tid}\n")
         except ProcessLookupError:
             continue
         except OSError as error:
-            found.append(f"process {pid} cannot be moved to {directory}: {error.strerror}")
-    return found
+            failed.append(tid)
+            why = error.strerror or str(error)
+    return f"{len(failed)} threads cannot be moved, the first is {failed[0]}: {why}" if failed else ""
 
 
 def _text(path: Path) -> str:
@@ -99,7 +125,7 @@ def _text(path: Path) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.write(fd, text.encode())
     finally:

@@ -7,7 +7,6 @@ has drifted is written again. Re-reading is spread over that time, so that it do
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from zlib import crc32
 
 import msgspec
@@ -23,8 +22,7 @@ RECHECK_NS = 4_000_000_000
 SeenKey = tuple[str, int, Knob]
 
 
-@dataclass(frozen=True)
-class Last:
+class Last(msgspec.Struct, frozen=True):
     """How a knob was found or left."""
 
     asked: str

@@ -8,13 +8,13 @@ what it had changed is given back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import ceil
 
 import msgspec
 
 from agent.config.qrm_knobs import SuppressConfig
-from agent.qrm.cpu import claim, reclaimed_containers
+from agent.qrm.cpu import claim, quota_of, reclaimed_containers
 from agent.qrm.notation import DEFAULT_PERIOD_US, UNLIMITED
 from api.advice import Wish
 from api.cpus import Cpu, Topology, format_cpu_list
@@ -26,6 +26,7 @@ from api.samples import Snapshot
 
 MIN_CPUS = 2
 MIN_QUOTA_US = 2000
+"""Of all reclaimed pods together, in the usual period."""
 MIN_CHANGE_RATIO = 0.01
 """Of the node: a quota that would change by less is left as it is."""
 
@@ -42,7 +43,7 @@ def suppress(
     rates: Rates | None,
     config: SuppressConfig,
     memory: SuppressMemory,
-    excluded: Sequence[int] = (),
+    excluded: Collection[int] = (),
 ) -> tuple[tuple[Wish, ...], SuppressMemory]:
     """Wishes for every reclaimed container. `excluded` are CPUs that nobody may share: reserved, interrupt, exclusive ones.
 
@@ -53,16 +54,18 @@ def suppress(
     capacity = len(snapshot.topology.cpus)
     wanted, verdict = _cores(snapshot, rates, config)
     if wanted is None:
-        wanted = 0.0 if memory.cores is None else memory.cores
+        wanted, verdict = _held(memory.cores, verdict)
     containers = reclaimed_containers(snapshot)
     if config.policy == "cpuset":
         count = _cpu_count(wanted, capacity, config, memory)
+        verdict = _in_steps(verdict, count, wanted, config)
         cpus = pick(snapshot.topology, count, memory.cpus or (), excluded)
         value = format_cpu_list(cpus)
         # No CPU of its own is no cpuset: an empty one would mean all of them on version 2.
         wishes = tuple(_wish(container, Knob.CPUSET, value, verdict) for container in containers if cpus)
         return wishes, SuppressMemory(cpus=cpus, cores=float(count))
     cores = _quota_cores(wanted, capacity, config, memory)
+    verdict = _in_steps(verdict, cores, wanted, config)
     total = sum(claim(container) for container in containers)
     wishes = tuple(
         _wish(container, Knob.QUOTA, _quota(cores * claim(container) / total, capacity), verdict)
@@ -78,7 +81,7 @@ def _cores(snapshot: Snapshot, rates: Rates | None, config: SuppressConfig) -> t
     pods, others = _used(snapshot, rates)
     if busy is None or pods is None or others is None:
         missing = "the node" if busy is None else "a pod"
-        text = f"The use of {missing} is not known: reclaimed pods keep what they have and get no more."
+        text = f"The use of {missing} is not known"
         return None, Verdict(rule="suppress_unknown", text=text)
     system = max(busy - pods, 0.0)
     held = max(system, config.reserved_cores)
@@ -89,6 +92,26 @@ def _cores(snapshot: Snapshot, rates: Rates | None, config: SuppressConfig) -> t
     )
     inputs = {"capacity_cores": capacity, "other_pods_cores": others, "system_cores": system, "floor_cores": floor}
     return cores, Verdict(rule="suppress", text=text, threshold=config.threshold_percent / 100, inputs=inputs)
+
+
+def _held(given: float | None, verdict: Verdict) -> tuple[float, Verdict]:
+    """What is wanted while a use is not known: what was given, or the minimum as long as nothing was."""
+    if given is None:
+        return 0.0, msgspec.structs.replace(
+            verdict, text=f"{verdict.text} yet: reclaimed pods get the minimum until it is."
+        )
+    return given, msgspec.structs.replace(
+        verdict, text=f"{verdict.text}: reclaimed pods keep {given:.2f} CPUs, and no more."
+    )
+
+
+def _in_steps(verdict: Verdict, cores: float, wanted: float, config: SuppressConfig) -> Verdict:
+    if cores >= wanted:
+        return verdict
+    text = (
+        f"{verdict.text} They get {cores:.2f} now: no more than {config.growth_ratio:.0%} of the node is added at once."
+    )
+    return msgspec.structs.replace(verdict, text=text)
 
 
 def _used(snapshot: Snapshot, rates: Rates | None) -> tuple[float | None, float | None]:
@@ -122,7 +145,7 @@ def _quota_cores(wanted: float, capacity: int, config: SuppressConfig, memory: S
     return min(cores, memory.cores + capacity * config.growth_ratio)
 
 
-def pick(topology: Topology, count: int, held: Sequence[int], excluded: Sequence[int]) -> tuple[int, ...]:
+def pick(topology: Topology, count: int, held: Sequence[int], excluded: Collection[int]) -> tuple[int, ...]:
     """So many CPUs: those that are held first, then whole physical cores, one NUMA node after the other in turn.
 
     Fewer where there are fewer.
@@ -152,9 +175,7 @@ def _in_turn(cpus: Sequence[Cpu], count: int, chosen: Sequence[Cpu]) -> list[Cpu
 
 
 def _quota(cores: float, capacity: int) -> str:
-    if cores >= capacity:
-        return UNLIMITED
-    return f"{max(round(cores * DEFAULT_PERIOD_US), MIN_QUOTA_US)} {DEFAULT_PERIOD_US}"
+    return UNLIMITED if cores >= capacity else quota_of(cores)
 
 
 def _wish(container: Container, knob: Knob, value: str, verdict: Verdict) -> Wish:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
+
+import msgspec
 
 from agent.qrm import notation, places
 from agent.qrm.notation import DEFAULT_WEIGHT, UNLIMITED, shares_of, weight_of
@@ -18,12 +19,11 @@ from api.knobs import Knob
 
 __all__ = (
     "CFS_PERIOD", "CFS_QUOTA", "DEFAULT_WEIGHT", "EFFECTIVE", "LACKS", "ONCE_FILES", "REMEDIES", "TABLE", "UNLIMITED",
-    "Place", "Row", "Steps", "Texts", "canonical", "shares_of", "weight_of",
+    "Place", "Row", "Steps", "Texts", "canonical", "meaning", "place_with", "shares_of", "weight_of",
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, eq=False):
     """One knob. `canonical` makes equal meanings equal texts; it raises ValueError on anything else.
 
     Of the places of a version the first that the kernel has is used; none is what `LACKS` explains.
@@ -44,6 +44,19 @@ def canonical(knob: Knob, text: str) -> str:
         return (TABLE[knob].canonical if knob in TABLE else ONCE_FORMS[knob])(text)
     except ValueError as error:
         raise ValueError(f"{knob.value}: {error}") from None
+
+
+@lru_cache(maxsize=1024)
+def meaning(knob: Knob, place: Place, texts: tuple[tuple[str, str], ...]) -> str:
+    """What these texts of its files mean, in canonical notation. Raises ValueError and KeyError where they mean nothing."""
+    # Most texts are those of the round before, and those of other cgroups.
+    return canonical(knob, place.decode(dict(texts)))
+
+
+@lru_cache(maxsize=256)
+def place_with(places: tuple[Place, ...], files: tuple[str, ...]) -> Place | None:
+    """The first of these places that has all of these files."""
+    return next((place for place in places if set(files) <= set(place.files)), None)
 
 
 def _both(controller: str, file: str, read: Callable[[str], str], v2_file: str | None = None) -> Row:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import msgspec
 
 from api.advice import Wish
 from api.decisions import Decision
 from api.knobs import Knob
+from api.rates import members
 from api.samples import Snapshot
+
+LISTS = (Knob.CPUSET, Knob.MEMS)
 
 
 def resolve(
@@ -48,3 +53,25 @@ def resolve(
             )
         )
     return tuple(found)
+
+
+def with_nested(decisions: Sequence[Decision], snapshot: Snapshot) -> tuple[Decision, ...]:
+    """The same, and the same lists of CPUs and NUMA nodes for what is below each of these cgroups.
+
+    Version 1 takes no CPU away from a group whose children use it (kernel/cgroup/cpuset-v1.c, validate_change); on version 2
+    children have what is left by themselves.
+    """
+    lists: dict[str, list[Decision]] = {}
+    for decision in decisions:
+        if decision.knob in LISTS:
+            lists.setdefault(decision.cgroup, []).append(decision)
+    taken = {(decision.cgroup, decision.knob) for decision in decisions}
+    below = members(snapshot.cgroups, lists)
+    nested = [
+        msgspec.structs.replace(decision, cgroup=path, cgroup_id=snapshot.cgroups[path].id)
+        for cgroup, paths in below.items()
+        for path in paths
+        for decision in lists[cgroup]
+        if (path, decision.knob) not in taken
+    ]
+    return (*decisions, *nested)

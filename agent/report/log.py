@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Mapping
 
+from agent.report.evictions import EvictionLog
 from api.decisions import Outcome, Round, Status
+from api.knobs import Verdict
 from api.samples import SourceStatus
 
 log = logging.getLogger("dioptase")
@@ -22,7 +25,9 @@ class RoundLog:
     def __init__(self) -> None:
         self._said: OrderedDict[tuple[str, str], tuple[Status, str, str]] = OrderedDict()
         self._failing: dict[str, str] = {}
+        self._rejected = frozenset[str]()
         self._pods: tuple[str, ...] | None = None
+        self._evictions = EvictionLog()
 
     def publish(self, finished: Round) -> None:
         """Log what is new in this round. Never raises."""
@@ -31,8 +36,10 @@ class RoundLog:
                 log.warning("%s", line)
         self._tell_pods(finished)
         self._tell_sources(finished.snapshot.sources)
+        self._tell_rejected({} if finished.advice is None else finished.advice.rejected)
         for outcome in finished.outcomes:
             self._tell(outcome)
+        self._evictions.publish(finished)
 
     def _tell_pods(self, finished: Round) -> None:
         pods = tuple(f"{pod.key} ({pod.qos.value})" for pod in finished.snapshot.pods)
@@ -49,6 +56,14 @@ class RoundLog:
         for name in self._failing.keys() - failing.keys():
             log.info("%s: works again", name)
         self._failing = failing
+
+    def _tell_rejected(self, rejected: Mapping[str, Verdict]) -> None:
+        reasons = frozenset(rejected)
+        for pod in sorted(reasons - self._rejected):
+            log.warning("%s does not get what it asks for: %s", pod, rejected[pod].text)
+        for pod in sorted(self._rejected - reasons):
+            log.info("%s: what it asks for is there, or it is gone", pod)
+        self._rejected = reasons
 
     def _tell(self, outcome: Outcome) -> None:
         decision = outcome.decision
@@ -69,6 +84,6 @@ class RoundLog:
             decision.knob.value,
             outcome.before,
             decision.value,
-            outcome.status.value,
+            "repaired" if outcome.repaired else outcome.status.value,
             outcome.error or decision.verdict.text,
         )

@@ -12,10 +12,12 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta, field
 
+from agent.config.memory import OffloadConfig
 from agent.sense import koordinator
 from agent.sense.resources import OWN, Ask, FieldError, amounts, read_ask
 from api.enhancements import bound_numa, enhancements
 from api.pods import Container, Pod
+from api.profiles import PROFILE_KEY, ServiceProfile, service_profile
 from api.qos import MAIN_CONTAINER_KEY, Dialect, QoSLevel, stated_level
 
 LONGEST_NAME = 253
@@ -91,6 +93,7 @@ def pod_of(raw: RawPod, place: Place, door: Door) -> Pod:
     enhanced, problems = enhancements(annotations, qos, dialect, door.numa_nodes)
     nodes, unbound = bound_numa(annotations, dialect)
     containers, others = _containers(listed, qos, spoken, annotations)
+    profile, unread = _profile(annotations)
     priority, nameless = _priority(raw, spoken)
     return Pod(
         uid=f"{namespace}/{name}",
@@ -103,7 +106,8 @@ def pod_of(raw: RawPod, place: Place, door: Door) -> Pod:
         priority=priority,
         enhancements=enhanced,
         bound_numa=nodes or spoken.bound_numa,
-        problems=(*problems, *unbound, *nameless, *spoken.problems, *others),
+        profile=profile,
+        problems=(*problems, *unbound, *nameless, *spoken.problems, *others, *unread),
     )
 
 
@@ -158,6 +162,17 @@ def _containers(
         problems += [f"container {name}: {problem}" for problem in wrong]
         found.append(Container(name=name, cgroup=cgroup, sidecar=init or name != main, **amounts(own)))
     return tuple(found), tuple(problems)
+
+
+def _profile(annotations: Mapping[str, str]) -> tuple[ServiceProfile, tuple[str, ...]]:
+    """The pod's service profile; settings of offloading that cannot hold are left out."""
+    profile, problems = service_profile(annotations)
+    try:
+        msgspec.convert(profile.memory_offloading, OffloadConfig)
+    except msgspec.ValidationError as error:
+        profile = msgspec.structs.replace(profile, memory_offloading={})
+        problems = (f"annotation {PROFILE_KEY}: memoryOffloading: {error}; until then it is as without",)
+    return profile, problems
 
 
 def _priority(raw: RawPod, spoken: koordinator.Spoken) -> tuple[int, tuple[str, ...]]:

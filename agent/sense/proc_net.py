@@ -45,11 +45,15 @@ def interfaces(files: NodeFiles) -> dict[str, Any]:
     found = {}
     for name, (received, sent) in counts.items():
         directory = files.sys / "class/net" / name
-        speed, duplex = None, ""
+        speed, duplex, bonded, carrier = None, "", False, None
         if files.exists(directory / "device") or files.exists(directory / "bonding"):
             speed = number(files.look(directory / "speed"))
             duplex = parsers.name(files.look(directory / "duplex").strip())
-        found[name] = Interface(received=received, sent=sent, duplex=duplex, speed_mbit=speed)
+            carrier = {"0": False, "1": True}.get(parsers.name(files.look(directory / "carrier").strip()))
+            bonded = files.exists(directory / "bonding_slave")
+        found[name] = Interface(
+            received=received, sent=sent, duplex=duplex, speed_mbit=speed, carrier=carrier, bonded=bonded
+        )
     return {"interfaces": found}
 
 

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, NamedTuple
 
-from api.pods import RECLAIMED_CPU, RECLAIMED_MEMORY, parse_quantity
+from api.pods import NET_BANDWIDTH, RECLAIMED_CPU, RECLAIMED_MEMORY, parse_quantity
 
 CPU, MEMORY = "cpu", "memory"
-OWN = (CPU, MEMORY, RECLAIMED_CPU, RECLAIMED_MEMORY)
+OWN = (CPU, MEMORY, RECLAIMED_CPU, RECLAIMED_MEMORY, NET_BANDWIDTH)
 """Resources that have a place in api.pods.Container."""
 MILLI = 1000
 LARGEST = (1 << 63) - 1
@@ -66,6 +66,7 @@ def amounts(ask: Ask) -> dict[str, Any]:
         "memory_limit_bytes": _whole(limits.get(MEMORY)),
         "reclaimed_cpu_cores": None if millicpu is None else float(millicpu / MILLI),
         "reclaimed_memory_bytes": _whole(requests.get(RECLAIMED_MEMORY, limits.get(RECLAIMED_MEMORY))),
+        "net_bandwidth_mbit": _whole(requests.get(NET_BANDWIDTH, limits.get(NET_BANDWIDTH))),
     }
 
 
@@ -90,7 +91,7 @@ def _quantities(listed: Mapping[str, Any], known: Collection[str], path: str) ->
             continue
         found[name] = _quantity(value, f"{path}.{name}")
         if "/" in name and not is_whole(found[name]):
-            unit = "thousandths of a CPU" if name.endswith("cpu") else "bytes"
+            unit = "Mbit/s" if name == NET_BANDWIDTH else "thousandths of a CPU" if name.endswith("cpu") else "bytes"
             raise FieldError(f"{path}.{name}", f"{value!r:.80} is no whole number of {unit}; write one")
     return found
 

@@ -51,10 +51,12 @@ class Sensor:
         waits: WaitSource,
         indicators: Indicators,
         probes: Sequence[Probe] = (),
+        reclaim_root: str = "",
     ) -> None:
+        """`reclaim_root`: the cgroup above reclaimed pods that gives way as a whole; empty where there is none."""
         self._cgroups, self._node, self._sys = cgroups, node, sys
         self._pods, self._waits, self._indicators = pods, waits, indicators
-        self._probes = probes
+        self._probes, self._reclaim_root = probes, reclaim_root.rstrip("/")
         self._live: dict[int, str] = {}
         self._ids: dict[str, int] = {}
         self._known_pods: tuple[Pod, ...] = ()
@@ -155,7 +157,7 @@ class Sensor:
 
     def _unrelated(self) -> tuple[SourceStatus, ...]:
         if self._judged_pods is not self._known_pods:
-            self._judged_pods, self._strange = self._known_pods, _strangers(self._known_pods)
+            self._judged_pods, self._strange = self._known_pods, _strangers(self._known_pods, self._reclaim_root)
         if not self._strange:
             return ()
         more = f" and {len(self._strange) - 1} more" if len(self._strange) > 1 else ""
@@ -262,13 +264,15 @@ def _first(names: Sequence[str], separator: str = ", ") -> str:
     return separator.join([*names[:MOST_NAMED], *more])
 
 
-def _strangers(pods: tuple[Pod, ...]) -> list[str]:
-    """Batch cgroups whose priority says nothing to an online one: it holds among the children of one parent."""
+def _strangers(pods: tuple[Pod, ...], root: str) -> list[str]:
+    """Batch cgroups whose priority says nothing to an online one: it holds among the children of one parent. Those below
+    `root` have its priority."""
     online, batch = (
         [container.cgroup for pod in pods if pod.qos.online is kind for container in pod.containers]
         for kind in (True, False)
     )
-    return [f"{b} beside {o}" for b in batch for o in online if not o.startswith(b.rpartition("/")[0] + "/")]
+    tops = {root if root and b.startswith(f"{root}/") else b for b in batch}
+    return [f"{b} beside {o}" for b in sorted(tops) for o in online if not o.startswith(b.rpartition("/")[0] + "/")]
 
 
 def _read(probe: Probe, live: Mapping[int, str], complete: bool) -> Seen:

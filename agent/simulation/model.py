@@ -50,7 +50,8 @@ class Simulation:
         self._at_s = 0.0
         self._seq = 0
         self.shortage_s = 0.0
-        """Core seconds that online services wanted in the latest step and could not have."""
+        """Core seconds that online services came to want in the latest step and could not have. What they had to wait for
+        since an earlier step was counted there."""
 
     def apply(self, decisions: Iterable[Decision]) -> None:
         """Set these knobs."""
@@ -71,8 +72,8 @@ class Simulation:
             got = used[id(group)]
             if group.service.pod.qos.online:
                 left = max(wanted[id(group)] - got, 0.0) * seconds
+                self.shortage_s += max(left - group.backlog, 0.0)
                 group.backlog = min(left, BACKLOG_S * group.service.peak_cores)
-                self.shortage_s += left
                 self._wait(group, got * seconds, free, batch)
             group.used_ns += got * seconds * NS_PER_S
         for cpu, left in free.items():

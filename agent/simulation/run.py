@@ -31,7 +31,7 @@ def run(plan: Plan, config: Config, *, seconds: float, interval_s: float) -> Ite
         change = None if before is None else rates(before.snapshot, snapshot)
         if before is not None and change is not None:
             fact = fact_of(before, finished, change, 0)
-            made = mark(fact, advice, changes)
+            made = mark(fact, advice, changes, player.victims)
             felt = msgspec.structs.replace(
                 made,
                 batch_cores=fact.batch_cores,

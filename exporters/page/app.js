@@ -1,14 +1,17 @@
 // Ask the agent every second, keep five minutes, and draw. One View at a time: the object that the agent itself judged by.
 
+import { showAdvice } from "/static/advice.js";
 import { SPAN_MS, Cursor, TimeChart } from "/static/charts.js";
 import { Decisions, direction } from "/static/decisions.js";
 import { byId, say } from "/static/dom.js";
+import { Evictions } from "/static/evictions.js";
 import { chosen, cores, duration, percent } from "/static/format.js";
 import { derive, label, latest, shorten } from "/static/model.js";
 import { HeatMap } from "/static/heat.js";
 import { showMemory, showThreads } from "/static/kernel.js";
 import { Matrix } from "/static/matrix.js";
 import { showAway, showHeader, showLimits, showPaused, showSources, showTiles, showWaits, watching } from "/static/panels.js";
+import { Timeline } from "/static/timeline.js";
 import { WaitsChart } from "/static/waits.js";
 import { Workloads } from "/static/workloads.js";
 
@@ -20,6 +23,7 @@ const SHARE = { top: () => 1, format: percent, tick: (value) => `${Math.round(va
 
 const cursor = new Cursor();
 const decisions = new Decisions();
+const evictions = new Evictions();
 const charts = [
   new TimeChart(byId("cpu-chart"), {
     name: "CPU use in cores",
@@ -76,7 +80,28 @@ const charts = [
     format: (ms) => (ms === null ? "–" : `${ms < 9.95 ? ms.toFixed(1) : Math.round(ms)} ms`),
     tick: (value) => `${Math.round(value)} ms`,
   }, cursor),
+  new TimeChart(byId("then-lent"), {
+    name: "Lent and used, beside the decisions",
+    series: [
+      { key: "batch", label: "used", kind: "area", css: "s-batch" },
+      { key: "lent", label: "lent", kind: "step", css: "s-lent" },
+    ],
+    top: (rows) => Math.max(rows.at(-1)?.cpus ?? 1, 1),
+    format: cores,
+    tick: (value) => `${value}`,
+    axis: false,
+  }, cursor),
+  new TimeChart(byId("then-waits"), {
+    name: "Online wait, beside the decisions",
+    series: [{ key: "waitP99", label: "p99", kind: "line", css: "s-wait" }],
+    log: true,
+    format: duration,
+    tick: chosen,
+    axis: false,
+    threshold: () => model.targetUs,
+  }, cursor),
 ];
+const timeline = new Timeline(cursor, (seq) => decisions.open(seq));
 const heat = new HeatMap(byId("heat"), cursor);
 const matrix = new Matrix(byId("matrix"));
 const workloads = new Workloads();
@@ -96,6 +121,7 @@ function forget() {
   model.targetUs = null;
   model.labels.clear();
   decisions.clear();
+  evictions.clear();
 }
 
 function take(views) {
@@ -131,6 +157,7 @@ async function look() {
   if (fresh) take(view.seq === seen + 1 && seen > 0 ? [view] : await get(`/api/v1/history?after=${seen}`));
   if (fresh && model.rows.at(-1)?.seq !== view.seq) take([view]);
   decisions.add(await get(`/api/v1/decisions?after=${decisions.last}&limit=500`));
+  if (view.evictions !== null) evictions.add(await get(`/api/v1/evictions?after=${evictions.last}&limit=100`));
   if (fresh || restarted) model.roundMs = performance.now();
   model.view = view;
 }
@@ -144,20 +171,25 @@ function draw() {
   showLimits(view);
   showTiles(view, row, model.targetUs);
   showSources(view);
-  charts[0].update(rows, marks(rows));
+  evictions.show(view.evictions);
+  showAdvice(view);
+  const made = marks(rows);
+  charts[0].update(rows, made.filter(({ entry }) => entry.outcome.status === "applied"));
   for (const chart of charts.slice(1)) chart.update(rows);
+  timeline.update(rows, made);
   showMemory(view.node, latest(rows, "refaults"));
   drawWaits();
   drawCgroups();
 }
 
-/** The writes of the rounds that are drawn. The journal outlives agents: the wall clock tells rounds of one number apart. */
+/** The decisions of the rounds that are drawn, oldest first. The journal outlives agents: the wall clock tells rounds of one
+ * number apart. */
 function marks(rows) {
   const bySeq = new Map(rows.map((row) => [row.seq, row]));
-  return decisions.entries.filter((entry) => entry.outcome.status === "applied").flatMap((entry) => {
+  return decisions.entries.reverse().flatMap((entry) => {
     const row = bySeq.get(entry.round_seq);
     const drawn = row !== undefined && Math.abs(row.wall - entry.wall_time_ns / 1e6) < 2;
-    return drawn ? [{ time: row.time, kind: direction(entry.outcome) }] : [];
+    return drawn ? [{ time: row.time, kind: direction(entry.outcome), entry }] : [];
   });
 }
 

@@ -11,6 +11,36 @@ const SPANS = [[60_000, 15], [120_000, 30], [SPAN_MS, 60]]; // how much time is 
 const GAP = 3.5; // so many intervals without a round, and the line breaks: the agent was away
 const LABEL_PX = 14;
 
+/** Where things are in a drawing of that size: its box, and the place of a time. The newest row is at its right end. */
+export function frame(width, height, rows, axisPx = 18) {
+  const narrow = width < 420;
+  const box = { left: narrow ? 40 : 46, right: width - (narrow ? 98 : 112), top: 8, bottom: height - axisPx };
+  const end = rows.at(-1)?.time ?? 0;
+  const [span, every] = SPANS.find(([ms]) => ms >= end - (rows[0]?.time ?? end)) ?? SPANS.at(-1);
+  const x = (time) => box.right - ((end - time) / span) * (box.right - box.left);
+  const time = (at) => end - ((box.right - at) / (box.right - box.left)) * span;
+  return { box, x, time, span, every, narrow };
+}
+
+/** Marks and names of moments below a drawing. */
+export function axis({ box, span, every, narrow }, names = true) {
+  const nodes = [];
+  for (let ago = 0; ago <= span / 1000; ago += every) {
+    const x = box.right - ((ago * 1000) / span) * (box.right - box.left);
+    nodes.push(svg("line", { class: "grid", x1: x, x2: x, y1: box.bottom, y2: box.bottom + 4 }));
+    if (!names || (narrow && (ago / every) % 2)) continue;
+    const name = ago === 0 ? "now" : ago % 60 ? `−${ago} s` : `−${ago / 60} min`;
+    nodes.push(svg("text", { class: "tick", x, y: box.bottom + 15, "text-anchor": ago * 1000 === span ? "start" : "middle" }, name));
+  }
+  return nodes;
+}
+
+/** A name that has so much room, in letters of 11 pixels; names differ at their ends. */
+export function label(name, roomPx) {
+  const most = Math.max(Math.floor(roomPx / 6.2), 8);
+  return name.length > most ? `…${name.slice(1 - most)}` : name;
+}
+
 /** What the charts share: the moment that the pointer or the keys are at. */
 export class Cursor {
   #listeners = [];
@@ -63,48 +93,37 @@ export class TimeChart {
 
   #frame() {
     const { width, height } = this.#size;
-    const narrow = width < 420;
-    const box = { left: narrow ? 40 : 46, right: width - (narrow ? 98 : 112), top: 8, bottom: height - (this.spec.axis === false ? 8 : 18) };
-    const end = this.#rows.at(-1)?.time ?? 0;
+    const at = frame(width, height, this.#rows, this.spec.axis === false ? 8 : 18);
     const scale = this.spec.log ? logScale(this.spec, this.#rows) : linearScale(this.spec.top(this.#rows));
-    const [span, every] = SPANS.find(([ms]) => ms >= end - (this.#rows[0]?.time ?? end)) ?? SPANS.at(-1);
-    const x = (time) => box.right - ((end - time) / span) * (box.right - box.left);
-    const y = (value) => box.bottom - scale.at(value) * (box.bottom - box.top);
-    return { box, scale, x, y, end, span, every, narrow };
+    const y = (value) => at.box.bottom - scale.at(value) * (at.box.bottom - at.box.top);
+    return { ...at, scale, y };
   }
 
   #draw() {
     const { width, height } = this.#size;
     if (width < 120 || height < 40) return;
     this.drawing.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    const frame = this.#frame();
-    this.drawing.replaceChildren(...this.#axes(frame));
+    const at = this.#frame();
+    this.drawing.replaceChildren(...this.#axes(at));
     if (this.#rows.length === 0) return;
-    const labels = [...this.#series(frame), ...this.#threshold(frame)];
+    const labels = [...this.#series(at), ...this.#threshold(at)];
     if (!this.drawing.querySelector(".line")) {
-      const { left, right, top, bottom } = frame.box;
+      const { left, right, top, bottom } = at.box;
       this.drawing.append(svg("text", { class: "none", x: (left + right) / 2, y: (top + bottom) / 2, "text-anchor": "middle" }, "nothing measured yet"));
     }
-    this.#drawMarks(frame);
-    this.drawing.append(...placeLabels(labels, frame.box));
+    this.#drawMarks(at);
+    this.drawing.append(...placeLabels(labels, at.box));
     this.drawing.append(this.hand);
     this.#drawHand();
   }
 
-  #axes({ box, scale, y, span, every, narrow }) {
-    const nodes = [];
-    for (const value of scale.ticks) {
-      nodes.push(svg("line", { class: "grid", x1: box.left, x2: box.right, y1: y(value), y2: y(value) }));
-      nodes.push(svg("text", { class: "tick", x: box.left - 6, y: y(value) + 4, "text-anchor": "end" }, this.spec.tick(value)));
-    }
-    for (let ago = 0; ago <= span / 1000; ago += every) {
-      const x = box.right - ((ago * 1000) / span) * (box.right - box.left);
-      nodes.push(svg("line", { class: "grid", x1: x, x2: x, y1: box.bottom, y2: box.bottom + 4 }));
-      if (this.spec.axis === false || (narrow && (ago / every) % 2)) continue;
-      const name = ago === 0 ? "now" : ago % 60 ? `−${ago} s` : `−${ago / 60} min`;
-      nodes.push(svg("text", { class: "tick", x, y: box.bottom + 15, "text-anchor": ago * 1000 === span ? "start" : "middle" }, name));
-    }
-    return nodes;
+  #axes(at) {
+    const { box, scale, y } = at;
+    const nodes = scale.ticks.flatMap((value) => [
+      svg("line", { class: "grid", x1: box.left, x2: box.right, y1: y(value), y2: y(value) }),
+      svg("text", { class: "tick", x: box.left - 6, y: y(value) + 4, "text-anchor": "end" }, this.spec.tick(value)),
+    ]);
+    return [...nodes, ...axis(at, this.spec.axis !== false)];
   }
 
   /** What there is to show: an optional series only once it has had a value. */
@@ -181,9 +200,8 @@ export class TimeChart {
   }
 
   #point(event) {
-    const { box, end, span } = this.#frame();
     const x = event.clientX - this.plot.getBoundingClientRect().left;
-    this.cursor.set(end - ((box.right - x) / (box.right - box.left)) * span);
+    this.cursor.set(this.#frame().time(x));
   }
 
   #key(event) {

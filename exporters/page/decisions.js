@@ -36,9 +36,9 @@ function build(entry) {
             el("span", { class: "before" }, from),
             el("span", { class: "arrow", role: "img", "aria-label": "to" }, " → "),
             el("b", {}, to)), " ",
-          el("span", { class: "status" }, el("span", { "aria-hidden": "true" }, `${SIGNS[outcome.status] ?? "?"} `), outcome.status)),
+          el("span", { class: "status" }, el("span", { "aria-hidden": "true" }, `${SIGNS[outcome.status] ?? "?"} `), outcome.repaired ? "repaired" : outcome.status)),
         outcome.error ? el("span", { class: "error" }, outcome.error) : null,
-        el("span", { class: "why" }, el("b", {}, decision.pod), " ", verdict.text)),
+        el("span", { class: "why" }, el("b", {}, decision.pod || decision.cgroup), " ", verdict.text)),
       el("dl", {},
         ...fact("rule", verdict.rule), ...fact("threshold", verdict.threshold), ...fact("cgroup", decision.cgroup),
         ...fact("written", `${raw(outcome.before)} → ${raw(decision.value)}`), ...fact("read back", outcome.after),
@@ -49,8 +49,8 @@ function build(entry) {
 
 /** What the filter looks through. */
 function words(entry) {
-  const { decision, status, error } = entry.outcome;
-  return [decision.pod, decision.cgroup, decision.knob, status, decision.verdict.rule, decision.verdict.text, error].join("\n").toLowerCase();
+  const { decision, status, error, repaired } = entry.outcome;
+  return [decision.pod, decision.cgroup, decision.knob, repaired ? "repaired" : status, decision.verdict.rule, decision.verdict.text, error].join("\n").toLowerCase();
 }
 
 export class Decisions {
@@ -73,6 +73,18 @@ export class Decisions {
     this.#items = [];
     this.list.replaceChildren();
     this.#filter();
+  }
+
+  /** Open one entry of the list, whatever the filter hides, and bring it into view. */
+  open(seq) {
+    const item = this.#items.find(({ entry }) => entry.seq === seq);
+    if (item === undefined) return;
+    if (item.node.hidden) {
+      this.find.value = this.status.value = "";
+      this.#filter();
+    }
+    item.node.querySelector("details").open = true;
+    this.list.scrollTop += item.node.getBoundingClientRect().top - this.list.getBoundingClientRect().top;
   }
 
   /** Entries that are new, oldest first. */

@@ -55,6 +55,9 @@ export function clock(ms) {
   return known(ms) ? new Date(ms).toLocaleTimeString("en-GB", { hour12: false }) : NONE;
 }
 
+const LISTS = { "cpuset.cpus": "CPUs", "cpuset.mems": "NUMA nodes" };
+const BYTES = new Set(["memory.max", "memory.high", "memory.low", "memory.min", "memory.swap.max", "memory.reclaim", "drop_cache"]);
+
 /** A knob's value as its meaning; the kernel's own notation is shown beside it where there is room. */
 export function knobValue(knob, value) {
   if (value === null || value === undefined) return NONE;
@@ -63,7 +66,8 @@ export function knobValue(knob, value) {
     if (quota === "max") return "no limit";
     return Number(period) > 0 ? `${cores(Number(quota) / Number(period))} cores` : value;
   }
-  if (knob === "cpuset.cpus") return value === "" ? "all of its parent" : `CPUs ${value}`;
+  if (knob in LISTS) return value === "" ? "all of its parent" : `${LISTS[knob]} ${value}`;
+  if (BYTES.has(knob)) return value === "max" ? "no limit" : /^\d+$/.test(value) ? bytes(Number(value)) : value;
   if (knob === "cpu.idle") return value === "1" ? "only when idle" : value === "0" ? "normal" : value;
   return value;
 }

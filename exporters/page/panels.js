@@ -11,6 +11,7 @@ const ACTS = {
 };
 const ACTIONS = { grow: "▲ grow", hold: "= hold", shrink: "▼ shrink", freeze: "‖ freeze" };
 const TRIGGERS = { wait: "Between ticks, because online pods waited too long.", psi: "Between ticks, because a pressure trigger fired." };
+const TOPICS = { power: "Power", overcommit: "Overcommitment" };
 const FORMS = { tp_btf: "BPF, typed tracepoint", raw_tp: "BPF, raw tracepoint", classic: "BPF, classic tracepoints", schedstat: "/proc/PID/schedstat, sums only" };
 
 /** Whether nobody said what is a pod: then there is nothing to lend, and the page shows what there is to see. */
@@ -33,7 +34,18 @@ export function showHeader(view) {
   if (view.shadow !== null) {
     say(byId("shadow"), `In the shadow, ${view.shadow.policy} would lend ${cores(view.shadow.lent_cores)} cores (${view.shadow.action}). ${view.shadow.reason}`);
   }
+  byId("answers").hidden = view.answers.length === 0;
+  say(byId("answers"), view.answers.map(({ topic, text }) => `${TOPICS[topic] ?? topic}: ${text}`).join(" "));
+  const told = view.forecasts.filter((one) => one.forecast.peak !== null).map(foretold);
+  byId("forecast").hidden = told.length === 0;
+  say(byId("forecast"), told.length ? `Foretold for the next hour, all but batch work: ${told.join("; ")}.` : "");
   say(byId("reason"), [view.reason || silent, TRIGGERS[view.trigger]].filter(Boolean).join(" "));
+}
+
+function foretold({ resource, used, forecast, score, promised_miss_ratio: allowed }) {
+  const amount = (value) => (resource === "cpu" ? `${cores(value)} cores` : bytes(value));
+  const missed = score === null || score.miss_ratio === null ? "" : `, missed ${percent(score.miss_ratio)} of the last day's (${percent(allowed)} allowed)`;
+  return `at most ${amount(forecast.peak)}${resource === "cpu" ? "" : ` of ${resource}`}, ${amount(used)} now${missed}`;
 }
 
 export function showLimits(view) {
@@ -53,7 +65,9 @@ export function showTiles(view, row, targetUs) {
   say(byId("lent"), cores(view.lent_cores));
   say(byId("lent-of"), `of ${cpus} cores`);
   bar("lent-bar", view.lent_cores, cpus);
-  say(byId("lent-note"), view.lent_cores !== null && view.lent_cores >= cpus ? "all that online pods leave idle" : view.headroom_cores === null ? "" : `headroom ${cores(view.headroom_cores)}, use included`);
+  say(byId("lent-note"), view.lent_cores !== null && view.lent_cores >= cpus ? "all that online pods leave idle" : view.headroom === null || view.headroom.cores === null ? "" : `headroom ${cores(view.headroom.cores)}, use included`);
+  const told = view.advertised === null ? null : view.advertised.cores;
+  say(byId("told-note"), told === null ? "" : `advertised ${cores(told)}`);
   say(byId("used"), cores(view.reclaimed_cores));
   bar("used-bar", view.reclaimed_cores, cpus);
   say(byId("used-note"), view.reclaimed_cores !== null && view.lent_cores ? `${percent(view.reclaimed_cores / view.lent_cores)} of what is lent` : "");

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent import doctor
-from agent.hierarchy import detect
+from agent.hierarchy import Hierarchy, detect
 from api.ports import Unavailable
 
 
@@ -21,5 +21,25 @@ def test_what_only_some_machines_have_is_told_and_is_nothing_wrong(tmp_path: Pat
     assert files.ok
     optional = {check.detail: check for check in checks if check.name.startswith("optional: ")}
     assert optional["no energy counters of RAPL can be read"].name == "optional: energy"
-    assert all(check.ok and check.remedy for check in optional.values())
+    # What a cgroup of somebody else has needs none.
+    assert all(check.ok and (check.remedy or check.detail.startswith("there, ")) for check in optional.values())
     assert {"sysfs has no NUMA nodes", "no energy counters of RAPL can be read"} <= optional.keys()
+
+
+@pytest.mark.parametrize(
+    ("made", "pods", "detail"),
+    [
+        (["dioptase-test-1", "system.slice", "pod"], ["/pod"], "there, asked of /pod"),
+        (["dioptase-test-1", "system.slice"], ["/gone"], "there, asked of /system.slice"),
+        (["dioptase-test-1"], [], "neither a pod's cgroup nor a usual one to ask; name your pods with --pods"),
+    ],
+)
+def test_knobs_are_asked_of_pods_then_of_what_is_usual_and_of_no_stranger(
+    tmp_path: Path, made: list[str], pods: list[str], detail: str
+) -> None:
+    for name in made:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cpu.max").write_text("max 100000\n")
+    checks = doctor._knobs(Hierarchy(v1={}, v2=tmp_path), pods)
+    assert detail in {check.detail for check in checks}
+    assert not any("dioptase-test-1" in check.detail for check in checks)

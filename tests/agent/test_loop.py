@@ -29,7 +29,7 @@ WEB, BATCH = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
 class Scripted:
     """A sensor and an actuator that do as told, and a sink that remembers."""
 
-    act = Act.ON
+    act, version = Act.ON, "v2"
 
     def __init__(self, see: Callable[[int], Snapshot]) -> None:
         self.see = see
@@ -38,6 +38,7 @@ class Scripted:
         self.rounds: list[Round] = []
         self.failure: Exception | None = None
         self.taken_at_ns: list[int] = []
+        self.quotas: Mapping[str, float] = {}
 
     def snapshot(self, seq: int, taken_at_ns: int, wall_time_ns: int) -> Snapshot:
         self.taken_at_ns.append(taken_at_ns)
@@ -56,8 +57,8 @@ class Scripted:
     def knobs(self, cgroups: Collection[str]) -> Mapping[str, frozenset[Knob]]:
         return dict.fromkeys(cgroups, frozenset(Knob))
 
-    def inherited_cores(self) -> float | None:
-        return None
+    def inherited_cores(self, reclaimed: Collection[str]) -> float | None:
+        return sum(self.quotas[cgroup] for cgroup in reclaimed) if self.quotas else None
 
     def release(self, decisions: object, unseen: object) -> tuple[Outcome, ...]:
         return ()
@@ -92,6 +93,19 @@ async def test_a_round_publishes_what_it_judged_and_did() -> None:
     assert finished.advice is not None
     assert [outcome.decision.knob for outcome in finished.outcomes] == [Knob.IDLE, Knob.QUOTA]
     assert finished.previous is None
+
+
+async def test_what_an_agent_left_reclaimed_pods_is_lent_on_and_no_online_pod_s_quota_counts() -> None:
+    """A tenth of a CPU was left after a breach; growth goes on from there, a tenth of the node a second."""
+    script = Scripted(lambda seq: seen(seq) if seq > 1 else msgspec.structs.replace(seen(seq), pods=()))
+    script.quotas = {"/batch": 0.1, "/web": 4.0}
+    loop, found = loop_over(script), []
+    for _ in range(3):
+        advice = loop.turn("tick").advice
+        assert advice is not None
+        found.append((advice.verdict.inputs.get("lent_before_cores"), advice.lent_cores))
+        script.quotas = {"/batch": 0.1 if len(found) == 1 else 1.5, "/web": 4.0}
+    assert found[1:] == [(0.1, 0.3), (0.3, 0.5)], "asked once"
 
 
 async def test_a_bug_in_the_actuator_ends_nothing_and_is_seen(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,9 @@ from agent.config import AdvisorConfig, Config
 from agent.replay import Fact, Mark, Tally, mark, play
 from agent.simulation.machine import node
 from agent.simulation.run import run
+from api.advice import Headroom
 from api.decisions import Advice, Pool
+from api.evictions import Victim
 from api.histograms import SLOTS
 from api.knobs import Verdict
 
@@ -26,7 +28,7 @@ def advice(lent: float, share: str = "0123", reclaim: str = "0123", promised: fl
         policy="p",
         pools=tuple(Pool(name=n, cpus=tuple(map(int, c))) for n, c in (("share", share), ("reclaim", reclaim))),
         requirement_cores=None,
-        headroom_cores=promised,
+        headroom=Headroom(cores=promised, verdict=Verdict(rule="r", text="t")),
         lent_cores=lent,
         idle=True,
         action="hold",
@@ -86,6 +88,20 @@ def test_promises_are_held_against_the_most_that_online_pods_used_afterwards() -
     assert (score.lent_cores, score.promised_cores, score.harm_ms_per_s) == (2.0, 2.0, 500.0)
 
 
+def test_a_pod_that_stays_is_one_victim_and_who_is_only_told_is_none() -> None:
+    """Told every five seconds, sent again every 45: two pods would have had to leave, not 48."""
+    tally = Tally(horizon_s=60)
+    for second in range(5, 125, 5):
+        sent = [victim("a"), victim("b")] if second % 45 == 5 else []
+        tally.add(fact(at_s=second), mark(fact(), advice(4.0), 0, [*sent, victim("told", notify=True)]))
+    assert tally.score().victims == 2
+
+
+def victim(uid: str, *, notify: bool = False) -> Victim:
+    why = Verdict(rule="r", text="t")
+    return Victim(pod=uid, uid=uid, plugin="p", scope="s", verdict=why, forced=False, grace_s=None, notify=notify)
+
+
 def test_means_are_over_time_not_over_rounds() -> None:
     tally = Tally(horizon_s=60)
     tally.add(fact(interval_s=9.0), promise(1.0))
@@ -105,6 +121,25 @@ def test_the_policy_that_was_live_is_played_as_it_was() -> None:
 
 
 def test_a_boot_begins_anew() -> None:
-    rounds = [r for r, _, _ in run(node(4, 1, ["flat"], online=1, seed=3), Config(), seconds=20, interval_s=1)]
-    facts = [f for f, _ in play([*rounds[:5], *rounds[:3]], {})]
-    assert [f.at_s for f in facts] == [1, 2, 3, 4, 1, 2]
+    """Time goes on where it was, and no policy knows of rounds whose clock was another."""
+    rounds = [r for r, _, _ in run(node(8, 1, ["diurnal"], online=2, seed=3), Config(), seconds=600, interval_s=5)]
+    later, sooner = rounds[100:105], rounds[:40]
+    played = list(play([*later, *sooner], {"live": Config()}))
+    assert [(f.at_s, f.boot) for f, _ in played[:6]] == [(5, 0), (10, 0), (15, 0), (20, 0), (25, 1), (30, 1)]
+    alone = [marks["live"] for _, marks in play(sooner, {"live": Config()})]
+    assert [marks["live"] for _, marks in played[4:]] == alone
+    assert len({made.promised_cores for made in alone}) > 30
+
+
+def test_promises_of_one_boot_are_not_held_against_use_in_another() -> None:
+    """3 s are promised 2 of 4 CPUs; 4 s later, after a reboot, 3 are used: that breaks what was promised in this boot alone."""
+    tally = Tally(horizon_s=3)
+    for second in range(1, 6):
+        tally.add(fact(at_s=second), promise(2.0))
+    for second in range(6, 12):
+        tally.add(fact(at_s=second, boot=1, online=3.0 if second == 8 else 1.0), promise(2.0))
+    score = tally.score()
+    assert (score.missed_ratio, score.missed_cores) == (pytest.approx(2 / 5), 1.0), (
+        "kept: of 1, 2 and 8 s; missed: 6, 7"
+    )
+    assert score.rounds == 11

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from agent.advisor.forecast.baselines import METHODS, Method
-from agent.advisor.forecast.predictor import Forecast
+from api.forecasts import Forecast
 from api.knobs import Verdict
 from bench.predictors import CORES, judge, main, sum_of
 from bench.predictors_report import Judged, Results, Row, goal_lines, goals
@@ -19,8 +19,8 @@ from bench.traces import FAMILIES, Trace, generate, nodes_of, read_machines
 
 def always(share: float | None) -> Method:
     peak = None if share is None else share * CORES
-    forecast = Forecast(peak_cores=peak, verdict=Verdict(rule="x", text="x"))
-    return Method(lambda: 0, lambda state, now_ns, used: state, lambda state, now_ns, horizon_ns: forecast, "")
+    forecast = Forecast(peak=peak, verdict=Verdict(rule="x", text="x"))
+    return Method(lambda _: 0, lambda state, now_ns, used: state, lambda state, now_ns, horizon_ns: forecast, "")
 
 
 def two_days(spike: Callable[[int], bool]) -> Trace:
@@ -53,7 +53,7 @@ def test_a_trace_of_one_day_is_judged_after_half_of_it() -> None:
 
 def row(**changes: float) -> Row:
     values = dict.fromkeys(Judged.__struct_fields__, 0) | {"evaluated": 100, "lent": 34.0, "missed": 7} | changes
-    return Row(traces="t", used=0.5, predictor="ours", judged=msgspec.convert(values, Judged))
+    return Row(traces="t", used=0.5, predictor="calibrated", judged=msgspec.convert(values, Judged))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from tests.browser.chromium import Browser
 from tests.browser.reading import opened, rows
 from tests.cli import story
 from tests.cli.agent import Agent
+from tests.rich import FORECASTS, RICH_NODE
 
 pytestmark = pytest.mark.browser
 
@@ -82,6 +83,17 @@ def test_the_shadow_policy_is_told_and_drawn(browser: Browser, agent: Agent, tol
     assert height < 1, "one core from the first round to the last is a level line"
 
 
+def test_what_is_said_of_the_node_as_a_whole_is_told(browser: Browser, agent: Agent, told: story.Story) -> None:
+    agent.show([msgspec.structs.replace(finished, node=RICH_NODE) for finished in told.rounds])
+    page = opened(browser, agent)
+    assert page.eval("document.getElementById('answers').textContent") == (
+        "Power: The node draws 100 W of 80 W at alert s0: power is capped to 80 W. Overcommitment: CPU: 1.60. Memory: 1.17."
+    )
+    agent.show(told.rounds)
+    page = opened(browser, agent)
+    assert page.eval("document.getElementById('answers').hidden")
+
+
 def test_without_a_shadow_nothing_is_said_of_one(browser: Browser, agent: Agent, told: story.Story) -> None:
     agent.show(told.rounds)
     page = opened(browser, agent)
@@ -124,3 +136,12 @@ def test_chart_tables_hold_every_round(browser: Browser, agent: Agent, told: sto
     assert len(found) == len(told.rounds)
     lent = [build(finished).lent_cores for finished in reversed(told.rounds)]
     assert [row[4] for row in found] == [words.cores(value) for value in lent]
+
+
+def test_the_forecast_is_told_with_how_often_it_missed(browser: Browser, agent: Agent, told: story.Story) -> None:
+    agent.show([msgspec.structs.replace(finished, forecasts=FORECASTS) for finished in told.rounds])
+    page = opened(browser, agent)
+    assert page.eval("document.getElementById('forecast').textContent") == (
+        "Foretold for the next hour, all but batch work: at most 2.25 cores, 1.50 cores now, missed 6.3 % of the last day's"
+        " (5.5 % allowed); at most 2.93 GiB of memory, 1.95 GiB now, missed 25 % of the last day's (5.5 % allowed)."
+    )

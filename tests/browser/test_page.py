@@ -47,13 +47,16 @@ def test_headline_numbers_are_the_views(browser: Browser, agent: Agent, told: st
 
 
 def test_headroom_is_said_to_hold_what_is_used(browser: Browser, agent: Agent, told: story.Story) -> None:
-    """Nothing comes on top: right after the spike all of the headroom is in use."""
+    """Nothing comes on top: right after the spike all of the headroom is in use. What is advertised moves slowly."""
     agent.show(told.rounds[:206])
     view = build(told.rounds[205])
-    assert view.reclaimed_cores == view.headroom_cores == view.lent_cores
+    assert view.headroom is not None
+    assert view.reclaimed_cores == view.headroom.cores == view.lent_cores
     assert view.lent_cores < 1
     page = opened(browser, agent)
-    assert page.text("#lent-note") == f"headroom {words.cores(view.headroom_cores)}, use included"
+    assert view.advertised is not None
+    assert page.text("#lent-note") == f"headroom {words.cores(view.headroom.cores)}, use included"
+    assert page.text("#told-note") == f"advertised {words.cores(view.advertised.cores)}"
 
 
 def test_workloads_table_is_the_views(browser: Browser, agent: Agent) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterable, Sequence
 
+from agent.report.evictions import EvictionJournal
 from api.decisions import JournalEntry, Round
 from exporters.http import Server
 from exporters.webconfig import WebConfig
@@ -17,6 +18,7 @@ class Agent:
 
     def __init__(self, entries: Sequence[JournalEntry] = (), web_config: WebConfig | None = None) -> None:
         self.journal = Entries(entries)
+        self.evictions = EvictionJournal(None)
         self.port = 0
         self._web_config = web_config
         self._loop = asyncio.new_event_loop()
@@ -31,13 +33,16 @@ class Agent:
 
     def start(self) -> None:
         """Listen; on the same port as before, with nothing remembered."""
-        self._server = Server(journal=self.journal, version="test", web_config=self._web_config)
+        self._server = Server(
+            journal=self.journal, evictions=self.evictions, version="test", web_config=self._web_config
+        )
         started = asyncio.run_coroutine_threadsafe(self._server.start("127.0.0.1", self.port), self._loop)
         self.port = started.result(10)
 
     def show(self, rounds: Iterable[Round]) -> None:
         assert self._server is not None
         for finished in rounds:
+            self.evictions.publish(finished)
             self._server.publish(finished)
 
     def go_away(self) -> None:

@@ -70,6 +70,7 @@ HOSTILE = Pod(
     uid="x", namespace="<b>ns</b>", name="<img src=x onerror=alert(1)>", qos=QoSLevel.RECLAIMED,
     containers=(Container(name="\"'><script>alert(2)</script>", cgroup="/a'b\"c&lt;\x1b[31m\u202e"),),
 )  # fmt: skip
+CONFIG = Config()
 KNOBS = frozenset({Knob.IDLE, Knob.QUOTA})
 
 
@@ -217,7 +218,7 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
 
 def tell(
     seconds: int = 300, *, act: Act = Act.ON, others: tuple[Pod, ...] = (), sources: tuple[SourceStatus, ...] = SOURCES,
-    banner: tuple[str, ...] = (),
+    banner: tuple[str, ...] = (), config: Config = CONFIG,
 ) -> Story:  # fmt: skip
     """Let the node live for so long under the agent's advice."""
     node, known, pods = Node(), Remembered(), (WEB, BATCH, *others)
@@ -227,7 +228,7 @@ def tell(
         if t:
             node.pass_second(t)
         snapshot = node.sense(t, pods, sources)
-        judged, known = judge(snapshot, Config(), known, snapshot.taken_at_ns)
+        judged, known = judge(snapshot, config, known, snapshot.taken_at_ns)
         advice = judged.advice
         outcomes: tuple[Outcome, ...] = ()
         if advice is not None and act is not Act.OFF:
@@ -238,7 +239,8 @@ def tell(
         trigger = "wait" if t == SPIKE_S else "tick"
         finished = Round(
             snapshot=snapshot, previous=rounds[-1].snapshot if rounds else None, act=act, trigger=trigger,
-            advice=None if act is Act.OFF else advice, outcomes=outcomes, duration_ns=4_200_000, banner=banner,
+            advice=None if act is Act.OFF else advice, memory=judged.memory, outcomes=outcomes,
+            duration_ns=4_200_000, banner=banner,
         )  # fmt: skip
         rounds.append(finished)
         for outcome in outcomes:

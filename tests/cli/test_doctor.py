@@ -15,7 +15,7 @@ def test_a_pipe_gets_a_line_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
         Check(name="cpu.max", ok=True, detail=long),
         Check(name="pressure", ok=False, detail="no /proc/pressure", remedy="boot with psi=1"),
     )
-    monkeypatch.setattr(cli.doctor.node, "checks", lambda _state_dir: findings)
+    monkeypatch.setattr(cli.doctor.node, "checks", lambda _state_dir, **_: findings)
     monkeypatch.setattr(cli.doctor.kernel, "checks", lambda: ())
     done = CliRunner().invoke(cli.doctor.doctor, [])
     assert done.exit_code == 1
@@ -23,3 +23,17 @@ def test_a_pipe_gets_a_line_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (first.split(None, 2)[2], first[-1]) == (long, "x")
     assert second.endswith("boot with psi=1")
     assert total == "1 of 2 missing"
+
+
+def test_what_this_machine_lacks_without_need_is_not_said_to_be_there() -> None:
+    """Five findings: one needed and missing, two optional ones lacking, one optional and one needed one there."""
+    there = (Check(name="cpus", ok=True, detail="2"), Check(name="optional: io.cost", ok=True, detail="there"))
+    lacking = tuple(Check(name=f"optional: {n}", ok=True, detail="none", remedy="load it") for n in ("energy", "l3"))
+    missing = Check(name="pressure", ok=False, detail="none", remedy="psi=1")
+    assert cli.doctor.summary((*there, *lacking)) == (
+        "4 checked, nothing that is needed is missing; of what is optional this machine lacks 2, marked -"
+    )
+    assert cli.doctor.summary((*there, *lacking, missing)) == (
+        "1 of 5 missing; of what is optional this machine lacks 2, marked -"
+    )
+    assert cli.doctor.summary(there) == "2 checked, nothing that is needed is missing"

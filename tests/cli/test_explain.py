@@ -9,13 +9,17 @@ import pytest
 from click.testing import CliRunner, Result
 
 from api.decisions import Status
-from api.knobs import Knob
+from api.knobs import Knob, Verdict
+from api.samples import SourceStatus
 from cli import words
 from cli.explain import explain, text
 from cli.reasons import Answer, about, answer, askable, stories
+from cli.top import round_line
+from cli.verdicts import verdict_text
 from exporters.view import build
 from tests.cli import story
 from tests.cli.agent import Agent
+from tests.rich import RICH_NODE
 
 TOLD = story.tell(205, others=(), sources=(*story.SOURCES, story.FAILING))
 LATER_NS = TOLD.rounds[-1].snapshot.wall_time_ns + 2 * story.S
@@ -65,12 +69,71 @@ def test_age_and_state_of_the_sources_close_the_answer() -> None:
     assert f"✕ psi: failed: {story.FAILING.error}; {story.FAILING.remedy}" in flat
 
 
+def test_readings_that_are_older_than_the_round_have_ages_of_their_own() -> None:
+    """Asked 2 s after the round: the node's rare files were read 3 s before it, a pod's 4 s, and a pod asked 1 s before."""
+    last = TOLD.rounds[-1].snapshot
+    cgroups = {
+        path: msgspec.structs.replace(sample, files_read_at_ns=last.wall_time_ns - (3 + number) * story.S)
+        for number, (path, sample) in enumerate(last.cgroups.items())
+    }
+    aged = msgspec.structs.replace(
+        last,
+        node=msgspec.structs.replace(last.node, files_read_at_ns=last.wall_time_ns - 3 * story.S),
+        cgroups=cgroups,
+        indicators={
+            pod: msgspec.structs.replace(each, sampled_at_ns=last.taken_at_ns - story.S)
+            for pod, each in last.indicators.items()
+        },
+        sources=(*last.sources, SourceStatus(name="indicators", ok=True, duration_ns=1000)),
+    )
+    finished = msgspec.structs.replace(TOLD.rounds[-1], snapshot=aged)
+    flat = " ".join(
+        " ".join(text(asked(None, msgspec.structs.replace(TOLD, rounds=[finished])), LATER_NS, 300)).split()
+    )
+    assert "✓ node: 2 s old, took 190 µs; zones, vmstat, NUMA nodes, disks and file systems: 5 s old" in flat
+    assert "✓ cgroups: 2 s old, took 1.45 ms; memory.stat, numa_stat and io.stat of pods: 6 s old" in flat, (
+        "no pod's: 7"
+    )
+    assert "✓ indicators: 2 s old, took 1.00 µs; the oldest: 3 s old" in flat
+    assert "✓ waits tp_btf: 2 s old, took 310 µs ✕" in flat
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("low_bytes", "files of the node, up to 5 s old"), ("need_bytes", "files of cgroups, up to 5 s old"),
+        ("cap_bytes", "limits, up to 30 s old"), ("avg10", "cgroups"), ("promised", "what is advertised"),
+        ("requested", "pods"), ("rounds", "the rounds before"), ("for_s", "the rounds before"), ("factor", "the settings"),
+        ("wait_ms", "waits"),
+    ],
+)  # fmt: skip
+def test_an_input_is_told_with_its_source_and_how_old_that_may_be(name: str, source: str) -> None:
+    verdict = Verdict(rule="r", text="t", inputs={name: 1.5, "victims": 2})
+    assert list(verdict_text(verdict))[2:] == [("inputs", f"{name} 1.5 (from {source})"), ("", "victims 2")]
+
+
+def test_an_event_is_told_as_it_was_and_what_came_after_it() -> None:
+    """The first quota, long gone, is not what the knob is; the newest one is."""
+    quotas = [entry for entry in TOLD.entries if entry.outcome.decision.knob is Knob.QUOTA]
+    first, newest = quotas[0], quotas[-1]
+    assert first.outcome.decision.value != newest.outcome.decision.value
+    told = "\n".join(text(asked(f"#{first.seq}"), LATER_NS, 200))
+    clock = words.clock(first.wall_time_ns / 1e6)
+    assert f"cpu.max of default/batch was, at {clock}, {words.knob_value('cpu.max', first.outcome.after)} (" in told
+    assert f"  since then #{newest.seq}, " in told
+    latest = "\n".join(text(asked(f"#{newest.seq}"), LATER_NS, 200))
+    assert "cpu.max of default/batch is 0.20 cores" in latest
+    assert "since then" not in latest
+    assert "since then" not in "\n".join(text(asked("cpu.max"), LATER_NS, 200))
+
+
 @pytest.mark.parametrize(
     ("target", "knobs"),
     [
         ("default/batch", {"cpu.idle", "cpu.max"}), ("batch", {"cpu.idle", "cpu.max"}), ("cpu.idle", {"cpu.idle"}),
         ("quota", {"cpu.max"}), ("IDLE", {"cpu.idle"}), ("/dioptase-demo-batch", {"cpu.idle", "cpu.max"}),
         ("#1", {"cpu.idle"}), ("2", {"cpu.max"}), ("#9999", set()),
+        ("memory", set()), ("share", set()),
         ("/", {"cpu.idle", "cpu.max"}), ("/dioptase-demo", set()), (None, {"cpu.idle", "cpu.max"}), ("web", set()),
     ],
 )  # fmt: skip
@@ -81,7 +144,7 @@ def test_what_a_person_may_call_it(target: str | None, knobs: set[str]) -> None:
 def test_a_pod_that_was_never_touched_is_known() -> None:
     found = asked("default/web")
     assert found.found
-    assert found.untouched == ("default/web",)
+    assert [(pod.pod, pod.untouched) for pod in found.pods] == [("default/web", True)]
     assert "No knob of default/web was decided on" in "\n".join(text(found, LATER_NS, 80))
 
 
@@ -91,8 +154,9 @@ def test_a_pool_is_its_cpus_and_what_is_lent(agent: Agent) -> None:
     assert done.exit_code == 0
     assert "Pool reclaim has CPUs 0-3" in done.stdout
     assert f"{words.cores(view.lent_cores)} cores may be used by reclaimed pods" in done.stdout
+    assert view.headroom is not None
     promised = (
-        f"{words.cores(view.headroom_cores)} cores can be promised to reclaimed pods in all, what they use now included"
+        f"{words.cores(view.headroom.cores)} cores can be promised to reclaimed pods in all, what they use now included"
     )
     assert promised in " ".join(done.stdout.split())
 
@@ -145,6 +209,18 @@ def test_a_refusal_shows_the_error_and_what_is_in_force() -> None:
     assert "in force" in flat
 
 
+@pytest.mark.parametrize("repaired", [False, True])
+def test_a_repair_is_explained_as_one(*, repaired: bool) -> None:
+    entries = [e for e in story.every_status(TOLD) if e.outcome.status is Status.APPLIED]
+    entries = [
+        msgspec.structs.replace(e, outcome=msgspec.structs.replace(e.outcome, repaired=repaired)) for e in entries
+    ]
+    last = TOLD.rounds[-1]
+    found = answer("cpu.max", build(last), entries, last.snapshot, LATER_NS)
+    flat = " ".join(" ".join(text(found, LATER_NS, 100)).split())
+    assert ("somebody else or the kernel had changed it: repaired" in flat) is repaired
+
+
 def test_an_agent_that_does_not_act_vouches_for_nothing() -> None:
     found = asked("cpu.max")
     off = msgspec.structs.replace(found, now=msgspec.structs.replace(found.now, act="off"))
@@ -160,3 +236,13 @@ def test_names_cannot_colour_the_terminal() -> None:
     assert "\\x1b[31m\\u202e" in shown
     assert about(stories(entries)[0], stories(entries)[0].cgroup)
     assert set(askable(build(last), entries)["knobs"]) == {"cpu.idle", "cpu.max", "cpuset.cpus"}
+
+
+def test_what_is_said_of_the_node_as_a_whole_is_in_every_explanation() -> None:
+    rounds = [*TOLD.rounds[:-1], msgspec.structs.replace(TOLD.rounds[-1], node=RICH_NODE)]
+    told = msgspec.structs.replace(TOLD, rounds=rounds)
+    said = "\n".join(text(asked(None, told), LATER_NS, 200))
+    assert "power      The node draws 100 W of 80 W at alert s0: power is capped to 80 W. (rule power_cap)" in said
+    assert "overcommit CPU: 1.60. Memory: 1.17. (rule overcommit_realtime)" in said
+    assert "overcommit" not in "\n".join(text(asked(None), LATER_NS, 200))
+    assert "power: The node draws 100 W of 80 W" in round_line(build(rounds[-1]))

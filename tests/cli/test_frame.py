@@ -10,14 +10,19 @@ import msgspec
 import pytest
 from rich.console import Console, Group
 
+from api.advice import Headroom
 from api.decisions import Act, JournalEntry
 from api.histograms import BOUNDS_NS
+from api.knobs import Verdict
+from api.memory_advice import MemoryPressure
 from cli import words
 from cli.charts import bar, gather, histogram, online, reclaimed, sparkline
 from cli.frame import lines, wrapped
+from cli.notices import notices
 from exporters.view import View, build
 from tests import fakes
 from tests.cli import story
+from tests.rich import RICH_MEMORY, RICH_REJECTED
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +67,7 @@ def test_numbers_of_the_frame_can_be_computed_by_hand() -> None:
     frame = text(views[-1], views, entries, 140, 40)
     assert "3.75 of 4 busy · online 1.50 · other 0.00" in frame
     assert "2.50 of 4 lent · 2.25 used · need 1.50 · headroom 0.25" in frame
+    assert "advertised" not in frame
     web = next(line for line in frame.splitlines() if line.startswith("default/web"))
     # 100 waits a second: the 50th of 90 in 4-8 us, and the 99th, the last of 9 in 64-128 us.
     assert web.split()[1:7] == ["shared", "1.50", "20%", "8", "64.0M", "6.22µs/128µs"]
@@ -93,6 +99,14 @@ def test_frame_never_leaves_its_terminal(size: tuple[int, int], kind: str) -> No
     assert len(frame) <= height
     assert max(line.cell_len for line in frame) <= width
     assert not any(char for line in frame for char in line.plain if not char.isprintable())
+
+
+def test_what_is_advertised_is_said_where_all_of_it_fits() -> None:
+    views, entries = calm()
+    told = msgspec.structs.replace(views[-1], advertised=Headroom(cores=12.5, verdict=Verdict(rule="r", text="t")))
+    for width, fits in ((80, False), (140, True)):
+        line = next(line for line in text(told, views, entries, width, 24).splitlines() if line.startswith("lent"))
+        assert line.endswith("headroom 0.25 · advertised 12.50" if fits else "headroom 0.25")
 
 
 def test_hostile_names_appear_as_text() -> None:
@@ -214,3 +228,21 @@ def test_wrapping_keeps_every_word_that_fits() -> None:
     made = [line.plain for line in wrapped(sentence, 16, 5)]
     assert made == ["one two three", "  four five six", "  seven"]
     assert wrapped(sentence, 16, 2)[1].plain.endswith("…")
+
+
+def test_what_is_wrong_has_a_line_and_what_is_not_has_none() -> None:
+    history, entries = calm()
+    assert not list(notices(history[-1]))
+    short = msgspec.structs.replace(
+        RICH_MEMORY,
+        condition=msgspec.structs.replace(RICH_MEMORY.condition, state=MemoryPressure.DROP_CACHE),
+    )
+    view = msgspec.structs.replace(history[-1], rejected=RICH_REJECTED, memory=short)
+    shown = text(view, history, entries, 100, 40)
+    assert f"! rejected default/db: {RICH_REJECTED['default/db'].text}" in shown
+    assert f"! memory drop_cache: {short.condition.verdict.text}" in shown
+
+
+def test_unknown_memory_is_no_alarm() -> None:
+    unknown = msgspec.structs.replace(RICH_MEMORY, condition=RICH_MEMORY.numa_conditions[1])
+    assert not list(notices(msgspec.structs.replace(calm()[0][-1], memory=unknown)))

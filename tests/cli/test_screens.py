@@ -18,6 +18,7 @@ from cli.screens import SCREENS
 from exporters.view import View, build
 from tests import fakes
 from tests.cli import neighbours, story
+from tests.rich import RICH_MEMORY
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +108,13 @@ def test_the_table_is_sorted_as_chosen() -> None:
     direct = [column.title for column in SCREENS["3"].columns].index("direct")
     assert order(direct) == ["/system.slice/build", "shop/web", "lab/batch"], "70, 12 and 0 ms a second"
     assert order(BY_NAME) == ["/system.slice/build", "lab/batch", "shop/web"]
+
+
+def test_memory_says_what_can_be_promised_to_batch_work() -> None:
+    seen = views()
+    assert "can be promised" not in "\n".join(screen("3", seen=seen)), "nothing was advised"
+    seen[-1] = msgspec.structs.replace(seen[-1], memory=RICH_MEMORY)
+    assert "batch   3.00 GiB can be promised · no_risk: 4 GiB are free." in "\n".join(screen("3", seen=seen))
 
 
 def test_memory_says_what_is_short_and_who_was_killed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from api.decisions import Status
@@ -59,6 +60,8 @@ def test_sizes_are_powers_of_two(value: int | None, text: str) -> None:
         ("cpu.max", "max 100000", "no limit"), ("cpu.max", "55000 100000", "0.55 cores"), ("cpu.max", "rubbish", "rubbish"),
         ("cpu.max", "1 0", "1 0"), ("cpu.idle", "1", "only when idle"), ("cpu.idle", "0", "normal"),
         ("cpu.weight", "100", "100"),
+        ("cpuset.mems", "0-1", "NUMA nodes 0-1"), ("memory.max", "max", "no limit"), ("memory.high", "536870912", "512 MiB"),
+        ("drop_cache", "rubbish", "rubbish"),
         ("cpuset.cpus", "2-3", "CPUs 2-3"), ("cpuset.cpus", "", "all of its parent"), ("cpu.max", None, words.NONE),
     ],
 )  # fmt: skip
@@ -76,6 +79,13 @@ def test_a_decision_on_one_line() -> None:
     text = shrink.outcome.decision.verdict.text
     when = words.clock(shrink.wall_time_ns / 1e6)
     assert line == f"{when}  ✓ applied  default/batch  cpu.max no limit → 0.20 cores  ({text})"
+
+
+def test_a_decision_on_a_cgroup_of_no_pod_names_the_cgroup() -> None:
+    entry = story.tell(205).entries[-1]
+    decision = msgspec.structs.replace(entry.outcome.decision, pod="", cgroup="/kubepods/besteffort")
+    entry = msgspec.structs.replace(entry, outcome=msgspec.structs.replace(entry.outcome, decision=decision))
+    assert "  /kubepods/besteffort  cpu.max " in words.decision_line(entry)
 
 
 def test_a_change_says_its_unit_once() -> None:

@@ -21,7 +21,7 @@ from api.decisions import Round
 from exporters.http import Server
 from tests.dashboards.support import Prometheus, every_query, prometheus, until
 from tests.fakes import BOOTED_AT_NS, SLOW_WAITS, S, busy_round
-from tests.rich import RICH_ABOUT, RICH_SHADOW, rich_snapshot
+from tests.rich import RICH_ABOUT, rich_judgement, rich_snapshot
 
 pytestmark = pytest.mark.prometheus
 FEED_EVERY_S = 0.2
@@ -31,7 +31,7 @@ def suffering(seq: int) -> Round:
     """A round as of now: the counters of second `seq`, the clock of this machine."""
     finished = busy_round(seq, per_second=SLOW_WAITS)
     snapshot = msgspec.structs.replace(rich_snapshot(finished.snapshot), wall_time_ns=time.time_ns())
-    return msgspec.structs.replace(finished, snapshot=snapshot, shadow=RICH_SHADOW)
+    return rich_judgement(msgspec.structs.replace(finished, snapshot=snapshot))
 
 
 async def feed(server: Server, bound: list[int], ready: threading.Event, stop: threading.Event) -> None:

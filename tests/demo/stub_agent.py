@@ -19,7 +19,8 @@ ENTRY = """[{"seq": 1, "wall_time_ns": 1700000000000000000, "round_seq": 3, "tri
 VIEW = """{"seq": 1, "taken_at_ms": 0, "wall_time_ms": 0, "act": "on", "trigger": "tick", "interval_ms": 1000,
 "round_ms": 5, "policy": "latency",
 "action": "hold", "rule": "calm", "reason": "", "node_cpus": 2, "busy_cores": 1.5, "steal_cores": 0,
-"cpu_pressure_ratio": 0.1, "lent_cores": 1.25, "reclaimed_cores": 1.0, "requirement_cores": 0.5, "headroom_cores": 1,
+"cpu_pressure_ratio": 0.1, "lent_cores": 1.25, "reclaimed_cores": 1.0, "requirement_cores": 0.5,
+"headroom": {"cores": 1, "verdict": {"rule": "r", "text": "t"}},
 "pools": {}, "containers": [], "changes": [], "sources": [], "banner": []}"""
 
 
@@ -39,6 +40,7 @@ class Handler(BaseHTTPRequestHandler):
 def main() -> None:
     options = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
     note = Path(os.environ["STUB_NOTE"])
+    Path(options["--record"]).mkdir()
     note.write_text(f"{options['--act']}\n{Path(options['--pods']).read_text()}")
 
     def end(*_: object) -> None:

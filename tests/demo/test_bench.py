@@ -10,21 +10,25 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
+from agent.settings import load
 from api.decisions import Decision, JournalEntry, Outcome, Status
 from api.knobs import Knob, Verdict
 from api.samples import SourceStatus
 from api.text import to_json
 from bench.cell import Lending, Measured, Noise, Waits, quantile_ms
 from bench.machine import Machine
-from bench.modes import BY_NAME, DEFAULT_MODES, share_pool_size
+from bench.medians import Reaction, Results, p99, units
+from bench.modes import BY_NAME, CURVE_MODES, MAIN_MODES, TARGETS_MS, share_pool_size
 from bench.plot import Point, chart
 from bench.reaction import takes_back
 from bench.ready import wait_ready
-from bench.report import Reaction, Results, markdown, p99, ratio, svg, units
+from bench.report import markdown, svg
+from bench.scenarios import BY_NAME as SCENARIOS
 from cli.child import AgentEnded
 from demo.launch import ROOT
 from demo.workloads import size_for
 from exporters.view import build
+from probes import registry
 from tests.fakes import bare_round
 from tests.kernel.support import require_writable_cgroups
 
@@ -35,7 +39,7 @@ MACHINE = Machine(
 
 def cell(mode: str, p99_ms: float, units_per_s: float = 0.0, number: int = 1) -> Measured:
     return Measured(
-        mode=mode, load=0.4, round=number, seconds=8, requests=1000, lost=0, p50_ms=0.6, p99_ms=p99_ms, p999_ms=9,
+        mode=mode, scenario="memory", round=number, seconds=8, requests=1000, lost=0, p50_ms=0.6, p99_ms=p99_ms, p999_ms=9,
         units_per_s=units_per_s, node_use=0.9, online_us=520, client_cores=0.05, lag_us=30, noise=Noise(0.01, 0.002),
         lending=Lending(1.5, 3) if mode == "ours" else None, waits=Waits(0.3, 0.02, 2.25, None),
     )  # fmt: skip
@@ -49,9 +53,19 @@ RESULTS = Results(
         *(cell("ours", value, 19_000, n) for n, value in enumerate((4.2, 4.4, 4.1))),
     ),
     reactions=(
-        Reaction(mode="ours", spikes=3, decided_ms=(40.0, 90.0), written_ms=(55.0, 95.0), triggers=("wait", "psi")),
+        Reaction(
+            mode="ours",
+            kind="steps",
+            steps=5,
+            taken_ms=(46.0, 52.0, 300.0),
+            never=1,
+            decided_ms=(40.0, 90.0),
+            written_ms=(55.0, 95.0),
+            triggers=("wait", "psi"),
+        ),
     ),
-    failures=("partition at 40%, round 1: no",),
+    failures=("partition in memory, round 1: no",),
+    left_out=("floor in memory, round 4",),
 )
 
 
@@ -68,27 +82,32 @@ def test_the_share_pool_follows_katalysts_rule_and_leaves_a_cpu_to_reclaim(cpus:
     assert share_pool_size(cpus, load) == size
 
 
-def test_ratios_are_between_medians_of_the_same_load() -> None:
-    assert ratio(RESULTS, 0.4, "ours", "floor", p99) == pytest.approx(4.2 / 4.0)
-    assert ratio(RESULTS, 0.4, "ours", "floor", units) == pytest.approx(0.95)
-    assert ratio(RESULTS, 0.4, "ours", "alone", p99) is None
-    assert ratio(RESULTS, 0.1, "ours", "floor", p99) is None
+def test_ratios_are_between_medians_of_the_same_scenario() -> None:
+    assert RESULTS.ratio("memory", "ours", "floor", p99) == pytest.approx(4.2 / 4.0)
+    assert RESULTS.ratio("memory", "ours", "floor", units) == pytest.approx(0.95)
+    assert RESULTS.ratio("memory", "ours", "alone", p99) is None
+    assert RESULTS.ratio("bursty", "ours", "floor", p99) is None
 
 
 def test_the_table_shows_medians_spread_and_what_failed() -> None:
     text = markdown(RESULTS)
-    assert "| ours | 0.60 | 4.20 (4.10 to 4.40) | 9.00 |  | 1.05 | 19,000 | 0.95 | 1.50 | 90.0% | 0.2% | 0 |" in text
+    assert (
+        "| ours | 0.60 | 4.20 (4.10 to 4.40) | 9.00 |  | 1.05 | 19,000 | 0.95 | 1.50 | 90.0% | 520 | 0.2% | 0 |" in text
+    )
     assert "| floor | 0.60 | 4.00 (3.00 to 9.00) |" in text
-    assert "| ours | 3 | 2 | 65 / 90 | 75 / 95 | psi 1, wait 1 |" in text
-    assert "| 40% | ours | 0.300 | 0.020 | 2.250 |  |" in text
-    assert "- partition at 40%, round 1: no" in text
+    later = "later than the step"
+    assert f"| ours | 5 steps | 4 | 52 ms | {later} | {later} | 1 | 2 | 65, 90 | 75, 95 | psi 1, wait 1 |" in text
+    assert "| memory | ours | 0.300 | 0.020 | 2.250 |  |" in text
+    assert "- partition in memory, round 1: no" in text
+    assert "for which there was no time\n\n- floor in memory, round 4" in text
     assert MACHINE.line() in text
 
 
 def test_the_chart_is_well_formed_and_higher_latency_is_higher_up() -> None:
     root = ElementTree.fromstring(svg(RESULTS))
     space = "{http://www.w3.org/2000/svg}"
-    assert len(root.findall(f"{space}polyline")) == 2
+    assert len(root.findall(f"{space}circle")) == 2
+    assert not root.findall(f"{space}polyline")
     lines = {"slow": [Point(10, 100.0, 90, 110), Point(60, 900, 1, 1000)], "fast": [Point(10, 1.0, 1, 1)], "none": []}
     drawn = ElementTree.fromstring(chart("t <&>", "x", "y", lines))
     circles = [(float(c.attrib["cx"]), float(c.attrib["cy"])) for c in drawn.findall(f"{space}circle")]
@@ -153,26 +172,45 @@ def test_a_probe_that_never_loads_is_named() -> None:
         wait_ready(Loads(("tp_btf", "loading")), clock=lambda: next(seconds))
 
 
-def test_every_default_mode_but_the_first_has_a_batch_job_and_only_ours_an_agent() -> None:
-    assert [name for name in DEFAULT_MODES if not BY_NAME[name].batch] == ["alone"]
-    assert [name for name in DEFAULT_MODES if BY_NAME[name].agent_config is not None] == ["ours", "ours-protect"]
+def test_every_mode_but_the_first_has_a_batch_job_and_only_ours_and_canonical_an_agent() -> None:
+    assert [name for name in CURVE_MODES if not BY_NAME[name].batch] == ["alone"]
+    assert [name for name in MAIN_MODES if BY_NAME[name].agent_config is not None] == ["ours", "ours-protect"]
+    assert sorted(BY_NAME[name].target_ms or 0 for name in CURVE_MODES) == [0, 0, 0, *TARGETS_MS]
+
+
+def test_what_a_mode_tells_the_agent_is_what_it_says(tmp_path: Path) -> None:
+    told = {}
+    for name in CURVE_MODES:
+        if (text := BY_NAME[name].agent_config) is not None:
+            (tmp_path / "agent.yaml").write_text(text)
+            config = load(tmp_path / "agent.yaml", registry.NAMES).advisor
+            told[name] = (config.policy, config.latency.target_wait_ms)
+    assert {n: t for n, (p, t) in told.items() if p == "latency"} == {
+        n: BY_NAME[n].target_ms for n in told if n != "canonical"
+    }
+    assert told["canonical"][0] == "canonical"
 
 
 @pytest.mark.kernel
 def test_a_quick_run_of_the_cheapest_mode_writes_its_results(tmp_path: Path) -> None:
     require_writable_cgroups()
-    command = [sys.executable, "-m", "bench.colocation", "--quick", "--modes", "alone", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "bench.colocation", "--quick", "--steps", "0", "--modes", "alone"]
+    command += ["--scenarios", "steady-20,memory", "--out", str(tmp_path)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     if "another demo is running" in ran.stdout:
         pytest.skip("a bench runs on this machine now")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     results = msgspec.json.decode((tmp_path / "colocation.json").read_bytes(), type=Results)
-    assert sorted((found.mode, found.load) for found in results.cells) == [("alone", 0.2), ("alone", 0.6)]
+    assert sorted((found.mode, found.scenario) for found in results.cells) == [
+        ("alone", "memory"),
+        ("alone", "steady-20"),
+    ]
     size = size_for(results.machine.cpus)
     for found in results.cells:
-        expected = size.rate(found.load) * found.seconds
+        expected = size.rate(SCENARIOS[found.scenario].load) * found.seconds
         assert found.requests == pytest.approx(expected, rel=0.2)
-        assert size.service_us <= found.online_us <= size.service_us + 200
-        assert found.p50_ms >= size.service_us / 1000
+        if found.scenario == "steady-20":
+            assert size.service_us <= found.online_us <= size.service_us + 200
+            assert found.p50_ms >= size.service_us / 1000
         assert found.units_per_s == 0
     assert "| alone |" in (tmp_path / "colocation.md").read_text()

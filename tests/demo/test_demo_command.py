@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,11 +25,13 @@ ONLINE, BATCH = (f"dioptase-test-demo-{os.getpid()}-{name}" for name in ("online
 STUB = Path(__file__).with_name("stub_agent.py")
 RUN = """
 import sys
+from pathlib import Path
 from api.decisions import Act
 from cli.demo import Settings, run
 print("began", flush=True)
 sys.exit(run(Settings(duration_s=float(sys.argv[3]) or None, act=Act.ON, host="127.0.0.1", port=int(sys.argv[2]),
-                      command=(sys.executable, sys.argv[1]), online=sys.argv[4], batch=sys.argv[5])))
+                      command=(sys.executable, sys.argv[1]), online=sys.argv[4], batch=sys.argv[5],
+                      record=Path(sys.argv[6]))))
 """
 
 
@@ -44,6 +47,7 @@ class Demo:
         terminal: int | None = None,
         **environ: str,
     ) -> None:
+        self.rounds = tmp_path / f"rounds-{time.monotonic_ns()}"
         self.note, self.mark, self.port = tmp_path / "note", f"DIOPTASE_TEST={tmp_path}", free_port()
         env = {
             **os.environ,
@@ -53,6 +57,7 @@ class Demo:
             **environ,
         }
         command = [*prefix, sys.executable, "-c", RUN, str(STUB), str(self.port), str(duration_s), ONLINE, BATCH]
+        command.append(str(self.rounds))
         out = subprocess.PIPE if terminal is None else terminal
         self.process = subprocess.Popen(command, stdin=terminal, stdout=out, stderr=out, text=True, env=env)
 
@@ -74,8 +79,9 @@ def test_a_run_ends_by_itself_and_leaves_a_summary_and_nothing_else(hierarchy: H
     demo = Demo(tmp_path, 6)
     code, text = demo.output()
     assert code == 0, text
-    act, *_, pods_end, last = demo.note.read_text().splitlines()
+    act, *_, pods_end, _request, last = demo.note.read_text().splitlines()
     assert (act, last) == ("on", "SIGTERM")
+    assert demo.rounds.is_dir(), "the agent is told where to record"
     assert pods_end.strip() == f"cgroup: /{BATCH}"
     assert re.search(r"applied +demo/batch +cpu\.idle .*\(batch gives way\)", text)
     assert "changes        1 (cpu.idle 1)" in text

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise, takewhile
+from typing import Any
 
 import msgspec
 import pytest
 
-from demo.schedule import Constant, Wave, arrivals, parse
+from demo.schedule import Bursts, Constant, Wave, arrivals, bursts, parse
 
 WAVE = Wave(low=100, high=500, period_s=40, spike=900, spike_at_s=30, spike_s=4)
+BURSTS = Bursts(low=100, high=900, period_s=10, on=((2, 3), (5, 5.5)), from_s=4)
 
 
 def test_a_wave_starts_low_is_high_half_way_and_spikes_without_warning() -> None:
@@ -45,7 +47,7 @@ def test_gaps_of_a_constant_rate_are_exponential() -> None:
 
 
 def test_a_schedule_survives_its_json_form() -> None:
-    for schedule in (WAVE, Constant(rate=800)):
+    for schedule in (WAVE, Constant(rate=800), BURSTS):
         assert parse(msgspec.json.encode(schedule).decode()) == schedule
 
 
@@ -67,4 +69,48 @@ def test_arrivals_after_a_warm_up_of_any_length_are_the_same() -> None:
         return [t - warmup_s for t in due if t > warmup_s]
 
     assert len(after(2.0)) > 300
+    assert after(2.0) == pytest.approx(after(15.0), abs=1e-9)
+
+
+def test_bursts_begin_and_end_at_once_and_come_again() -> None:
+    """From second 4 on, so at 6 to 7, 9 to 9.5, and ten seconds before and after that."""
+    assert [BURSTS.rate_at(t) for t in (5.999, 6, 6.999, 7, 9, 9.499, 9.5, 16, 19.4)] == [
+        100, 900, 900, 100, 900, 900, 100, 900, 900,
+    ]  # fmt: skip
+    assert BURSTS.spikes(19.1) == (6, 9, 16, 19)
+    assert msgspec.structs.replace(BURSTS, from_s=14).spikes(19.1) == (6, 9, 16, 19)
+    assert BURSTS.peak == 900
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_drawn_bursts_last_their_share_whatever_the_seed(seed: int) -> None:
+    drawn = bursts(100, 900, period_s=20, count=10, on_share=0.3, seed=seed)
+    assert len(drawn.on) == 10
+    assert sum(end - begin for begin, end in drawn.on) == pytest.approx(6)
+    assert min(end - begin for begin, end in drawn.on) > 0.1
+    assert drawn.on[-1][1] <= 20
+    assert drawn != bursts(100, 900, period_s=20, count=10, on_share=0.3, seed=seed + 5)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"on": ((3, 2),)}, "end"),
+        ({"on": ((1, 4), (3, 5))}, "next"),
+        ({"on": ((9, 11),)}, "period"),
+        ({"low": 0}, "low"),
+    ],
+)
+def test_bursts_that_cannot_be_are_refused(change: dict[str, Any], word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        msgspec.structs.replace(BURSTS, **change)
+
+
+def test_bursts_after_a_warm_up_of_any_length_are_the_same() -> None:
+    def after(warmup_s: float) -> list[float]:
+        schedule = msgspec.structs.replace(BURSTS, from_s=warmup_s)
+        due = takewhile(lambda t: t < warmup_s + 10, arrivals(schedule, 3, warmup_s))
+        return [t - warmup_s for t in due if t > warmup_s]
+
+    assert len(after(2.0)) == pytest.approx(8.5 * 100 + 1.5 * 900, rel=0.1)
     assert after(2.0) == pytest.approx(after(15.0), abs=1e-9)

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from bench.machine import memory_kib_of
+from demo.batch import ARENA_MIB, FILE_MIB
 from demo.counters import Cell
 from demo.launch import ROOT, launch, python
-from demo.online import bind
+from demo.online import bind, pieces_for
 from demo.schedule import Constant
 from demo.workloads import MAX_RATE, Size, Workloads, demo_wave, size_for
 
@@ -80,6 +82,36 @@ def test_the_service_uses_rate_times_cost_of_cpu(tmp_path: Path) -> None:
         loads.close()
     assert requests == pytest.approx(1000, abs=130)
     assert 0.002 <= used / requests <= 0.0023
+
+
+def test_requests_of_work_on_memory_cost_more_the_more_pieces_they_are(tmp_path: Path) -> None:
+    """Twenty times as many; a fifth of that is left for cold caches and for a machine that others use too."""
+    used = {}
+    for pieces in (2_000, 40_000):
+        loads = Workloads(SMALL, tmp_path)
+        try:
+            loads.start_online(pieces=pieces)
+            loads.start_client(Constant(rate=50), duration_s=3)
+            assert loads.process("client").wait(60) == 0
+            workers = _workers(loads.process("online").pid)
+            used[pieces] = sum(map(_cpu_ns, workers)) / loads.client[Cell.ANSWERED]
+        finally:
+            loads.close()
+    assert used[40_000] > 4 * used[2_000]
+    assert pieces_for(4000) > 2 * pieces_for(1000)
+
+
+def test_memory_burners_hold_memory_and_page_cache_and_leave_nothing(tmp_path: Path) -> None:
+    loads = Workloads(SMALL, tmp_path)
+    try:
+        loads.start_batch(memory=True)
+        assert eventually(lambda: min(loads.batch.values()) > 2 * ARENA_MIB)
+        workers = _workers(loads.process("batch").pid)
+        largest = max(memory_kib_of(pid, "VmHWM") for pid in workers)
+        assert largest >= (ARENA_MIB << 10) * 0.9
+        assert (tmp_path / "batch.data").stat().st_size == FILE_MIB << 20
+    finally:
+        loads.close()
 
 
 def _workers(pid: int) -> list[int]:

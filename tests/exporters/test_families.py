@@ -11,11 +11,12 @@ import pytest
 from api.catalogue import BY_NAME, CATALOGUE, COARSE_BOUNDS_S, WAIT_BOUNDS_S
 from api.decisions import Status
 from api.facts import UNLIMITED, Blame, Interface, IoStat, L3Monitor, Limits, Wait
+from api.node_advice import PowerKind
 from exporters.cgroups import MOST_CULPRITS, culprits
 from exporters.families import About, Observed, families
 from exporters.points import Distribution, Family
 from exporters.traces import round_ids
-from tests.fakes import BATCH_WAITS, S, bare_round, busy_round, outcome
+from tests.fakes import BATCH_WAITS, MIB, S, bare_round, busy_round, outcome
 from tests.rich import RICH_ABOUT, rich_round
 
 WEB_LABELS = ("/web", "default", "web", "web", "shared_cores")
@@ -58,6 +59,19 @@ def test_every_sample_has_its_rows_labels_and_no_two_are_the_same_series(observe
         ("dioptase_node_cpu_seconds_total", ("steal",), 0.0),
         ("dioptase_node_cpus", (), 4),
         ("dioptase_node_load1", (), 3.5),
+        ("dioptase_pool_size_cpus", ("share-NUMA0", "0"), 3),
+        ("dioptase_pool_size_cpus", ("reclaim", ""), 1),
+        ("dioptase_pool_quota_cores", ("reclaim", ""), 1.5),
+        ("dioptase_region_control_cores", ("share-NUMA0", "share", "rama", "non-reclaimed-cpu-requirement"), 3.0),
+        ("dioptase_region_bound_cores", ("share-NUMA0", "upper"), 4.0),
+        ("dioptase_region_indicator", ("share-NUMA0", "cpu_sched_wait"), 450.0),
+        ("dioptase_region_indicator_target", ("share-NUMA0", "cpu_sched_wait"), 400.0),
+        ("dioptase_rejected_pods", ("dedicated_needs_numa_binding",), 1),
+        ("dioptase_memory_provision_bytes", ("0",), 2048 * MIB),
+        ("dioptase_memory_condition", ("0", "tune_memcg"), 1),
+        ("dioptase_memory_condition", ("0", "no_risk"), 0),
+        ("dioptase_memory_condition", ("", "no_risk"), 1),
+        ("dioptase_memory_shortfall_bytes", ("0",), 256 * MIB),
         ("dioptase_node_memory_available_bytes", (), 6 * 2**30),
         ("dioptase_node_pressure_seconds_total", ("cpu", "some"), 0.6),
         ("dioptase_node_pressure_seconds_total", ("io", "full"), 0.01),
@@ -201,6 +215,8 @@ def test_decisions_and_rounds_add_up_over_rounds_and_leave_the_old_value_alone()
         ("cpu.max", "wait_below_target", "refused"): 1,
     }
     assert points(second, "dioptase_rounds_total") == {("tick", "grow"): 2, ("tick", ""): 1}
+    # Of the same knob one was repaired, and one only written.
+    assert points(second, "dioptase_knob_repairs_total") == {("cpuset.cpus",): 1}
     assert points(first, "dioptase_decisions_total") == before
 
 
@@ -362,3 +378,27 @@ def test_who_has_become_worse_is_named_whatever_others_did_in_the_past() -> None
 
     assert "/new" not in culprits("/web", blame(S))
     assert "/new" in culprits("/web", blame(S), blame(S // 2))
+
+
+def test_what_is_said_of_the_node_as_a_whole(observed: Observed) -> None:
+    assert points(observed, "dioptase_power_action") == {("noop",): 0, ("evict",): 0, ("cap",): 1, ("reset",): 0}
+    assert points(observed, "dioptase_power_cap_watts") == {(): 80}
+    assert points(observed, "dioptase_power_evict_pods") == {(): 0}
+    assert points(observed, "dioptase_overcommit_ratio") == {("cpu",): 1.6, ("memory",): 1.17}
+
+
+def test_without_a_cap_there_is_no_number_of_watts() -> None:
+    finished = rich_round(2)
+    assert finished.node is not None
+    assert finished.node.power is not None
+    power = msgspec.structs.replace(finished.node.power, kind=PowerKind.EVICT, count=3, target_watts=0)
+    node = msgspec.structs.replace(finished.node, power=power, overcommit=None)
+    seen = Observed(version="1.2.3").after(msgspec.structs.replace(finished, node=node), RICH_ABOUT)
+    assert points(seen, "dioptase_power_cap_watts") == {}
+    assert points(seen, "dioptase_power_evict_pods") == {(): 3}
+    assert points(seen, "dioptase_overcommit_ratio") == {}
+
+
+def test_memory_that_is_not_known_is_not_short_of_nothing(observed: Observed) -> None:
+    assert ("1",) not in points(observed, "dioptase_memory_shortfall_bytes")
+    assert points(observed, "dioptase_memory_condition")["1", "unknown"] == 1

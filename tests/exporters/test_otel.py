@@ -27,7 +27,8 @@ from exporters.otel import start
 from exporters.otlp import MAX_SPANS, OtelSink
 from exporters.otlp_data import POINTS_PER_REQUEST, Sender
 from tests.exporters.receivers import GrpcCollector
-from tests.fakes import ABOUT, BATCH_ID, MS, S, bare_round, busy_round, outcome
+from tests.fakes import ABOUT, BATCH_ID, MIB, MS, S, bare_round, busy_round, outcome
+from tests.rich import rich_round
 
 PATIENCE_S = 20
 
@@ -199,7 +200,7 @@ def test_a_round_is_a_span_and_each_decision_an_event(receiver: GrpcCollector) -
         "seq": 2, "trigger": "tick", "act": "on", "policy": "latency", "action": "grow", "rule": "wait_below_target",
         "reason": "online pods wait 128 us at p99, below the target of 1000 us: lend half a core more",
         "threshold": 1000.0, "lent_cores": 2.5, "requirement_cores": 1.5, "headroom_cores": 0.25, "idle": True,
-        "outcomes": 3, "banner": list(busy_round(2).banner),
+        "pools": ["share 0-3", "reclaim 2-3"], "outcomes": 3, "banner": list(busy_round(2).banner),
     }  # fmt: skip
     events = [plain(event.attributes) for event in shown.events]
     assert [(e["dioptase.knob"], e["dioptase.status"]) for e in events] == [
@@ -222,6 +223,36 @@ def test_rounds_have_traces_of_their_own_and_the_least_of_them_arrives_too(recei
     assert [plain(shown.attributes)["dioptase.seq"] for shown in spans] == [1, 2, 3, 4, 5]
     assert len({shown.trace_id for shown in spans}) == 5
     assert {shown.status.code for shown in spans} == {0}
+
+
+def test_the_steps_behind_the_decisions_are_events_too() -> None:
+    shown = Sender({}, "1", {}).span(rich_round(2))
+    names = [event.name for event in shown.events]
+    assert names[:7] == ["region", "rejected", "memory", "threshold", "threshold", "victim", "victim"]
+    assert names[7:10] == ["kill", "kill", "decision"]
+    region, rejected, memory, threshold = (dict(event.attributes or {}) for event in shown.events[:4])
+    assert region["dioptase.region"] == "share-NUMA0"
+    assert region["dioptase.control.non-reclaimed-cpu-requirement"] == 3.0
+    assert region["dioptase.signal.cpu_sched_wait.target"] == 400.0
+    assert region["dioptase.input.cpus"] == 3
+    assert rejected["dioptase.rule"] == "dedicated_needs_numa_binding"
+    assert memory["dioptase.headroom_bytes"] == 3072 * MIB
+    assert memory["dioptase.numa.0.condition"] == "tune_memcg"
+    assert (threshold["dioptase.observed"], threshold["dioptase.threshold"]) == (64 * MIB, 96 * MIB)
+    assert [dict(event.attributes or {}) for event in shown.events[7:9]] == [
+        {
+            "dioptase.pod": "default/batch",
+            "dioptase.kill": "EvictCreated",
+            "dioptase.reason": "Successfully create eviction; reason: x",
+            "dioptase.warning": False,
+        },
+        {
+            "dioptase.pod": "default/stuck",
+            "dioptase.kill": "EvictExceededGracePeriod",
+            "dioptase.reason": "processes are left 45 s after",
+            "dioptase.warning": True,
+        },
+    ]
 
 
 def test_a_span_has_at_most_128_events_changes_first() -> None:

@@ -148,7 +148,8 @@ def test_exemplars_are_in_openmetrics_alone_and_below_128_characters() -> None:
     assert sum(len(key) + len(value) for key, value in worst.labels.items()) < 128
     assert found["dioptase_rounds_total", None, None].labels["round"] == "2"
     assert {name for name, _, _ in found} == {
-        "dioptase_cgroup_runq_wait_seconds_bucket", "dioptase_decisions_total", "dioptase_rounds_total",
+        "dioptase_cgroup_runq_wait_seconds_bucket", "dioptase_decisions_total", "dioptase_knob_repairs_total",
+        "dioptase_rounds_total",
     }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from api.decisions import Round
-from api.facts import UNLIMITED, Limits
+from api.facts import UNLIMITED, Limits, ThreadStates
 from api.samples import CgroupSample
 from api.text import to_json
 from exporters.cgroup_view import MOST_CULPRITS, BlameView, ContainerView
@@ -16,6 +16,9 @@ from exporters.history import LEVEL
 from exporters.view import MOST_OTHERS, View, build, past
 from tests.cli import neighbours
 from tests.cli.neighbours import BATCH, BUILD, WEB, S, rounds
+from tests.rich import RICH_NODE
+
+WORKER = "/web/worker"
 
 
 def of(view: View, cgroup: str) -> ContainerView:
@@ -246,3 +249,61 @@ def test_the_first_round_has_no_rates() -> None:
     assert view.containers[0].reclaim is None
     assert (view.node.pressure, view.node.kswapd, view.node.wait, view.node.reclaim) == ({}, (), None, None)
     assert view.containers[0].threads_by_state is not None, "what is no rate is there at once"
+
+
+def test_what_is_said_of_the_node_as_a_whole_is_seen() -> None:
+    finished = rounds(5)[-1]
+    assert build(finished).answers == ()
+    seen = build(msgspec.structs.replace(finished, node=RICH_NODE)).answers
+    assert [(said.topic, said.rule) for said in seen] == [("power", "power_cap"), ("overcommit", "overcommit_realtime")]
+    assert seen[0].text == "The node draws 100 W of 80 W at alert s0: power is capped to 80 W."
+    assert (
+        build(msgspec.structs.replace(finished, node=msgspec.structs.replace(RICH_NODE, power=None))).answers
+        == seen[1:]
+    )
+
+
+def with_worker(finished: Round) -> Round:
+    """The round with a cgroup below web's that does what the batch job does, and waits for web, too."""
+    both = []
+    for seen, ms in ((finished.previous, 0), (finished.snapshot, 7)):
+        assert seen is not None
+        like = seen.cgroups[BATCH]
+        assert like.blame is not None
+        by = {**like.blame.by_cgroup, WEB: 1_000_000 * ms, WORKER: 0}
+        blame = msgspec.structs.replace(like.blame, by_cgroup=by)
+        worker = msgspec.structs.replace(like, path=WORKER, id=77, blame=blame)
+        both.append(msgspec.structs.replace(seen, cgroups={**seen.cgroups, WORKER: worker}))
+    return msgspec.structs.replace(finished, previous=both[0], snapshot=both[1])
+
+
+def test_a_container_with_cgroups_below_is_shown_whole(view: View) -> None:
+    """CPU and memory of /web include /web/worker in the kernel's files; waits, blame and states are added up here."""
+    seen, alone, like = of(build(with_worker(rounds(5)[-1])), WEB), of(view, WEB), of(view, BATCH)
+    assert (seen.cpu_cores, seen.memory_bytes) == (alone.cpu_cores, alone.memory_bytes)
+    assert seen.blame == BlameView(
+        culprits=((BATCH, 740.0), (BUILD, 400.0), (WEB, 27.0)), rest_ms=0.0, throttled_ms=110.0, higher_class_ms=4.0,
+        other_ms=26.0,
+    )  # fmt: skip
+    assert seen.wait is not None
+    assert alone.wait is not None
+    assert like.wait is not None
+    assert seen.wait.count == alone.wait.count + like.wait.count
+    assert seen.wait.p99_us == pytest.approx(31_512, abs=1), "27.7 of the 30 of 16 to 33 ms, behind 200 short ones"
+    assert seen.wait_cores == pytest.approx(0.4 + 0.9)
+    assert seen.threads == 24
+    assert seen.threads_by_state == ThreadStates(runnable=6, uninterruptible=4, iowait=2, sleeping=14)
+    assert seen.reclaim is not None
+    assert seen.reclaim.pages == 1280
+
+
+def test_a_cgroup_that_came_below_a_container_is_no_jump() -> None:
+    """What it had waited before it was seen is not of this round; one whose waits nobody knows makes the sum unknown."""
+    finished = with_worker(rounds(5)[-1])
+    assert finished.previous is not None
+    before = {path: sample for path, sample in finished.previous.cgroups.items() if path != WORKER}
+    came = msgspec.structs.replace(finished, previous=msgspec.structs.replace(finished.previous, cgroups=before))
+    seen = of(build(came), WEB)
+    assert seen.wait_cores == pytest.approx(0.4)
+    assert seen.threads == 24
+    assert of(build(changed(finished, WORKER, wait=None)), WEB).wait is None

@@ -13,11 +13,15 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from agent.config import Config
 from agent.hierarchy import detect
+from agent.loop import Loop
 from agent.qrm.actuator import Actuator
+from agent.qrm.checkpoint import Checkpoint
 from agent.qrm.knobs import KnobFiles
 from agent.qrm.originals import boot_id, open_originals
 from api.decisions import Act, Decision
+from api.samples import Snapshot
 from cli.reset import reset
 
 CALLS = ("mkdir", "open", "write", "fsync", "rename", "unlink")
@@ -80,3 +84,34 @@ def outlive(work: Callable[..., None], *args: object) -> int | None:
     process.start()
     process.join()
     return process.exitcode
+
+
+class Played:
+    """A sensor that shows what it was given, and the last of it for ever."""
+
+    def __init__(self, snapshots: Sequence[Snapshot]) -> None:
+        self._snapshots = list(snapshots)
+
+    def snapshot(self, seq: int, _taken_at_ns: int, _wall_time_ns: int) -> Snapshot:
+        return self._snapshots[min(seq, len(self._snapshots)) - 1]
+
+
+def live(last: int, state: Path, config: Config, snapshots: Sequence[Snapshot]) -> None:
+    """Whole rounds of the agent over these snapshots, up to its end without a farewell."""
+    files = KnobFiles(detect())
+    sensor: Any = Played(snapshots)
+    Fate(last)
+    loop = Loop(
+        config=config,
+        sensor=sensor,
+        actuator=Actuator(files, open_originals(state, boot_id()), Act.ON),
+        sinks=(),
+        checkpoint=Checkpoint(state, boot_id()),
+    )
+    for _ in snapshots:
+        finished = loop.turn("tick")
+        wrong = [source for source in finished.snapshot.sources if not source.ok]
+        failed = [o for o in finished.outcomes if o.status not in ("applied", "unchanged")]
+        if wrong or failed:
+            sys.exit(f"{wrong} {failed}")
+    os._exit(0)

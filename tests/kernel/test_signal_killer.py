@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 
 from agent.config.eviction import EvictionConfig
+from agent.eviction import signals
 from agent.eviction.killer import carry_out
 from agent.eviction.manager import judge
 from agent.eviction.signals import SignalKiller
@@ -53,6 +55,15 @@ while True:
             pass
     except ChildProcessError:
         pass
+"""
+FORK_WHEN_ASKED = """import os, signal, time
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+print(flush=True)
+while not asked:
+    time.sleep(0.01)
+os.fork()
+time.sleep(600)
 """
 
 
@@ -247,14 +258,93 @@ def test_a_cgroup_of_the_same_path_is_another(
         second.close()
 
 
-def test_the_agents_own_pod_is_refused(killer: SignalKiller, group: TestCgroup, hierarchy: Hierarchy) -> None:
+def test_who_is_started_again_in_the_same_cgroup_is_another(
+    killer: SignalKiller, group: TestCgroup, clock: Clock
+) -> None:
+    old = run(group, SLEEP)
+    killer.evict(pod(group.path), 5.0, "r")
+    assert old.wait() == -15
+    fresh = run(group, SLEEP)
+    clock.now_ns += 10 * S
+    assert reasons(killer.outcomes()) == [KillReason.CREATED, KillReason.SUCCEEDED]
+    assert (fresh.poll(), killer.leaving) == (None, frozenset())
+    # It can be asked in its turn.
+    killer.evict(pod(group.path), 5.0, "r")
+    assert fresh.wait() == -15
+
+
+def test_a_container_that_is_started_again_is_spared_while_another_one_goes_on(
+    killer: SignalKiller, group: TestCgroup, hierarchy: Hierarchy, clock: Clock
+) -> None:
+    with cgroup(hierarchy, "evict-second") as other:
+        obeys, ignores = run(group, SLEEP), run(other, DEAF)
+        killer.evict(pod(group.path, other.path), 5.0, "r")
+        assert obeys.wait() == -15
+        fresh = run(group, SLEEP)
+        assert reasons(killer.outcomes()) == [KillReason.CREATED]
+        clock.now_ns += 5 * S
+        until(killer, gone)
+        assert (ignores.wait(), fresh.poll()) == (-9, None)
+
+
+def test_children_of_who_was_asked_have_to_leave_too(killer: SignalKiller, group: TestCgroup, clock: Clock) -> None:
+    """The parent is gone before the grace is over; the child was seen beside it, and is killed."""
+    parent = run(group, FORK_WHEN_ASKED)
+    killer.evict(pod(group.path), 5.0, "r")
+    for _ in range(600):
+        if len((group.dirs[0] / "cgroup.procs").read_text().split()) == 2:
+            break
+        time.sleep(0.05)
+    assert reasons(killer.outcomes()) == [KillReason.CREATED]
+    parent.kill()
+    parent.wait()
+    assert (reasons(killer.outcomes()), killer.leaving) == ([], {"default/p"})
+    clock.now_ns += 5 * S
+    until(killer, gone)
+    assert (group.dirs[0] / "cgroup.procs").read_text() == ""
+
+
+def test_what_cannot_be_signalled_is_told_once_and_tried_again(
+    killer: SignalKiller, group: TestCgroup, clock: Clock
+) -> None:
+    process = run(group, DEAF)
+
+    def forbidden(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(signals, "_signal", forbidden)
+        patched.setattr(signals, "_end", forbidden)
+        killer.evict(pod(group.path), 5.0, "r")
+        assert (killer.stuck, killer.leaving) == ({"default/p"}, {"default/p"})
+        events = list(killer.outcomes())
+        for _ in range(20):
+            clock.now_ns += 5 * S
+            events += killer.outcomes()
+    assert reasons(events) == [KillReason.CREATED, KillReason.FAILED, KillReason.EXCEEDED]
+    assert events[1].message == "processes cannot be signalled: Operation not permitted; reason: r"
+    assert process.poll() is None
+    until(killer, gone)
+    assert (process.wait(), killer.stuck, killer.leaving) == (-9, frozenset(), frozenset())
+
+
+def test_the_agents_own_pod_is_refused(
+    killer: SignalKiller, group: TestCgroup, hierarchy: Hierarchy, clock: Clock
+) -> None:
     with inside(group, hierarchy):
         killer.evict(pod(group.path), 0.0, "r")
     events = list(killer.outcomes())
     assert reasons(events) == [KillReason.FAILED]
     assert events[0].message == "the agent itself runs in this pod; reason: r"
     assert events[0].warning
-    assert not killer.leaving
+    assert (killer.leaving, killer.stuck) == (frozenset(), {"default/p"})
+    # After a minute it may be asked again.
+    clock.now_ns += 60 * S - 1
+    killer.outcomes()
+    assert killer.stuck == {"default/p"}
+    clock.now_ns += 1
+    killer.outcomes()
+    assert killer.stuck == frozenset()
 
 
 def test_the_agent_that_joins_a_pod_on_its_way_out_is_spared(
@@ -264,9 +354,9 @@ def test_the_agent_that_joins_a_pod_on_its_way_out_is_spared(
     killer.evict(pod(group.path), 1.0, "r")
     with inside(group, hierarchy):
         clock.now_ns += S
-        killer.outcomes()
+        events = list(killer.outcomes())
         assert process.wait() == -9
-    assert gone(list(killer.outcomes()))
+    assert gone([*events, *killer.outcomes()])
 
 
 @pytest.mark.parametrize("path", ["/dioptase-test-nobody", "/", "/../dioptase-test-nobody"])
@@ -296,7 +386,7 @@ def test_a_pod_that_outlives_its_kill_is_told_of_once(tmp_path: Path, clock: Clo
     assert late[0].message == "processes are left 90 s after the pod was asked to leave within 60 s; reason: r"
     clock.now_ns += 90 * S
     assert not killer.outcomes()
-    assert killer.leaving == {"default/p"}
+    assert killer.leaving == killer.stuck == {"default/p"}
     dead.wait()
     killer.close()
 

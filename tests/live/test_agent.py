@@ -198,6 +198,25 @@ def test_canonical_policy_parts_the_cpus(
     assert (knobs(web), knobs(batch)) == before
 
 
+def test_what_is_below_a_container_s_cgroup_is_parted_too(
+    groups: tuple[TestCgroup, TestCgroup], options: list[str], canonical: Path
+) -> None:
+    web, batch = groups
+    inner = TestCgroup(batch.hierarchy, f"{batch.path}/inner")
+    try:
+        inner.burn()
+        before = knobs(batch), knobs(inner)
+        with Agent("--act", "on", "--config", str(canonical), *options) as agent:
+            eventually("batch has one CPU", lambda: len(knobs(batch)["cpuset.cpus"]) == 1)
+            view = agent.view()
+            assert not set(knobs(web)["cpuset.cpus"]) & set(knobs(inner)["cpuset.cpus"])
+            assert not [change for change in view["changes"] if change["status"] == "refused"]
+            assert agent.end() == 0
+        assert (knobs(batch), knobs(inner)) == before
+    finally:
+        inner.close()
+
+
 def test_an_agent_that_was_killed_in_a_breach_does_not_lend_everything_anew(
     groups: tuple[TestCgroup, TestCgroup], options: list[str], tmp_path: Path
 ) -> None:
@@ -383,8 +402,8 @@ def test_where_cgroups_are_read_only_decisions_run_dry(
     assert checks["cgroup writes"]["remedy"].endswith("until then decisions run dry")
 
 
-@pytest.mark.parametrize(("pods", "limit_mib"), [(2, 66), (200, 69)])
-def test_two_hundred_cgroups_fit_into_66_mib_and_little_more_when_all_are_pods(
+@pytest.mark.parametrize(("pods", "limit_mib"), [(2, 68), (200, 71)])
+def test_two_hundred_cgroups_fit_into_68_mib_and_little_more_when_all_are_pods(
     hierarchy: Hierarchy,
     groups: tuple[TestCgroup, TestCgroup],
     options: list[str],

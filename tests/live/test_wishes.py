@@ -49,6 +49,10 @@ def burst(group: TestCgroup) -> str:
     return group.file("cpu", name).read_text().strip()
 
 
+def idle(group: TestCgroup) -> str:
+    return group.file("cpu", "cpu.idle").read_text().strip()
+
+
 def limit_bytes(group: TestCgroup) -> float:
     name = "memory.max" if group.hierarchy.mode == "v2" else "memory.limit_in_bytes"
     text = group.file("memory", name).read_text().strip()
@@ -92,6 +96,9 @@ def test_the_guard_limits_reclaimed_pods_together_and_a_burst_is_what_the_pod_as
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         assert 64 * MIB < limit_bytes(root) < total
         assert limit_bytes(batch) == float("inf"), "one by one they have none"
+        eventually("they yield together", lambda: (idle(root), idle(batch), idle(web)) == ("1", "1", "0"))
+        siblings = [source for source in agent.view()["sources"] if source["name"] == "pod-siblings"]
+        assert not siblings, "the root is the online pod's sibling, and yields"
         eventually("80 % of the quota may be saved up", lambda: burst(web) == "40000")
         assert (burst(batch), quota(web).read_text().split()[0]) == ("0", "50000")
         story = agent.get("/api/v1/decisions?knob=cpu.max.burst")
@@ -99,7 +106,7 @@ def test_the_guard_limits_reclaimed_pods_together_and_a_burst_is_what_the_pod_as
         assert "beyond the critical watermark" in agent.get(f"/api/v1/decisions?cgroup={root.path}")
         assert agent.end() == 0
     assert limit_bytes(root) == float("inf")
-    assert burst(web) == "0"
+    assert (burst(web), idle(root), idle(batch)) == ("0", "0", "0")
 
 
 def test_an_online_pod_below_the_root_keeps_it_from_being_limited(

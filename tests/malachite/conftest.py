@@ -10,6 +10,7 @@ import pytest
 from agent.hierarchy import Hierarchy
 from tests.kernel.support import require_writable_cgroups
 from tests.malachite import stock
+from tests.malachite.node import clear_leftovers
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +23,7 @@ def hierarchy() -> Hierarchy:
     found = require_writable_cgroups()
     if found.mode == "v2":
         pytest.skip("the reads of this test are of version 1 files")
+    clear_leftovers(found)
     if (found.primary / "kubepods").exists():
         pytest.skip("a kubelet has its pods in /kubepods here, and the client asks for no others")
     with socket.socket() as probe:

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from agent.hierarchy import Hierarchy
@@ -23,6 +24,7 @@ BLOCK, MESSAGE = 65536, 4096
 """What the pod writes and reads, and what it sends itself, again and again."""
 UID, CONTAINER = "0d1a2b3c-dead-beef-0000-000000000001", "c0ffee"
 BEST_EFFORT, BURSTABLE = "/kubepods/besteffort", "/kubepods/burstable"
+GROUPS = ("/kubepods", BEST_EFFORT, BURSTABLE, f"{BEST_EFFORT}/pod{UID}", f"{BEST_EFFORT}/pod{UID}/{CONTAINER}")
 WORK = """import mmap, os, socket, sys, threading, time
 kept = bytearray(b"x") * (40 << 20)
 server = socket.create_server(("127.0.0.1", 0))
@@ -43,6 +45,17 @@ while True:
 
 READS_BACK_S = 7.0
 """All files of a cgroup are read within five seconds, and a round is a second."""
+
+
+def clear_leftovers(hierarchy: Hierarchy) -> None:
+    """Remove what a killed run of these tests left. With any pod but ours, or a process, /kubepods is somebody else's."""
+    for mount in {*hierarchy.v1.values(), *([hierarchy.v2] if hierarchy.v2 else [])}:
+        found = [path for path in (mount / "kubepods").rglob("*") if path.is_dir()]
+        if any(f"/{path.relative_to(mount)}" not in GROUPS for path in found):
+            return
+        for name in reversed(GROUPS):
+            with suppress(OSError):  # not there, or somebody lives in it
+                (mount / name.lstrip("/")).rmdir()
 
 
 class Checks:
@@ -73,8 +86,7 @@ class Node:
     """Cgroups as a kubelet makes them, a pod at work in them, and an agent that watches."""
 
     def __init__(self, hierarchy: Hierarchy, directory: Path) -> None:
-        names = ["/kubepods", BEST_EFFORT, BURSTABLE, f"{BEST_EFFORT}/pod{UID}", f"{BEST_EFFORT}/pod{UID}/{CONTAINER}"]
-        self.groups = [TestCgroup(hierarchy, name) for name in names]
+        self.groups = [TestCgroup(hierarchy, name) for name in GROUPS]
         self.container = self.groups[-1]
         self.container.file("cpu", "cpu.cfs_period_us").write_text(str(PERIOD_US))
         self.container.file("cpu", "cpu.cfs_quota_us").write_text(str(QUOTA_US))

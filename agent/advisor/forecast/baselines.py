@@ -11,8 +11,10 @@ from math import ceil, sqrt
 import msgspec
 
 from agent.advisor.forecast import histogram, predictor
-from agent.advisor.forecast.histogram import MINUTE_NS, Histogram
-from agent.advisor.forecast.predictor import HORIZON_NS, Forecast, Predictor
+from agent.advisor.forecast.amounts import said
+from agent.advisor.forecast.histogram import MINUTE_NS
+from agent.advisor.forecast.predictor import HORIZON_NS, Predictor
+from api.forecasts import Forecast, Resource
 from api.knobs import Verdict
 
 DAY_MINUTES = 1440
@@ -49,11 +51,11 @@ def p99(values: Sequence[float]) -> float:
 class Method(msgspec.Struct, frozen=True):
     """One way to foretell, for a bench or a replay: a state that has seen nothing, and its two functions."""
 
-    start: Callable[[], object]
+    start: Callable[[Resource], object]
     observe: Callable[..., object]
     """(state, now_ns, used_cores) -> state"""
     predict: Callable[..., Forecast]
-    """(state, now_ns, horizon_ns) -> forecast"""
+    """(state, now_ns, horizon_ns, resource=) -> forecast"""
     what: str
 
 
@@ -61,28 +63,36 @@ def _over(minutes: int, rule: str, peak_of: Callable[[Sequence[float]], float], 
     def seen(state: Minutes, now_ns: int, used_cores: float) -> Minutes:
         return observe(state, now_ns, used_cores, minutes)
 
-    def foretold(state: Minutes, now_ns: int, horizon_ns: int = HORIZON_NS) -> Forecast:
+    def foretold(
+        state: Minutes, now_ns: int, horizon_ns: int = HORIZON_NS, resource: Resource = Resource.CPU
+    ) -> Forecast:
         values = state.closed if state.minute is None else (*state.closed, state.open)
         peak = peak_of(values) if values else None
-        text = "Nothing was seen yet." if peak is None else f"{peak:.6g} is the {what}."
+        text = "Nothing was seen yet." if peak is None else f"{said(resource, peak)} is the {what}."
         inputs = {"now_ns": now_ns, "horizon_ns": horizon_ns, "minutes": len(values)}
         return Forecast(
-            peak_cores=peak,
-            base_cores=peak,
+            peak=peak,
+            expected=peak,
             trusted=len(values) >= minutes,
             history_s=60.0 * len(values),
             verdict=Verdict(rule=rule, text=text, inputs=inputs),
         )
 
-    return Method(Minutes, seen, foretold, what)
+    return Method(lambda _: Minutes(), seen, foretold, what)
 
 
 METHODS: dict[str, Method] = {
-    "ours": Method(
-        Predictor, predictor.observe, predictor.predict, "regression on recent and seasonal peaks, conformal margin"
+    "calibrated": Method(
+        lambda _: Predictor(),
+        predictor.observe,
+        predictor.predict,
+        "regression on recent and seasonal peaks, conformal margin",
     ),
     "koordinator": Method(
-        Histogram, histogram.observe, histogram.predict, "95th percentile of a histogram, half-life 12 h, times 1.1"
+        histogram.start,
+        histogram.observe,
+        histogram.predict,
+        "95th percentile of a histogram, half-life 12 h, times 1.1",
     ),
     "n-sigma": _over(120, "n_sigma_5", n_sigma, "mean and five standard deviations of two hours"),
     "rc-like": _over(DAY_MINUTES, "rc_like_p99", p99, "99th percentile of a day"),

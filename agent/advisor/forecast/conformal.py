@@ -14,7 +14,9 @@ KEPT = 3 * DAY
 HALF_LIFE = DAY
 STEP = 0.0005
 """How far one miss moves the quantile. Misses come in dozens, one for each forecast that a peak was in."""
-LOWEST, HIGHEST = 0.85, 0.98
+LOWEST, HIGHEST, BEYOND = 0.85, 0.98, 1.5
+"""Between these the quantile is steered, and where more may be missed, as low as so many times the wanted share of misses asks
+for: forecasts miss less than their quantile, because the alarm holds them up."""
 LEAST = HORIZON
 """Errors that have to be known: an hour of them."""
 _WEIGHTS = tuple(0.5 ** (age / HALF_LIFE) for age in range(KEPT - 1, -1, -1))
@@ -35,7 +37,8 @@ def learn(margin: Margin, residual: float, missed: bool | None, miss_ratio: floa
     """The margin with one more error in it; `missed` is None where nothing had been foretold."""
     quantile = 1 - miss_ratio if margin.quantile is None else margin.quantile
     if missed is not None:
-        quantile = min(max(quantile + STEP * (missed - miss_ratio), LOWEST), max(HIGHEST, 1 - miss_ratio))
+        lowest, highest = min(LOWEST, 1 - BEYOND * miss_ratio), max(HIGHEST, 1 - miss_ratio)
+        quantile = min(max(quantile + STEP * (missed - miss_ratio), lowest), highest)
     residuals = (*margin.residuals[-KEPT + 1 :], residual)
     amount = weighted_quantile(residuals, quantile) if len(residuals) >= LEAST else None
     return Margin(residuals=residuals, quantile=quantile, amount=amount)

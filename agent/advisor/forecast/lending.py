@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from agent.advisor.forecast.predictor import Forecast
+from agent.advisor.forecast.amounts import said
+from api.forecasts import Outlook, Resource
 from api.knobs import Verdict
 
 
@@ -18,34 +19,34 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
 
 
-def promise(
-    capacity: float, reserve: float, forecast: Forecast, canonical: float | None, used: float | None = None
-) -> Promise:
+def promise(capacity: float, reserve: float, outlook: Outlook, canonical: float | None) -> Promise:
     """max(capacity - reserve - peak, 0) of the node as it is now.
 
     `canonical` is what Katalyst's formula (by requests or estimates) would promise: while history is short or stale it is the
-    upper bound, and all there is without a forecast. `used` is what online work uses at this moment, where it is known: a peak
-    is never taken to be below it.
+    upper bound, and all there is without a forecast. A peak is never taken to be below what online work uses at this moment,
+    where that is known.
     """
+    forecast, used, resource = outlook.forecast, outlook.used, outlook.resource
     free = max(capacity - reserve, 0.0)
     inputs = {"capacity": capacity, "reserve": reserve, "canonical": canonical, "used": used, **forecast.verdict.inputs}
     bound = None if canonical is None else min(max(canonical, 0.0), free)
-    if forecast.peak_cores is None:
+    if forecast.peak is None:
         rule = "canonical_without_forecast"
-        text = f"{forecast.verdict.text} Katalyst's formula promises {_text(bound)}."
+        text = f"{forecast.verdict.text} Katalyst's formula promises {_text(resource, bound)}."
         return Promise(amount=bound, verdict=Verdict(rule=rule, text=text, inputs=inputs))
-    peak = max(forecast.peak_cores, used or 0.0)
+    peak = max(forecast.peak, used or 0.0)
     amount = max(free - peak, 0.0)
-    text = f"{forecast.verdict.text} {capacity:.6g} less {reserve:.6g} kept and a peak of {peak:.6g} leave {amount:.6g}"
+    whole, kept, top, left = (said(resource, value) for value in (capacity, reserve, peak, amount))
+    text = f"{forecast.verdict.text} {whole} less {kept} kept and a peak of {top} leave {left}"
     if forecast.trusted:
         return Promise(amount=amount, verdict=Verdict(rule="forecast", text=f"{text}.", threshold=peak, inputs=inputs))
     rule = "forecast_below_canonical"
     if bound is None:
         text = f"{text}, but neither is the forecast trusted yet nor Katalyst's formula known."
         return Promise(amount=None, verdict=Verdict(rule=rule, text=text, threshold=peak, inputs=inputs))
-    text = f"{text}, Katalyst's formula {bound:.6g}; the forecast is not trusted to promise more."
+    text = f"{text}, Katalyst's formula {said(resource, bound)}; the forecast is not trusted to promise more."
     return Promise(amount=min(amount, bound), verdict=Verdict(rule=rule, text=text, threshold=peak, inputs=inputs))
 
 
-def _text(amount: float | None) -> str:
-    return "nothing that is known" if amount is None else f"{amount:.6g}"
+def _text(resource: Resource, amount: float | None) -> str:
+    return "nothing that is known" if amount is None else said(resource, amount)

@@ -15,6 +15,7 @@ import msgspec
 
 from agent.advisor.forecast import accuracy, conformal, regression
 from agent.advisor.forecast.accuracy import Accuracy
+from agent.advisor.forecast.amounts import said
 from agent.advisor.forecast.conformal import Margin
 from agent.advisor.forecast.regression import Regression
 from agent.advisor.forecast.window import (
@@ -29,6 +30,7 @@ from agent.advisor.forecast.window import (
     known_peak,
 )
 from agent.config.forecast import ForecastConfig
+from api.forecasts import Forecast, Resource
 from api.knobs import Verdict
 
 DEFAULT = ForecastConfig()
@@ -63,26 +65,6 @@ class Predictor(msgspec.Struct, frozen=True, kw_only=True):
     accuracy: Accuracy = Accuracy()
 
 
-class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest use to expect within the horizon, in the unit of the samples."""
-
-    peak_cores: float | None
-    """None where nothing can be foretold: promise nothing on its account."""
-    base_cores: float | None = None
-    """The expected peak,"""
-    margin_cores: float = 0.0
-    """and what is added for safety, the alarm's share included."""
-    season: bool = False
-    """Whether yesterday's peaks had a part in it."""
-    alarm: bool = False
-    """Whether use rose above every forecast for it within the last hour."""
-    trusted: bool = False
-    """Whether history is long and fresh enough to promise more than Katalyst's formula would."""
-    history_s: float = 0.0
-    """Time of which a peak is remembered."""
-    verdict: Verdict
-
-
 def observe(state: Predictor, now_ns: int, used_cores: float | None, config: ForecastConfig = DEFAULT) -> Predictor:
     """The state with one more sample in it; None, a number below 0 or no number at all leaves it as it was.
 
@@ -106,8 +88,14 @@ def observe(state: Predictor, now_ns: int, used_cores: float | None, config: For
     )
 
 
-def predict(state: Predictor, now_ns: int, horizon_ns: int = HORIZON_NS, config: ForecastConfig = DEFAULT) -> Forecast:
-    """The peak of use until `now_ns + horizon_ns`.
+def predict(
+    state: Predictor,
+    now_ns: int,
+    horizon_ns: int = HORIZON_NS,
+    config: ForecastConfig = DEFAULT,
+    resource: Resource = Resource.CPU,
+) -> Forecast:
+    """The peak of use until `now_ns + horizon_ns`; `resource` is for the words.
 
     The calibration is for an hour: a shorter horizon gets the hour's peak, for a longer one there is no forecast.
     """
@@ -119,7 +107,9 @@ def predict(state: Predictor, now_ns: int, horizon_ns: int = HORIZON_NS, config:
     foretold = _foretell(state, known, peaks)
     highest = known_peak(peaks)
     if foretold is None or known is None or highest is None or foretold.predicted is None:
-        return _unknown("no_history", f"{history_s:.0f} s of use are known, too little to foretell.", history_s)
+        # A step counts from its first sample on, and the open one is not among them.
+        text = f"Less than {(history_s + BUCKET_S) / 60:.0f} minutes of use are known, too little to foretell."
+        return _unknown("no_history", text, history_s)
     base, peak = foretold.base or 0.0, foretold.predicted
     age_s = (now_ns - state.last_ns) / NS_PER_S
     alarm = foretold.excess > 0 or any(entry.excess > 0 for entry in state.pending[-HORIZON + 1 :])
@@ -127,15 +117,26 @@ def predict(state: Predictor, now_ns: int, horizon_ns: int = HORIZON_NS, config:
     if not fresh:
         peak = max(peak, highest)
     return Forecast(
-        peak_cores=peak,
-        base_cores=base,
-        margin_cores=peak - base,
+        peak=peak,
+        expected=base,
+        margin=peak - base,
         season=known.season,
         alarm=alarm,
         trusted=fresh and history_s >= config.min_history_s,
         history_s=history_s,
-        verdict=_verdict(state, foretold, peak, (age_s, history_s, alarm), config),
+        verdict=_verdict(
+            state, foretold, (said(resource, base), said(resource, peak)), (age_s, history_s, alarm), config
+        ),
     )
+
+
+def resumed(state: Predictor, shift_ns: int) -> Predictor:
+    """The same on a clock that shows `shift_ns` more, to the nearest bucket, with totals that start again."""
+    totals = Accuracy(recent=state.accuracy.recent)
+    if state.bucket is None:
+        return msgspec.structs.replace(state, accuracy=totals)
+    bucket = state.bucket + (shift_ns + BUCKET_NS // 2) // BUCKET_NS
+    return msgspec.structs.replace(state, bucket=bucket, last_ns=state.last_ns + shift_ns, accuracy=totals)
 
 
 def _close(state: Predictor, config: ForecastConfig) -> Predictor:
@@ -193,18 +194,22 @@ def _with_open(state: Predictor) -> tuple[float | None, ...]:
 
 def _unknown(rule: str, text: str, history_s: float) -> Forecast:
     return Forecast(
-        peak_cores=None, history_s=history_s, verdict=Verdict(rule=rule, text=text, inputs={"history_s": history_s})
+        peak=None, history_s=history_s, verdict=Verdict(rule=rule, text=text, inputs={"history_s": history_s})
     )
 
 
 def _verdict(
-    state: Predictor, foretold: Pending, peak: float, seen: tuple[float, float, bool], config: ForecastConfig
+    state: Predictor,
+    foretold: Pending,
+    amounts: tuple[str, str],
+    seen: tuple[float, float, bool],
+    config: ForecastConfig,
 ) -> Verdict:
-    age_s, history_s, alarm = seen
+    (base, peak), (age_s, history_s, alarm) = amounts, seen
     ratio, quantile = accuracy.miss_ratio(state.accuracy), state.margin.quantile
-    text = f"{foretold.base:.6g} are expected at the most within the hour, {peak:.6g} with the margin"
+    text = f"{base} are expected at the most within the hour, {peak} with the margin"
     if abs(age_s) > config.stale_s:
-        rule, text = "stale", f"The last sample is {age_s:.0f} s old: {peak:.6g}, the highest remembered."
+        rule, text = "stale", f"The last sample is {age_s:.0f} s old: {peak}, the highest remembered."
     elif alarm:
         rule, text = "drift_alarm", f"{text}, widened since use rose above every forecast within the last hour."
     elif history_s < config.min_history_s:

@@ -7,7 +7,7 @@ reclaimed pods use little of it, since pods rarely use all they request.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from math import ceil, floor
 
 import msgspec
@@ -47,12 +47,8 @@ class PoolSituation(msgspec.Struct, frozen=True, kw_only=True):
 def assemble(situation: PoolSituation, config: HeadroomConfig) -> Headroom:
     """CPU that can be promised in all and by NUMA node; None where an input is missing. Memory is for others to say."""
     nodes = situation.topology.numa_nodes
-    if not situation.enable_reclaim:
-        verdict = Verdict(rule="reclaim_off", text="Reclaim is off: nothing is promised.")
-        return Headroom(cores=0.0, cores_by_numa=dict.fromkeys(nodes, 0.0), verdict=verdict)
-    if situation.lendable.unknown:
-        pods = ", ".join(situation.lendable.unknown)
-        return _unknown(f"Reclaim is off around {pods}, but where their CPUs are is not known.", {"pods": pods})
+    if no := refusal(nodes, situation.lendable, enable_reclaim=situation.enable_reclaim):
+        return no
     if not situation.cpus:
         return _unknown("There is no reclaim pool yet.", {})
     whole = config.rounds(len(situation.topology.cpus))
@@ -78,6 +74,17 @@ def assemble(situation: PoolSituation, config: HeadroomConfig) -> Headroom:
     return Headroom(
         cores=total, cores_by_numa=by_numa, verdict=Verdict(rule=rule, text=text, threshold=threshold, inputs=inputs)
     )
+
+
+def refusal(nodes: Sequence[int], lendable: Lendable, *, enable_reclaim: bool) -> Headroom | None:
+    """Why nothing, or nothing new, is promised whatever the policy; None where nothing stands in the way."""
+    if not enable_reclaim:
+        verdict = Verdict(rule="reclaim_off", text="Reclaim is off: nothing is promised.")
+        return Headroom(cores=0.0, cores_by_numa=dict.fromkeys(nodes, 0.0), memory_bytes=0.0, verdict=verdict)
+    if lendable.unknown:
+        pods = ", ".join(lendable.unknown)
+        return _unknown(f"Reclaim is off around {pods}, but where their CPUs are is not known.", {"pods": pods})
+    return None
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from agent.advisor.containers import ContainerMemory
+from agent.advisor.estimation import container_cores
+from agent.advisor.headroom.exclusion import DisableLevel, Tenant
 from agent.advisor.headroom.koordinator import Budget, Demand, Tier
 from agent.advisor.overcommit import PodLoad
+from agent.advisor.regions import bound_nodes, share_pool
+from agent.advisor.reporter import Capacity
+from agent.config import AdvisorConfig
+from agent.config.headroom import GIB
 from api.advice import UNBOUND
 from api.pods import Pod
 from api.qos import QoSLevel
@@ -15,6 +21,7 @@ from api.samples import CgroupSample, Snapshot
 
 _QOS_CLASS, _PRIORITY_CLASS = "koordinator.sh/qosClass", "koordinator.sh/priority-class"
 _BY_PRIORITY = ((9000, 9999, Tier.PROD), (7000, 7999, Tier.MID), (5000, 5999, Tier.BATCH), (3000, 3999, Tier.FREE))
+_TIERS: Mapping[str | None, Tier] = {tier.value: tier for tier in Tier}
 _RESIDENT = ("anon", "total_rss", "rss")
 """Resident memory in memory.stat: of version 2, and of version 1 with and without all cgroups below."""
 _NOT_CACHE = (
@@ -22,6 +29,9 @@ _NOT_CACHE = (
     ("inactive_anon", "active_anon", "unevictable"),
 )
 """What Koordinator counts as memory in use: everything but the page cache."""
+
+_PEAK_MARGIN = 1.1
+"""[safetyMarginPercent of koordlet's prediction] what is used now may grow by a tenth."""
 
 
 def reclaimed_use(snapshot: Snapshot, change: Rates | None, bound: Collection[int]) -> dict[int, float | None]:
@@ -54,6 +64,46 @@ def pod_loads(
     )
 
 
+def capacity(snapshot: Snapshot) -> Capacity:
+    """What the node has. Memory by NUMA node is left out where it is not known of all of them."""
+    node, nodes = snapshot.node, snapshot.topology.numa_nodes
+    cores = dict.fromkeys(nodes, 0.0)
+    for cpu in snapshot.topology.cpus:
+        cores[cpu.numa] += 1
+    sizes = {numa: part.meminfo["MemTotal"] for numa, part in node.numa.items() if "MemTotal" in part.meminfo}
+    return Capacity(
+        cores_by_numa=cores,
+        memory_bytes=node.memory_total_bytes,
+        memory_by_numa={numa: float(sizes[numa]) for numa in sorted(sizes)} if set(nodes) <= set(sizes) else {},
+    )
+
+
+def tenants(snapshot: Snapshot, cpus_by_cgroup: Mapping[str, tuple[int, ...]]) -> tuple[Tenant, ...]:
+    """Online pods as far as they decide what may be lent around them: those that are to be bound to NUMA nodes, and of the
+    others those that reach farther than to themselves."""
+    nodes = snapshot.topology.numa_nodes
+    numa_of = {cpu.id: cpu.numa for cpu in snapshot.topology.cpus}
+    found = []
+    for pod in snapshot.pods:
+        level = DisableLevel(pod.profile.disable_reclaim_level or DisableLevel.POD)
+        binding = pod.enhancements.numa_binding
+        if not pod.qos.online or not (binding or level is not DisableLevel.POD):
+            continue
+        cpus = (cpu for c in pod.containers for cpu in cpus_by_cgroup.get(c.cgroup, ()))
+        bound = bound_nodes(pod, nodes)
+        found.append(
+            Tenant(
+                pod=pod.key,
+                numa_nodes=bound or tuple(sorted({numa_of[cpu] for cpu in cpus if cpu in numa_of})),
+                reclaimable=pod.profile.lends,
+                level=level,
+                exclusive=binding and pod.enhancements.numa_exclusive,
+                bound_pool=share_pool(pod, nodes) if bound and pod.qos is QoSLevel.SHARED else "",
+            )
+        )
+    return tuple(found)
+
+
 def cpu_budget(
     snapshot: Snapshot, change: Rates | None, reserved_cores: float, prod_reclaimable_cores: float | None = None
 ) -> Budget:
@@ -61,10 +111,10 @@ def cpu_budget(
     busy = None if change is None else change.node.busy_cores
     used = [(pod, _cpu_used(pod, snapshot, change, absent=None)) for pod in snapshot.pods]
     demands = [
-        Demand(
-            tier=tier_of(pod),
-            request=_total(c.cpu_request_cores for c in pod.containers if c.cpu_request_cores is not None),
-            used=cores,
+        _demand(
+            pod,
+            _total(c.cpu_request_cores for c in pod.containers if c.cpu_request_cores is not None),
+            cores,
             exclusive=pod.labels.get(_QOS_CLASS) == "LSE",
         )
         for pod, cores in used
@@ -87,12 +137,10 @@ def memory_budget(
     if total is None:
         return None
     busy = None if available is None else float(total - available)
-    used = [(pod, _all(_not_cache(snapshot.cgroups.get(c.cgroup)) for c in pod.containers)) for pod in snapshot.pods]
+    used = [(pod, _all(not_cache(snapshot.cgroups.get(c.cgroup)) for c in pod.containers)) for pod in snapshot.pods]
     demands = [
-        Demand(
-            tier=tier_of(pod),
-            request=_total(c.memory_request_bytes for c in pod.containers if c.memory_request_bytes is not None),
-            used=space,
+        _demand(
+            pod, _total(c.memory_request_bytes for c in pod.containers if c.memory_request_bytes is not None), space
         )
         for pod, space in used
     ]
@@ -101,16 +149,67 @@ def memory_budget(
         system_used=None if busy is None else max(busy - sum(space or 0.0 for _, space in used), 0.0),
         reserved=reserved_bytes,
         demands=demands,
+        per_unit=float(GIB),
+        unit=" GiB",
         prod_reclaimable=prod_reclaimable_bytes,
         node_used=busy,
     )
 
 
+def _demand(pod: Pod, request: float | None, used: float | None, *, exclusive: bool = False) -> Demand:
+    """A pod as Koordinator's sums have it; one that lends nothing uses what it requested, in them."""
+    if used is not None and not pod.profile.lends:
+        used = max(used, request or 0.0)
+    return Demand(tier=tier_of(pod), request=request, used=used, exclusive=exclusive)
+
+
+def prod_spare_cores(
+    snapshot: Snapshot, change: Rates | None, needs: Mapping[str, ContainerMemory], config: AdvisorConfig
+) -> float | None:
+    """CPU that prod pods asked for and will not need, by the estimate of each; one that is not measured, or that lends nothing,
+    spares nothing.
+
+    Koordinator has a predictor for it; None in the first round.
+    """
+    if change is None:
+        return None
+    return sum(
+        max(container.cpu_request_cores - container_cores(container, needs.get(container.cgroup), config), 0.0)
+        for pod in snapshot.pods
+        if tier_of(pod) is Tier.PROD and pod.profile.lends
+        for container in pod.containers
+        if container.cpu_request_cores is not None
+    )
+
+
+def prod_spare_bytes(snapshot: Snapshot) -> float:
+    """The same of memory: what the requests are above what is used, page cache left out, with Koordinator's margin."""
+    spare = 0.0
+    for pod in snapshot.pods:
+        if tier_of(pod) is Tier.PROD and pod.profile.lends:
+            for container in pod.containers:
+                used = not_cache(snapshot.cgroups.get(container.cgroup))
+                if used is not None and container.memory_request_bytes is not None:
+                    spare += max(container.memory_request_bytes - used * _PEAK_MARGIN, 0.0)
+    return spare
+
+
+def idle_bytes(snapshot: Snapshot) -> float:
+    """Memory that pods which lend nothing requested and do not use, page cache left out; what is not measured is idle."""
+    idle = 0.0
+    for pod in snapshot.pods:
+        if pod.qos.online and not pod.profile.lends:
+            requested = sum(container.memory_request_bytes or 0 for container in pod.containers)
+            used = sum(not_cache(snapshot.cgroups.get(container.cgroup)) or 0.0 for container in pod.containers)
+            idle += max(requested - used, 0.0)
+    return idle
+
+
 def tier_of(pod: Pod) -> Tier:
     """Koordinator's class of a pod: by label, by priority, else batch for reclaimed_cores and prod for all others."""
     label = pod.labels.get(_PRIORITY_CLASS)
-    if label in [tier.value for tier in Tier]:
-        return Tier(label)
+    if label in _TIERS:
+        return _TIERS[label]
     for low, high, tier in _BY_PRIORITY:
         if low <= pod.priority <= high:
             return tier
@@ -150,7 +249,8 @@ def _resident(sample: CgroupSample | None) -> float | None:
     return next((float(sample.memory_stat[name]) for name in _RESIDENT if name in sample.memory_stat), None)
 
 
-def _not_cache(sample: CgroupSample | None) -> float | None:
+def not_cache(sample: CgroupSample | None) -> float | None:
+    """Memory of a cgroup but for its page cache, in bytes; None where it is not known."""
     if sample is None:
         return None
     for names in _NOT_CACHE:

@@ -63,6 +63,14 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """cpuNormalizationRatio; counts above 1."""
     third_party: float = 0.0
     """Batch that somebody else (YARN) has handed out already."""
+    per_unit: float = 1.0
+    """What one of the units is that amounts are told in,"""
+    unit: str = ""
+    """and how it is called, with a space before it."""
+
+    def show(self, amount: float) -> str:
+        """For a person."""
+        return f"{round(amount / self.per_unit, 2):g}{self.unit}"
 
 
 class Amount(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,8 +100,10 @@ def batch(budget: Budget, policy: str, reclaim_percent: float, threshold_percent
         lacks = "what the system uses" if system is None else "what every pod above batch needs"
         return _unknown("batch", lacks, inputs)
     value = max(budget.capacity - margin - system - sum(known), 0.0)
+    show = budget.show
     text = (
-        f"{budget.capacity:g} - {margin:g} margin - {system:g} system - {sum(known):g} by pods above batch ({policy})"
+        f"{show(budget.capacity)} - {show(margin)} margin - {show(system)} system"
+        f" - {show(sum(known))} by pods above batch ({policy})"
     )
     if threshold_percent is not None:
         value = min(value, budget.capacity * (threshold_percent / 100))
@@ -103,11 +113,11 @@ def batch(budget: Budget, policy: str, reclaim_percent: float, threshold_percent
         text += f", x {budget.normalization:g} for this CPU"
     if budget.third_party:
         value = max(value - budget.third_party, 0.0)
-        text += f", less {budget.third_party:g} that others have handed out"
+        text += f", less {show(budget.third_party)} that others have handed out"
     return Amount(
         value=value,
         verdict=Verdict(
-            rule="koordinator_batch", text=f"Batch is {value:g} = {text}.", threshold=margin, inputs=inputs
+            rule="koordinator_batch", text=f"Batch is {show(value)} = {text}.", threshold=margin, inputs=inputs
         ),
     )
 
@@ -116,10 +126,10 @@ def mid(
     budget: Budget, threshold_percent: float, unallocated_percent: float = 0.0, static_percent: float | None = None
 ) -> Amount:
     """Mid from what prod can spare, or a fixed share of the capacity where `static_percent` is given."""
-    most = budget.capacity * (threshold_percent / 100)
+    most, show = budget.capacity * (threshold_percent / 100), budget.show
     if static_percent is not None:
         value = min(budget.capacity * static_percent / 100, most)
-        text = f"Mid is {value:g}: {static_percent:g} % of {budget.capacity:g}, at most {most:g}."
+        text = f"Mid is {show(value)}: {static_percent:g} % of {show(budget.capacity)}, at most {show(most)}."
         return Amount(value=value, verdict=Verdict(rule="koordinator_mid_static", text=text, threshold=most))
     requested = [demand.request for demand in budget.demands if demand.tier is Tier.PROD]
     inputs: Inputs = {
@@ -139,8 +149,9 @@ def mid(
         unallocated = max(budget.capacity - max(budget.system_used, budget.reserved) - asked, 0.0)
     value = min(spare + unallocated * unallocated_percent / 100, most)
     text = (
-        f"Mid is {value:g}: prod can spare {budget.prod_reclaimable:g} and the node leaves"
-        f" {budget.capacity - budget.node_used:g}; {unallocated_percent:g} % of {unallocated:g} unallocated; at most {most:g}."
+        f"Mid is {show(value)}: prod can spare {show(budget.prod_reclaimable)} and the node leaves"
+        f" {show(budget.capacity - budget.node_used)}; {unallocated_percent:g} % of {show(unallocated)} unallocated;"
+        f" at most {show(most)}."
     )
     inputs["unallocated"] = unallocated
     return Amount(value=value, verdict=Verdict(rule="koordinator_mid", text=text, threshold=most, inputs=inputs))

@@ -57,7 +57,7 @@ def _canonical(need: RegionNeed) -> tuple[float | None, Verdict]:
     text = (
         f"Region {need.name} leaves {cores:.2f} cores: {need.upper_cores:.2f} at most, less {need.estimate_cores:.2f} needed"
         f" and {need.reserved_for_allocate_cores:.2f} reserved,"
-        f" and {need.reserved_for_reclaim_cores:.2f} that reclaimed pods keep."
+        f" plus {need.reserved_for_reclaim_cores:.2f} that reclaimed pods keep."
     )
     return cores, Verdict(rule="region_canonical", text=text, threshold=need.upper_cores, inputs=inputs)
 

@@ -26,7 +26,7 @@ def advise_memory(situation: Situation, memory: MemoryState, config: MemoryConfi
     node, by_numa = node_condition(situation, config), numa_conditions(situation, config)
     guarded = guard(situation, config, memory.guard_bytes)
     reaped = reap(situation, config, {UNBOUND: node, **by_numa}, memory)
-    offloads = offload(situation, config, memory.offloaded, reaped.busy)
+    offloads = offload(situation, config, memory, reaped.busy)
     dying = reclaim_dying(situation, config, memory.dying_ns)
     balanced = balance(situation, config, memory.moves, memory.balanced_ns)
     advice = MemoryAdvice(
@@ -46,6 +46,7 @@ def advise_memory(situation: Situation, memory: MemoryState, config: MemoryConfi
         guard_bytes=guarded.bytes,
         asked=reaped.asked,
         offloaded=offloads.past,
+        swap=offloads.swap,
         dying_ns=dying.at_ns,
         balanced_ns=balanced.at_ns,
         moves=balanced.moves,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from agent.advisor.headroom.kept import lent_nodes
 from agent.advisor.memory.dying import is_named
 from agent.advisor.memory.situation import ReclaimRoot, Situation
 from agent.advisor.state import Memory
 from agent.config import Config
-from agent.config.memory import MemoryConfig
+from agent.config.memory import MemoryConfig, OffloadConfig
 from api.pods import Pod
 from api.qos import QoSLevel
 from api.samples import Snapshot
@@ -29,16 +32,26 @@ def situation_of(snapshot: Snapshot, advisor: Memory, config: Config, now_ns: in
         root=ReclaimRoot(path=root, members=members),
         numa_roots={numa: path for numa, path in found.items() if _root(snapshot, path)},
         enable_reclaim=config.advisor.enable_reclaim,
+        not_reclaimable=frozenset(pod.key for pod in snapshot.pods if not pod.profile.lends),
+        profiles={pod.key: _offload(pod) for pod in snapshot.pods if pod.profile.memory_offloading},
         ramping=frozenset(path for path, known in advisor.containers.items() if known.ramping),
         share_numa=pools.get("share"),
         reclaim_numa=pools.get("reclaim"),
+        forbidden_numa=tuple(lent_nodes(snapshot, advisor, config.advisor).refused),
     )
 
 
+def _offload(pod: Pod) -> OffloadConfig:
+    """What its service profile says of offloading; it was checked where the pod came in."""
+    return msgspec.convert(pod.profile.memory_offloading, OffloadConfig)
+
+
 def named(situation: Situation, config: MemoryConfig) -> frozenset[str]:
-    """Cgroups that are no container's and that the settings allow to be changed."""
-    roots = {situation.root.path, *situation.numa_roots.values()} - {""}
-    dying = (path for path in situation.snapshot.cgroups if is_named(path, config)) if config.offloading.dying else ()
+    """Cgroups that are no container's and that the settings allow to be changed; also where they cannot be seen now."""
+    snapshot, root = situation.snapshot, config.reclaim_root.rstrip("/")
+    asked = {root, *(f"{root}-{numa}" for numa in snapshot.topology.numa_nodes)} if root else set()
+    roots = {situation.root.path, *situation.numa_roots.values(), *(asked - snapshot.cgroups.keys())} - {""}
+    dying = (path for path in snapshot.cgroups if is_named(path, config)) if config.offloading.dying else ()
     return frozenset(roots.union(config.offloading.cgroups, dying))
 
 

@@ -1,6 +1,9 @@
 """A limit on all reclaimed pods together, so that their growth never takes the last free memory: Katalyst's memory guard.
 
-The limit is what they use, and what is free beyond the critical watermark on each NUMA node of which something may be lent.
+The limit of each cgroup is what is in it, and what is free beyond the critical watermark on each of its NUMA nodes of which
+something may be lent: of all, or of the one that its pods are bound to.
+Cgroups beside one another may all take the same free memory; the next reading, seconds later, sees what is left of it.
+
 It shrinks at once and grows only by steps that are worth a write. Where an input is missing it stays as it was.
 """
 
@@ -31,8 +34,18 @@ class Guarded(NamedTuple):
 def guard(situation: Situation, config: MemoryConfig, before: Mapping[str, int]) -> Guarded:
     """What the reclaim root and those of NUMA nodes may use; `before` is what was asked for the last time."""
     roots = {situation.root.path, *situation.numa_roots.values()} - {""}
+    unseen = {root: size for root, size in before.items() if root not in situation.snapshot.cgroups}
+    if not roots and unseen:
+        text = f"{', '.join(sorted(unseen))} cannot be seen: the limit on reclaimed pods stays as it was."
+        return Guarded((), unseen, Verdict(rule="memory_guard_unknown", text=text))
     if not roots:
         text = "No cgroup holds all reclaimed pods: nothing limits their memory together."
+        if config.reclaim_root in situation.snapshot.cgroups:
+            text = (
+                f"A pod that is not reclaimed is below {config.reclaim_root} (memory.reclaimRoot): it is not limited."
+            )
+        elif config.reclaim_root:
+            text = f"There is no cgroup {config.reclaim_root} (memory.reclaimRoot): nothing limits reclaimed pods together."
         return Guarded((), {}, Verdict(rule="memory_guard_no_root", text=text))
     if not config.guard.enable:
         verdict = Verdict(rule="memory_guard_disabled", text="The memory guard is switched off: there is no limit.")
@@ -40,50 +53,50 @@ def guard(situation: Situation, config: MemoryConfig, before: Mapping[str, int])
         return Guarded(tuple(wishes), {}, verdict)
     try:
         open_nodes = available_numa(situation)
-        shares = {
-            numa: share(situation, config, numa, lent=numa in open_nodes)
-            for numa in situation.snapshot.topology.numa_nodes
-        }
-        if not shares:
+        nodes = situation.snapshot.topology.numa_nodes
+        if not nodes:
             raise Unknown("the NUMA nodes of this machine")
+        spares = {numa: spare(situation, config, numa) if numa in open_nodes else 0.0 for numa in nodes}
+        limits = {
+            root: _used(situation, config, root) + spares[numa]
+            for numa, root in situation.numa_roots.items()
+            if root and numa in spares
+        }
+        if situation.root.path:
+            limits[situation.root.path] = _used(situation, config, situation.root.path) + sum(spares.values())
     except Unknown as missing:
         text = f"Not known: {missing}. The limit on reclaimed pods stays as it was."
         verdict = Verdict(rule="memory_guard_unknown", text=text, inputs={"missing": str(missing)})
         kept = {root: size for root, size in before.items() if root in roots}
         wishes = [wish for root, size in sorted(kept.items()) for wish in _wishes(root, size, config, verdict)]
-        return Guarded(tuple(wishes), kept, verdict)
-    whole = sum(shares.values())
-    text = f"Reclaimed pods may use {human(whole)}: what they have and what is free beyond the critical watermark."
-    inputs: dict[str, float | int | str | None] = {f"numa{numa}_bytes": round(size) for numa, size in shares.items()}
+        return Guarded(tuple(wishes), unseen | kept, verdict)
+    sizes_told = " and ".join(f"{human(size)} in {root}" for root, size in sorted(limits.items()))
+    text = f"Reclaimed pods may use {sizes_told}: what is there and what is free beyond the critical watermark."
+    inputs: dict[str, float | int | str | None] = {
+        f"numa{numa}_spare_bytes": round(size) for numa, size in spares.items()
+    }
     verdict = Verdict(
         rule="memory_guard", text=text, threshold=config.guard.critical_watermark_scale_factor, inputs=inputs
     )
-    limits = {root: shares[numa] for numa, root in situation.numa_roots.items() if root and numa in shares}
-    if situation.root.path:
-        limits[situation.root.path] = whole
     # What a group is charged with beyond its pages on NUMA nodes, such as the kernel's own memory, cannot be limited away.
     floors = {root: _charged(situation, root) for root in limits}
     sizes = {root: _stepped(max(size, floors[root]), before.get(root)) for root, size in limits.items()}
     wishes = [wish for root, size in sorted(sizes.items()) for wish in _wishes(root, size, config, verdict)]
-    return Guarded(tuple(wishes), sizes, verdict)
+    return Guarded(tuple(wishes), unseen | sizes, verdict)
 
 
-def share(situation: Situation, config: MemoryConfig, numa: int, *, lent: bool) -> float:
-    """What reclaimed pods may use of one NUMA node, in bytes: no more than they have where nothing is lent. Raises Unknown.
-
-    What they have there counts all the same: a limit below it would have the kernel kill them for it.
-    """
-    snapshot, root = situation.snapshot, situation.root
-    own = situation.numa_roots.get(numa, "")
-    used = reclaimed_on_numa(snapshot, root.path, root.members, config.stale_s).get(numa, 0)
-    if own and not own.startswith(f"{root.path}/"):
-        used += reclaimed_on_numa(snapshot, own, (), config.stale_s).get(numa, 0)
-    if not lent:
-        return float(used)
+def spare(situation: Situation, config: MemoryConfig, numa: int) -> float:
+    """What may be taken of one NUMA node beyond what is in use there, in bytes. Raises Unknown."""
+    snapshot = situation.snapshot
     free = numa_size(snapshot, numa, "MemFree", config.stale_s)
     least = config.critical_bytes(numa_size(snapshot, numa, "MemTotal", config.stale_s))
     low = zone_low_bytes(snapshot, numa, config.stale_s) * config.guard.critical_watermark_scale_factor
-    return used + max(free - max(float(least), low), 0.0)
+    return max(free - max(float(least), low), 0.0)
+
+
+def _used(situation: Situation, config: MemoryConfig, root: str) -> float:
+    """What is in that cgroup, wherever it is: a limit below it would have the kernel kill somebody. Raises Unknown."""
+    return float(sum(reclaimed_on_numa(situation.snapshot, root, (), config.stale_s).values()))
 
 
 def _charged(situation: Situation, root: str) -> int:

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 from agent.advisor.memory import laws
 from agent.advisor.memory.layers import Offload, of_cgroup, of_pod
 from agent.advisor.memory.situation import NS_PER_S, Situation, Unknown, elapsed
-from agent.advisor.memory.state import Offloaded
+from agent.advisor.memory.state import MemoryState, Offloaded, SwapAsked
 from agent.advisor.memory.stats import activated, human, sample_of, stat
 from agent.config.memory import MemoryConfig, OffloadingConfig
 from api.advice import Wish
@@ -30,6 +30,7 @@ class Offloads(NamedTuple):
     wishes: tuple[Wish, ...]
     past: Mapping[str, Offloaded]
     verdicts: tuple[Verdict, ...]
+    swap: Mapping[str, SwapAsked] = {}
 
 
 class _Result(NamedTuple):
@@ -38,11 +39,15 @@ class _Result(NamedTuple):
     verdict: Verdict
 
 
-def offload(
-    situation: Situation, config: MemoryConfig, before: Mapping[str, Offloaded], busy: Collection[str]
-) -> Offloads:
-    """One round; `busy` are cgroups that were told to drop cache and have not been read since."""
-    swap, has_swap = _swap(situation.snapshot, config.offloading)
+def offload(situation: Situation, config: MemoryConfig, before: MemoryState, busy: Collection[str]) -> Offloads:
+    """One round; `busy` are cgroups that were told to drop cache and have not been read since.
+
+    What a cgroup may swap is asked for in every round, for what nobody asks for is given back: where it is not known how
+    full swap is, what was asked for before is asked for again.
+    """
+    has_swap = situation.snapshot.node.meminfo.get("SwapTotal") != 0
+    swap = _swap(situation.snapshot, config.offloading)
+    asked: dict[str, SwapAsked] = {}
     wishes: list[Wish] = []
     verdicts: list[Verdict] = []
     past: dict[str, Offloaded] = {}
@@ -50,21 +55,27 @@ def offload(
     for path, settings in _targets(situation, config.offloading):
         present = situation.snapshot.cgroups.get(path)
         if present is None:
+            asked |= {path: before.swap[path]} if path in before.swap else {}
             continue
-        known = before.get(path)
+        known = before.offloaded.get(path)
         known = known if known is not None and known.cgroup_id == present.id else None
         if known is not None:
             past[path] = known
+        last = before.swap.get(path)
+        wish = _kept_swap(path, last, present.id) if swap is None else _swap_wish(path, settings, swap)
+        if has_swap and wish is not None:
+            asked[path] = SwapAsked(cgroup_id=present.id, value=wish.value)
+            wishes.append(wish)
         sample = sample_of(situation.snapshot, path, config.stale_s)
         if sample is None:
             missing.setdefault("a reading of its memory files that is not too old", []).append(path)
             continue
-        if has_swap:
-            wishes.append(_swap_wish(path, settings, swap))
         if path in busy or (known is not None and not _due(situation, settings, known, sample)):
             continue
         try:
-            result = _advance(situation, settings, config.offloading, sample, known, swap and settings.enable_swap)
+            result = _advance(
+                situation, settings, config.offloading, sample, known, bool(swap) and settings.enable_swap
+            )
         except Unknown as what:
             missing.setdefault(str(what), []).append(path)
             continue
@@ -74,7 +85,7 @@ def offload(
             value = str(int(result.bytes))
             wishes.append(Wish(cgroup=path, knob=Knob.MEMORY_RECLAIM, value=value, verdict=result.verdict))
     verdicts.extend(_unknown(what, paths) for what, paths in missing.items())
-    return Offloads(tuple(wishes), past, tuple(verdicts))
+    return Offloads(tuple(wishes), past, tuple(verdicts), asked)
 
 
 def _targets(situation: Situation, config: OffloadingConfig) -> Iterator[tuple[str, Offload]]:
@@ -99,12 +110,20 @@ def _due(situation: Situation, settings: Offload, known: Offloaded, sample: Cgro
     return sample.files_read_at_ns is None or sample.files_read_at_ns != known.read_at_ns
 
 
-def _swap(snapshot: Snapshot, config: OffloadingConfig) -> tuple[bool, bool]:
-    """Whether anything may be swapped out, and whether there is any swap: not where that is unknown."""
+def _swap(snapshot: Snapshot, config: OffloadingConfig) -> bool | None:
+    """Whether anything may be swapped out; None where that is unknown."""
     total, free = (snapshot.node.meminfo.get(name) for name in ("SwapTotal", "SwapFree"))
-    if not total or free is None:
-        return False, False
-    return (total - free) / total <= config.max_swap_used_ratio, True
+    if total is None or free is None:
+        return None
+    return total > 0 and (total - free) / total <= config.max_swap_used_ratio
+
+
+def _kept_swap(path: str, last: SwapAsked | None, cgroup_id: int) -> Wish | None:
+    if last is None or last.cgroup_id != cgroup_id:
+        return None
+    text = f"Memory of {path} is offloaded. How full swap is, is not known: its memory.swap.max stays {last.value}."
+    verdict = Verdict(rule="memory_offload_swap_unknown", text=text)
+    return Wish(cgroup=path, knob=Knob.SWAP_MAX, value=last.value, verdict=verdict)
 
 
 def _swap_wish(path: str, settings: Offload, swap: bool) -> Wish:

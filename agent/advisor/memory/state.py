@@ -32,6 +32,13 @@ class Offloaded(msgspec.Struct, frozen=True, kw_only=True):
     """Policy `senpai`: the size that is aimed at."""
 
 
+class SwapAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cgroup that gives up memory may swap out: memory.swap.max as it was last asked for."""
+
+    cgroup_id: int
+    value: str
+
+
 class Move(msgspec.Struct, frozen=True, kw_only=True):
     """Memory that was told to move between NUMA nodes."""
 
@@ -53,6 +60,8 @@ class MemoryState(msgspec.Struct, frozen=True, kw_only=True):
     asked: Mapping[str, Asked] = {}
     """By cgroup."""
     offloaded: Mapping[str, Offloaded] = {}
+    """By cgroup."""
+    swap: Mapping[str, SwapAsked] = {}
     """By cgroup."""
     dying_ns: int | None = None
     """When what removed cgroups left behind was last reclaimed."""

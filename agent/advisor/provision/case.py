@@ -10,6 +10,7 @@ import msgspec
 
 from agent.advisor.estimation import numa_part, pod_cores
 from agent.advisor.indicators import Indicators
+from agent.advisor.inference import retarget
 from agent.advisor.provision.policies import Case
 from agent.advisor.provision.situation import ProvisionMemory, RegionMemory, Situation
 from agent.advisor.regions import Bounds, Members, Node, bound_nodes
@@ -17,6 +18,8 @@ from agent.config import AdvisorConfig
 from agent.config.provision import ProvisionConfig
 from api.advice import Control, Region, RegionKind
 from api.pods import Pod
+
+NS_PER_MINUTE, MINUTES = 60_000_000_000, 24 * 60
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,14 +45,27 @@ def case_of(member: Members, limits: Bounds, need: float, before: int | None, tu
     use = [situation.reclaim_use_cores.get(numa) for numa in region.numa_nodes]
     reclaim = turn.node.cpus if turn.reclaim is None else turn.reclaim
     follows = set(policies_of(region, turn.config)) - {"none", "canonical"}
+    signals = turn.indicators.signals(member, turn.config.targets) if follows else ()
+    memory = turn.memory.regions.get(region.name, RegionMemory())
+    unknown = set(memory.controllers) - {signal.name for signal in signals} if follows else set()
+    if unknown:
+        unknown &= turn.indicators.unknown(member, turn.config.targets)
+    moved, retargeted = signals, None
+    if signals and situation.inference.strategy != "none":
+        minute = situation.snapshot.wall_time_ns // NS_PER_MINUTE % MINUTES
+        moved, retargeted = retarget(
+            signals, region.pods, situation.predictions, situation.inference, situation.now_ns, minute
+        )
     return Case(
         region=region,
         bounds=limits,
         need=need,
         knob=(Control.RECLAIM_QUOTA, quota) if quota > 0 else (Control.REQUIREMENT, requirement),
         enable_reclaim=turn.advisor.enable_reclaim,
-        signals=turn.indicators.signals(member, turn.config.targets) if follows else (),
-        memory=turn.memory.regions.get(region.name, RegionMemory()),
+        signals=moved,
+        unknown=frozenset(unknown),
+        retargeted=retargeted,
+        memory=memory,
         reclaim_cpus=sum(reclaim.get(numa, 0) for numa in region.numa_nodes),
         reclaim_use_cores=None if None in use else sum(cores for cores in use if cores is not None),
     )

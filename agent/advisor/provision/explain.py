@@ -5,12 +5,17 @@ from __future__ import annotations
 import msgspec
 
 from agent.advisor.assembler import Assembled, Want
+from agent.advisor.headroom.region import RegionNeed, Score, region_headroom
 from agent.advisor.provision.policies import Proposal
 from agent.advisor.provision.situation import RegionMemory
 from agent.advisor.regions import Bounds
 from agent.advisor.regulator import Regulated
-from api.advice import Control, Region, RegionAdvice, Signal
+from agent.config import AdvisorConfig
+from api.advice import Control, Region, RegionAdvice, RegionKind, Signal
 from api.knobs import Verdict
+
+NO_PROFILE = Score(value=100.0)
+"""How a service fares of which nobody says that it fares badly; Katalyst's answer too."""
 
 
 class Decided(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +69,27 @@ def explain(one: Decided, assembled: Assembled, note: str) -> RegionAdvice:
             inputs=inputs | dict(one.proposal.inputs),
         ),
     )
+
+
+def with_headroom(advice: RegionAdvice, one: Decided, advisor: AdvisorConfig) -> RegionAdvice:
+    """The same with what the region leaves to reclaimed pods, by the policy of headroom for its kind."""
+    limits = one.bounds
+    policies = {
+        RegionKind.SHARE: advisor.headroom.share_region,
+        RegionKind.ISOLATION: advisor.headroom.isolation_region,
+        RegionKind.DEDICATED: advisor.headroom.dedicated_region,
+    }
+    need = RegionNeed(
+        name=one.region.name,
+        upper_cores=limits.upper,
+        estimate_cores=one.need,
+        reserved_for_allocate_cores=limits.reserved_for_allocate,
+        reserved_for_reclaim_cores=limits.reserved_for_reclaim,
+        reclaimable=one.region.reclaimable,
+        score=NO_PROFILE,
+    )
+    cores, verdict = region_headroom(need, policies[one.region.kind])
+    return msgspec.structs.replace(advice, headroom_cores=cores, headroom_verdict=verdict)
 
 
 def _rule(one: Decided) -> str:

@@ -14,6 +14,7 @@ from agent.advisor.regions import Bounds
 from agent.config import AdvisorConfig
 from agent.config.provision import Gains
 from api.advice import Control, Region, Signal
+from api.knobs import Verdict
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +28,10 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """What is turned, and where it stands: the quota of reclaimed pods where they have one, otherwise the requirement."""
     enable_reclaim: bool = True
     signals: tuple[Signal, ...] = ()
+    unknown: frozenset[str] = frozenset()
+    """Indicators that were followed and still have a target, and no value this time."""
+    retargeted: Verdict | None = None
+    """How predictions moved the targets of the signals; None where none are followed."""
     memory: RegionMemory = RegionMemory()
     reclaim_cpus: int = 0
     """CPUs that reclaimed pods may run on in the region's NUMA nodes."""

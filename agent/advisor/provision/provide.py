@@ -13,7 +13,7 @@ from agent.advisor.indicators import Indicators
 from agent.advisor.isolation import fits, isolate
 from agent.advisor.provision.case import Turn, assigned_cpus, case_of, had_before, need_cores, policies_of
 from agent.advisor.provision.dynamic_quota import dynamic_quota
-from agent.advisor.provision.explain import Decided, explain
+from agent.advisor.provision.explain import Decided, explain, with_headroom
 from agent.advisor.provision.policies import Answer, Case, Proposal, Settings, canonical, none
 from agent.advisor.provision.rama import rama
 from agent.advisor.provision.situation import ProvisionMemory, RegionMemory, Situation
@@ -25,7 +25,7 @@ from agent.advisor.regions import (
     regions,
     request_cores,
 )
-from agent.advisor.regulator import may_shrink, regulate
+from agent.advisor.regulator import held, may_shrink, regulate
 from agent.config import AdvisorConfig
 from agent.config.provision import ProvisionConfig
 from api.advice import UNBOUND, Control, CpuAdvice, PoolSize, RegionKind
@@ -77,14 +77,13 @@ def provision(
     sizes = (PoolSize(pool=RESERVE_POOL, cpus=reserve), *assembled.sizes) if reserve else assembled.sizes
     note = "; pods with too many tasks are not kept apart, since there is no room" if crowded else ""
     advice = CpuAdvice(
-        regions=tuple(explain(one, assembled, note) for one in decided),
+        regions=tuple(with_headroom(explain(one, assembled, note), one, advisor) for one in decided),
         sizes=sizes,
         isolated=tuple(sorted(apart)),
     )
     return advice, ProvisionMemory(
-        regions={
-            one.region.name: _remember(one, assembled.granted[one.region.name], situation.now_ns) for one in decided
-        },
+        quotas={size.numa: size.quota_cores for size in sizes if size.pool == RECLAIM_POOL and size.quota_cores},
+        regions={one.region.name: _remember(one, assembled.granted[one.region.name], situation) for one in decided},
         loads=isolation.loads,
         isolated=advice.isolated,
     )
@@ -116,11 +115,15 @@ def _decide(member: Members, limits: Bounds, turn: Turn, apart: Mapping[str, Ver
             text=apart[member.pods[0].key].text,
         )
         want = Want(region=region, upper=upper, lower=lower, request=max(ceil(request), 1))
-        return Decided(region=region, bounds=limits, proposal=proposal, want=want, cause=apart[member.pods[0].key])
+        need, cause = need_cores(member, turn), apart[member.pods[0].key]
+        return Decided(region=region, bounds=limits, proposal=proposal, want=want, need=need, cause=cause)
     before = had_before(region, request, turn)
     need = need_cores(member, turn)
     case = case_of(member, limits, need, before, turn)
     proposal, skipped = _propose(case, turn)
+    if case.retargeted is not None:
+        proposal = msgspec.structs.replace(proposal, inputs={**proposal.inputs, **case.retargeted.inputs})
+        skipped = (*skipped, case.retargeted.text.rstrip("."))
     if not proposal.controls:
         region = msgspec.structs.replace(region, reclaimable=False)
     if region.kind is RegionKind.SHARE and not region.reclaimable and _silent(member):
@@ -133,6 +136,8 @@ def _decide(member: Members, limits: Bounds, turn: Turn, apart: Mapping[str, Ver
         may_shrink=may_shrink(case.memory.last_ramp_down_ns, turn.situation.now_ns, turn.advisor),
         even=turn.smt and region.kind is RegionKind.SHARE and not turn.config.overlap,
     )
+    if before is not None and region.pool in turn.situation.found:
+        regulated = held(before, limits)
     quota = proposal.controls.get(Control.RECLAIM_QUOTA)
     governed = quota is not None and turn.config.quota and turn.config.overlap
     want = Want(
@@ -208,7 +213,7 @@ def _fit(decided: Sequence[Decided], turn: Turn) -> bool:
     return fits(needed, turn.node.cpus, free)
 
 
-def _remember(one: Decided, granted: int, now_ns: int) -> RegionMemory:
+def _remember(one: Decided, granted: int, situation: Situation) -> RegionMemory:
     if one.regulated is None:
         return RegionMemory()
     # Where nothing is lent the pool is larger than it would have to be: what it has is where shrinking starts from.
@@ -218,6 +223,9 @@ def _remember(one: Decided, granted: int, now_ns: int) -> RegionMemory:
         policy=one.proposal.policy,
         requirement=requirement,
         quota_cores=one.want.quota,
-        last_ramp_down_ns=now_ns if shrunk else one.memory.last_ramp_down_ns,
+        # When an agent before this one did nobody knows: not longer ago than the start of this one.
+        last_ramp_down_ns=situation.now_ns
+        if shrunk or one.region.pool in situation.found
+        else one.memory.last_ramp_down_ns,
         controllers=one.proposal.controllers,
     )

@@ -1,7 +1,7 @@
 """Policy `rama`: a controller for each indicator turns the requirement (or the quota of reclaimed pods) towards its target.
 
 The error is ln(current) - ln(target); outside of a dead band it moves a running total, gains times the region's upper bound
-at a time. The indicator that asks for most protection decides.
+at a time. The indicator that asks for most protection decides; while one that was followed is not known, nothing more is lent.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from agent.advisor.provision.situation import Controller
 from agent.config import AdvisorConfig
 from agent.config.provision import Gains
 from api.advice import Control, Signal
+
+UNITS = {"cpu_sched_wait": " us", "request_p99_ms": " ms"}
+"""Of indicators that are no ratios."""
 
 
 def rama(case: Case, settings: Settings) -> Answer:
@@ -44,13 +47,21 @@ def rama(case: Case, settings: Settings) -> Answer:
     }
     dominant = worst(candidates, key=lambda name: candidates[name])
     signal = next(signal for signal in followed if signal.name == dominant)
+    gone = {name: case.memory.controllers[name] for name in case.unknown if name in case.memory.controllers}
+    turned, note = candidates[dominant], ""
+    if gone and worst(turned, value) != turned:
+        turned, note = value, f"; {', '.join(sorted(gone))} is not known any more, so it stays at {value:.2f}"
+    moved = value + sign * controllers[dominant].total
+    if moved != candidates[dominant]:
+        note = f", its {'most' if moved > candidates[dominant] else 'least'}{note}"
+    unit = UNITS.get(dominant, "")
     return Proposal(
         policy="rama",
-        controls={control: candidates[dominant]},
-        text=f"{dominant} is {signal.current:.4g}, its target {signal.target:.4g}: {control.value} moves from "
-        f"{value:.2f} by {sign * controllers[dominant].total:+.2f} to {candidates[dominant]:.2f} cores",
+        controls={control: turned},
+        text=f"{dominant} is {signal.current:.4g}{unit}, its target {signal.target:.4g}{unit}: {control.value} moves from "
+        f"{value:.2f} by {sign * controllers[dominant].total:+.2f} to {candidates[dominant]:.2f} cores{note}",
         inputs=_inputs(followed, dominant, value),
-        controllers=controllers,
+        controllers={**gone, **controllers},
     )
 
 

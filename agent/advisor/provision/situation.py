@@ -7,16 +7,11 @@ from collections.abc import Mapping
 import msgspec
 
 from agent.advisor.containers import ContainerMemory
+from agent.advisor.inference import Predictions
+from agent.config.inference import InferenceConfig
+from api.profiles import Target
 from api.rates import Rates
 from api.samples import Snapshot
-
-
-class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pod's service profile says of one indicator."""
-
-    lower: float | None = None
-    upper: float | None = None
-    """Goes before `lower`."""
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,14 +32,19 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """By cgroup of a container: the CPUs it was given."""
     pools: Mapping[str, tuple[int, ...]] = {}
     """CPUs of the pools as they are now, `reclaim` among them."""
+    found: frozenset[str] = frozenset()
+    """Pools that an agent before this one made, as long as this one has not measured anything."""
     reclaim_use_cores: Mapping[int, float] = {}
     """By NUMA node: CPU that reclaimed pods use there."""
     reclaim_quota_cores: Mapping[int, float] = {}
     """By NUMA node: the quota that reclaimed pods there have; absent where they have none."""
     indicators: Mapping[str, Mapping[str, float]] = {}
-    """By region and name: current values that are measured elsewhere; they go before the agent's own."""
+    """By pod and name: current values that are measured elsewhere; they go before the agent's own."""
     targets: Mapping[str, Mapping[str, Target]] = {}
     """By pod and indicator: targets of its own."""
+    predictions: Predictions | None = None
+    inference: InferenceConfig = InferenceConfig()
+    """How predictions move targets."""
     runnable: Mapping[str, float] = {}
     """By cgroup of a container: tasks that run or wait for a CPU, for isolation."""
     not_reclaimable: frozenset[str] = frozenset()
@@ -81,6 +81,8 @@ class ProvisionMemory(msgspec.Struct, frozen=True, kw_only=True):
     """All that provision knows of the past."""
 
     regions: Mapping[str, RegionMemory] = {}
+    quotas: Mapping[int, float] = {}
+    """By NUMA node: the quota that reclaimed pods there were given."""
     loads: Mapping[str, LoadMemory] = {}
     """By cgroup."""
     isolated: tuple[str, ...] = ()

@@ -40,6 +40,8 @@ class Homes:
     """The pool of each pod, by uid."""
     bindings: Bindings
     fallback: frozenset[int]
+    limited: frozenset[int] = frozenset()
+    """NUMA nodes of which reclaimed pods have a quota, where they have none elsewhere."""
 
     @property
     def pooled(self) -> frozenset[int]:
@@ -118,7 +120,9 @@ class _Regions:
         reclaim = homes.pools[RECLAIM]
         reclaimed = {nodes[pod.uid][0] for pod in pods if pod.qos is QoSLevel.RECLAIMED and pod.uid in nodes}
         self._reclaim_on = {numa: reclaim & node.on([numa]) or reclaim for numa in reclaimed}
-        self._reclaim = reclaim - node.on(reclaimed) or reclaim
+        # No quota of a pod could keep it to a part of one node among several: who is bound to none stays off.
+        anywhere = reclaim - node.on(reclaimed) or reclaim
+        self._reclaim = anywhere - node.on(homes.limited) or anywhere
         online = {numa for pod in pods if pod.qos.online for numa in nodes.get(pod.uid, ())}
         owned = {numa for owned in homes.bindings.ledger.owned.values() for numa in owned}
         self._not_owned = frozenset(node.numa) - owned
@@ -170,11 +174,11 @@ def _ramp_up(ramp_up_s: float, text: str) -> Verdict:
         rule="ramp_up",
         text=f"New for less than {ramp_up_s:g} s: it may use all pooled CPUs, {text}.",
         threshold=ramp_up_s,
-        inputs={"cpus": text},
+        inputs={"cpu_list": text},
     )
 
 
 def _in_pool(owner: str, text: str) -> Verdict:
     return Verdict(
-        rule="pool", text=f"It runs on the CPUs of pool {owner}: {text}.", inputs={"pool": owner, "cpus": text}
+        rule="pool", text=f"It runs on the CPUs of pool {owner}: {text}.", inputs={"pool": owner, "cpu_list": text}
     )

@@ -64,22 +64,28 @@ def place(
     """CPUs of every pool and container, and what to remember of it for the next time.
 
     Without sizes they are made from requests. The order of pods and sizes does not matter, and what did not change moves
-    no CPU. CPUs that containers must not have whatever else holds (see `within`) are not in `topology`.
+    no CPU. CPUs that containers must not have whatever else holds (see `below`) are not in `topology`.
     """
     if state.policy_name not in ("", config.policy):
         state = CpuState(numa_headroom=state.numa_headroom)
     state = _follow(state, pods, config, now_ns)
     node = layout(topology)
-    static = static_pools(node, config, state.pool(RESERVE), _had_alone(state))
+    static = static_pools(node, config, state.pool(RESERVE), state.alone())
     ordered = sorted(pods, key=lambda pod: _turn(pod, state))
     if config.policy == "native":
         return place_native(ordered, node, static, state, config, now_ns)
     bindings = bind(ordered, node, static.usable, state, config)
     owners = _owners(ordered, bindings, sizes)
-    _admit(ordered, bindings, state)
+    _admit(ordered, bindings)
     pools = _pools(sizes, ordered, owners, bindings, _Scene(static, state, config))
     homes = Homes(
-        layout=node, static=static, pools=pools, owners=owners, bindings=bindings, fallback=_fallback(pools, static)
+        layout=node,
+        static=static,
+        pools=pools,
+        owners=owners,
+        bindings=bindings,
+        fallback=_fallback(pools, static),
+        limited=_limited(sizes),
     )
     placement, entries = place_containers(ordered, homes, state, config, now_ns)
     shown = {RESERVE: static.reserve, INTERRUPT: static.interrupt, **pools, FALLBACK: homes.fallback}
@@ -88,12 +94,6 @@ def place(
         pools=tuple(Pool(name=name, cpus=tuple(sorted(cpus))) for name, cpus in sorted(shown.items()) if cpus),
     )
     return result, _remember(entries, {**pools, RESERVE: static.reserve, INTERRUPT: static.interrupt}, node, state)
-
-
-def _had_alone(state: CpuState) -> frozenset[int]:
-    """What dedicated containers had."""
-    entries = (item for entry in state.pod_entries.values() for item in entry.values())
-    return NONE.union(*(item.cpus for item in entries if item.owner_pool_name == DEDICATED))
 
 
 def _follow(state: CpuState, pods: Sequence[Pod], config: CpuPlacementConfig, now_ns: int) -> CpuState:
@@ -138,13 +138,13 @@ def _owners(pods: Sequence[Pod], bindings: Bindings, sizes: Sequence[PoolSize]) 
     return owners
 
 
-def _admit(pods: Sequence[Pod], bindings: Bindings, state: CpuState) -> None:
-    """Shared pods that are bound to no node may not ask for more than there is; the last to come are too many."""
+def _admit(pods: Sequence[Pod], bindings: Bindings) -> None:
+    """Shared pods, in turn, that are bound to no node may not ask for more than there is; the last to come are too many."""
     ledger = bindings.ledger
     room = max(len(ledger.free) - sum(ledger.requested.values()), 0.0)
     asked = 0.0
     waiting = [pod for pod in pods if pod.qos is QoSLevel.SHARED and pod.uid not in bindings.nodes]
-    for pod in sorted(waiting, key=lambda pod: _turn(pod, state)):
+    for pod in waiting:
         cores = sum(container.cpu_request_cores or 0.0 for container in pod.containers)
         if asked + cores > room and pod.key not in bindings.rejected:
             bindings.rejected[pod.key] = Verdict(
@@ -232,6 +232,12 @@ def _dedicated(pods: Sequence[Pod], bindings: Bindings) -> Mapping[str, frozense
         for pod in pods
         if pod.qos is QoSLevel.DEDICATED
     }
+
+
+def _limited(sizes: Sequence[PoolSize]) -> frozenset[int]:
+    """NUMA nodes of which reclaimed pods have a quota; none where what they use in all has one too."""
+    limited = {size.numa for size in sizes if size.pool == RECLAIM and size.quota_cores is not None}
+    return frozenset() if UNBOUND in limited else frozenset(limited)
 
 
 def _fallback(pools: Mapping[str, frozenset[int]], static: Static) -> frozenset[int]:

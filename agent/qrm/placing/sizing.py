@@ -9,6 +9,7 @@ from math import ceil
 from agent.config.qrm import CpuPlacementConfig
 from agent.qrm.placing.state import DEDICATED, FALLBACK, INTERRUPT, RECLAIM, RESERVE
 from api.advice import UNBOUND, PoolSize
+from api.sizes import in_proportion
 
 Key = tuple[str, int]
 """A pool and its NUMA node, or UNBOUND."""
@@ -45,18 +46,9 @@ def regulate(sizes: Mapping[Key, int], available: int, *, expand: bool = False) 
     """
     if len(sizes) > available:
         return None
-    total = sum(sizes.values())
-    if not sizes or (total <= available and not expand):
+    if not sizes or (sum(sizes.values()) <= available and not expand):
         return sizes
-    result = {key: max(ceil(size * available / max(total, 1)), 1) for key, size in sizes.items()}
-    while sum(result.values()) > available:
-        # The one that got most of what it wanted gives one back; of equals the largest, then the last by name.
-        key = max(
-            (key for key in result if result[key] > 1),
-            key=lambda key: (result[key] / max(sizes[key], 1), result[key], key),
-        )
-        result[key] -= 1
-    return result
+    return in_proportion(sizes, available)
 
 
 def spread(total: int, nodes: Sequence[int]) -> Mapping[int, int]:
@@ -75,7 +67,7 @@ def complete(
 
     `demand` is the sum of the requests of each pool; `reserve` what reclaimed pods keep of each NUMA node. With no size
     of any pool given, all are made here: requests, with the configured factor where bound, in proportion if they are too
-    much, the rest to reclaim. With reclaim disabled pools grow into all but reclaim's reserve.
+    much, the rest to reclaim.
     """
     given = [size for size in sizes if size.pool not in _NOT_SIZED]
     known = {(size.pool, size.numa) for size in given if size.pool != RECLAIM}
@@ -86,7 +78,7 @@ def complete(
         if (pool, numa) not in known and (numa != UNBOUND or pool not in names)
     }
     if not known:
-        missing = _own(missing, room, reserve, expand=not config.enable_reclaim)
+        missing = _own(missing, room, reserve)
     made = [PoolSize(pool=pool, numa=numa, cpus=cpus) for (pool, numa), cpus in missing.items()]
     if not any(size.pool == RECLAIM for size in given):
         made += _rest([*given, *made], room)
@@ -126,7 +118,7 @@ def _fit(sizes: Sequence[PoolSize], available: int) -> tuple[list[Want], int]:
     return [Want(pool, numa, cpus) for (pool, numa), cpus in regulated.items()], kept
 
 
-def _own(wanted: Mapping[Key, int], room: Room, reserve: Mapping[int, int], *, expand: bool) -> dict[Key, int]:
+def _own(wanted: Mapping[Key, int], room: Room, reserve: Mapping[int, int]) -> dict[Key, int]:
     """The wanted sizes, within what each scope has beyond reclaim's reserve."""
     kept = {node: min(reserve.get(node, 0), max(available - 1, 0)) for node, available in room.bound.items()}
     elsewhere = sum(cpus for node, cpus in reserve.items() if node not in room.bound)
@@ -135,7 +127,7 @@ def _own(wanted: Mapping[Key, int], room: Room, reserve: Mapping[int, int], *, e
     for scope in (*room.bound, UNBOUND):
         here = {key: cpus for key, cpus in wanted.items() if key[1] == scope}
         available = (room.unbound if scope == UNBOUND else room.bound[scope]) - kept[scope]
-        result |= regulate(here, available, expand=expand) or here
+        result |= regulate(here, available) or here
     return result
 
 

@@ -101,6 +101,16 @@ class CpuState(
         entries = self.pod_entries.get(uid, {})
         return {} if POOL_ENTRY in entries else entries
 
+    def alone(self) -> frozenset[int]:
+        """What dedicated containers had."""
+        entries = (item for entry in self.pod_entries.values() for item in entry.values())
+        return frozenset[int]().union(*(item.cpus for item in entries if item.owner_pool_name == DEDICATED))
+
+    def pools(self) -> dict[str, tuple[int, ...]]:
+        """CPUs of every pool, by name; `fallback` is none."""
+        names = (name for name, entry in self.pod_entries.items() if POOL_ENTRY in entry and name != FALLBACK)
+        return {name: tuple(sorted(self.pool(name))) for name in names}
+
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Who is to have which CPUs, and why."""
@@ -122,15 +132,6 @@ def cpus_of(text: str) -> frozenset[int]:
     return frozenset(parse_cpu_list(text))
 
 
-def remove_pod(state: CpuState, uid: str) -> CpuState:
-    """The state without that pod, which is known to be gone for good."""
-    return msgspec.structs.replace(
-        state,
-        pod_entries={key: entry for key, entry in state.pod_entries.items() if key != uid},
-        residual={key: since for key, since in state.residual.items() if key != uid},
-    )
-
-
 def reboot(state: CpuState, now_ns: int) -> CpuState:
     """The state of an earlier boot: who had what is still good to know, when is not."""
     entries = {
@@ -150,9 +151,24 @@ def with_bindings(pods: Iterable[Pod], state: CpuState) -> tuple[Pod, ...]:
     )
 
 
+def where_they_run(pods: Iterable[Pod], state: CpuState) -> tuple[Pod, ...]:
+    """The pods with those dedicated ones as shared ones that were refused CPUs of their own: they run where all others do, and
+    what is provided for them anywhere else lies idle."""
+    return tuple(
+        msgspec.structs.replace(pod, qos=QoSLevel.SHARED)
+        if pod.qos is QoSLevel.DEDICATED
+        and any(entry.owner_pool_name == FALLBACK for entry in state.pod(pod.uid).values())
+        else pod
+        for pod in pods
+    )
+
+
 def bound_of(pod: Pod, state: CpuState) -> tuple[int, ...]:
     """NUMA nodes that the pod was bound to in the last placement."""
-    return next((entry.bound_numa for entry in state.pod(pod.uid).values() if entry.bound_numa), ())
+    for entry in state.pod(pod.uid).values():
+        if entry.bound_numa:
+            return entry.bound_numa
+    return ()
 
 
 def rebuild(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agent.config.qrm import CpuPlacementConfig
-from agent.qrm.placing.layout import Layout
+from agent.qrm.placing.layout import Layout, layout
 from agent.qrm.placing.picking import NONE, pick_in_turn
+from agent.qrm.placing.state import rebuild
 from api.cpus import parse_cpu_list
+from api.samples import Snapshot
 
 
 @dataclass(frozen=True)
@@ -39,3 +41,11 @@ def static_pools(
     if reserve == others:
         reserve -= {max(reserve)}
     return Static(reserve=reserve, interrupt=interrupt, usable=others - reserve)
+
+
+def not_shared(snapshot: Snapshot, config: CpuPlacementConfig) -> frozenset[int]:
+    """CPUs that reclaimed pods must not be sent to where nobody places anybody: reserved ones, those of interrupts, and what
+    dedicated pods have by their own cpusets."""
+    alone = rebuild(snapshot.pods, snapshot.cgroups, snapshot.topology, "", 0).alone()
+    static = static_pools(layout(snapshot.topology), config, used=alone)
+    return static.reserve | static.interrupt | alone

@@ -40,6 +40,18 @@ def test_estimate_of_a_container(
     assert container_cores(container, known, CONFIG) == pytest.approx(expected)
 
 
+def test_a_load_says_when_its_waits_were_last_known() -> None:
+    """One task runs and two wait; from the 60th second on nobody tells of waits."""
+    known, busy = Remembered(), [pod("web", QoSLevel.SHARED, request=2)]
+    for second in range(100):
+        wait = {"web": waits({2_000_000: second})} if second < 60 else {}
+        seen = snapshot(second, busy, cpus=48, usage_s={"web": float(second)}, wait=wait)
+        _, known = judge(seen, Config(advisor=CONFIG), known, seen.taken_at_ns)
+    (web,) = known.advisor.containers.values()
+    assert web.load1 == pytest.approx(3.0, rel=0.3)
+    assert (web.load_at_ns, web.last_seen_ns) == (seen.taken_at_ns - 40 * 10**9, seen.taken_at_ns)
+
+
 @pytest.mark.parametrize(("allocate", "reclaim", "expected"), [(0, 0, 90), (10, 0, 80), (0, 10, 100)])
 def test_region_headroom(allocate: float, reclaim: float, expected: float) -> None:
     assert region_cores(90, 0, allocate, reclaim) == expected
@@ -150,3 +162,24 @@ def test_policy_none_advises_nothing() -> None:
     advice, memory = advise(snapshot(0, []), AdvisorConfig(policy="none"), Memory(), 0)
     assert advice is None
     assert memory.previous is not None
+
+
+@pytest.mark.parametrize("policy", ["canonical", "latency"])
+def test_a_tree_that_stays_unreadable_forgets_no_demand_and_promises_no_more(policy: str) -> None:
+    """48 CPUs, 16 in use: 20 are needed and 4 kept for bursts. From 20 s on nothing can be read, and a pod comes."""
+    config = msgspec.convert({"policy": policy, "headroom": {"policy": "estimate"}}, AdvisorConfig)
+    web, new = pod("web", QoSLevel.SHARED, request=16), pod("new", QoSLevel.SHARED, request=3)
+    known, need, promised, lent = Remembered(), [], [], []
+    for at in range(140):
+        seen = snapshot(at, [web], cpus=48, usage_s={"web": 16.0 * at}, wait={"web": waits({10: 1000 * at})})
+        if at >= 20:
+            seen = msgspec.structs.replace(seen, cgroups={}, pods=(web,) if at < 130 else (web, new))
+        judged, known = judge(seen, Config(advisor=config), known, seen.taken_at_ns)
+        assert judged.advice is not None
+        need.append(judged.advice.requirement_cores)
+        promised.append(judged.advice.headroom_cores)
+        lent.append(judged.advice.lent_cores)
+    assert need[19:] == pytest.approx([20.0] * 111 + [23.0] * 10)
+    assert promised[19] == pytest.approx(24.0)
+    assert promised[19:130] == pytest.approx([promised[19]] * 111)
+    assert max(lent[20:]) <= lent[19]

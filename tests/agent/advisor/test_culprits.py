@@ -52,7 +52,9 @@ def test_what_nobody_counted_is_unknown(before: Blame | None, after: Blame | Non
     assert blamed(["/gone"], ["/batch"], *two_rounds(before, after)) is None
 
 
-def lending_of(blames: dict[str, Blamed | None], seen: dict[str, Wait | None]) -> tuple[str, float, str]:
+def lending_of(
+    blames: dict[str, Blamed | None], seen: dict[str, Wait | None], lent_cores: float = 2.0
+) -> tuple[str, float, str]:
     situation = Situation(
         now_ns=100 * S,
         elapsed_ns=S,
@@ -62,7 +64,7 @@ def lending_of(blames: dict[str, Blamed | None], seen: dict[str, Wait | None]) -
         requirement_cores=0.5,
         blames=blames,
     )
-    lending = lend(situation, Memory(lent_cores=2.0, last_wait_ns=99 * S), CONFIG)
+    lending = lend(situation, Memory(lent_cores=lent_cores, last_wait_ns=99 * S), CONFIG)
     return lending.verdict.rule, lending.lent_cores, lending.verdict.text
 
 
@@ -85,6 +87,22 @@ def told(batch: int, total: int = 1000, other: str = "/third") -> Blamed:
 def test_nothing_is_taken_for_what_others_did(found: Blamed | None, rule: str, lent: float) -> None:
     got = lending_of({"/web": found}, {"/web": SLOW})
     assert got[:2] == (rule, pytest.approx(lent))
+
+
+@pytest.mark.parametrize(
+    ("found", "rule", "lent"),
+    [
+        (told(100), "wait_near_target", 0.5),
+        (told(99), "wait_near_by_others", 0.7),
+        (None, "wait_near_target", 0.5),
+    ],
+    ids=["a tenth is ours", "less than a tenth", "nobody knows"],
+)
+def test_what_others_did_below_the_target_keeps_nothing_from_batch_work(
+    found: Blamed | None, rule: str, lent: float
+) -> None:
+    near = waits({10: 900, 8000: 100})
+    assert lending_of({"/web": found}, {"/web": near}, 0.5)[:2] == (rule, pytest.approx(lent))
 
 
 def test_the_culprit_is_named() -> None:

@@ -8,12 +8,13 @@ import msgspec
 import pytest
 
 from agent.advisor.indicators import Indicators, target
-from agent.advisor.provision.situation import Situation, Target
+from agent.advisor.provision.situation import Situation
 from agent.advisor.regions import Members
 from agent.config.provision import TargetsConfig
 from api.advice import Region, RegionKind
 from api.facts import CpuCounters, Wait
 from api.pods import Container
+from api.profiles import Target
 from api.rates import NodeRates, Rates
 from tests.agent.advisor.builders import S
 from tests.agent.advisor.online import dedicated, shared, situation
@@ -52,6 +53,20 @@ def test_waits_of_a_pool_are_the_mean_of_its_cpus_in_microseconds() -> None:
         3: Wait(sum_ns=9_000_000_000, count=20),
     }
     assert values(two_rounds(before, after)) == {"cpu_sched_wait": pytest.approx(501.5)}
+
+
+def test_an_indicator_of_0_is_known_and_one_without_a_value_is_not() -> None:
+    none = dict.fromkeys((0, 1), Wait(sum_ns=0, count=0))
+    member = Members(SHARE, two_rounds(none, none).snapshot.pods)
+    idle = Indicators(two_rounds(none, none, {0: 0.0, 1: 0.0}))
+    assert idle.signals(member, CONFIG) == ()
+    assert idle.unknown(member, CONFIG) == frozenset()
+    assert Indicators(two_rounds(none, {}, {0: 0.5})).unknown(member, CONFIG) == {"cpu_sched_wait"}
+    wanted = {"default/a": {"request_p99_ms": Target(upper=20)}}
+    late = msgspec.structs.replace(two_rounds(none, none, {0: 0.5}), targets=wanted)
+    assert Indicators(late).unknown(member, CONFIG) == {"request_p99_ms"}
+    told = msgspec.structs.replace(late, indicators={"default/a": {"request_p99_ms": 8.0}})
+    assert Indicators(told).unknown(member, CONFIG) == frozenset()
 
 
 def test_a_cpu_that_nobody_got_kept_nobody_waiting() -> None:
@@ -124,7 +139,8 @@ def test_cycles_per_instruction_are_those_of_main_containers() -> None:
 def test_what_is_measured_elsewhere_goes_first() -> None:
     config = TargetsConfig(share={"mem_access_read_lat": 80.0, "cpu_usage_ratio": 0.8})
     made = msgspec.structs.replace(
-        two_rounds({}, {}, busy={0: 0.9}), indicators={"share": {"mem_access_read_lat": 95.0, "cpu_usage_ratio": 0.7}}
+        two_rounds({}, {}, busy={0: 0.9}),
+        indicators={"default/a": {"mem_access_read_lat": 95.0, "cpu_usage_ratio": 0.7}},
     )
     assert values(made, config=config) == {"mem_access_read_lat": 95.0, "cpu_usage_ratio": 0.7}
 

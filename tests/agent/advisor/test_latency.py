@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.advisor.advise import advise
+from agent.advisor.culprits import Blamed
 from agent.advisor.latency import Situation, lend
 from agent.advisor.state import Memory
 from agent.advisor.waits import alarmed, contention
@@ -19,7 +20,7 @@ from tests.agent.advisor.builders import S, pod, snapshot, waits
 
 CONFIG = LatencyConfig(target_wait_ms=8.192)  # a slot's bound: no interpolation in the tables
 NEVER: int | None = None
-LIMIT_NS = CONFIG.target_wait_ms * 1e6
+LIMITS = {"/web": CONFIG.target_wait_ms * 1e6}
 
 
 def situation(wait: Wait | None, *, used: float | None = 1.6, now_s: float = 100.0, enable: bool = True) -> Situation:
@@ -129,12 +130,10 @@ def test_own_throttling_is_taken_out_of_the_waits() -> None:
 
 def test_alarm_between_rounds() -> None:
     before = {"/web": waits({10: 1000})}
-    assert not alarmed(before, {"/web": waits({10: 1100})}, LIMIT_NS, CONFIG)
-    assert not alarmed(before, {"/web": waits({10: 1000, 20000: 1})}, LIMIT_NS, CONFIG), "one wait is no breach"
-    assert alarmed(before, {"/web": waits({10: 1050, 20000: 2})}, LIMIT_NS, CONFIG)
-    assert not alarmed({}, {"/web": waits({20000: 50})}, LIMIT_NS, CONFIG), (
-        "a cgroup seen first has no past to subtract"
-    )
+    assert not alarmed(before, {"/web": waits({10: 1100})}, LIMITS, CONFIG)
+    assert not alarmed(before, {"/web": waits({10: 1000, 20000: 1})}, LIMITS, CONFIG), "one wait is no breach"
+    assert alarmed(before, {"/web": waits({10: 1050, 20000: 2})}, LIMITS, CONFIG)
+    assert not alarmed({}, {"/web": waits({20000: 50})}, LIMITS, CONFIG), "a cgroup seen first has no past to subtract"
 
 
 def test_a_spike_is_answered_in_one_round_and_forgiven_slowly() -> None:
@@ -297,7 +296,7 @@ def test_waits_that_stay_without_batch_work_are_the_pods_own_and_lending_goes_on
             memory,
             lent_cores=lending.level_cores,
             harmful_cores=lending.harmful_cores,
-            own_wait_ns=lending.own_wait_ns,
+            own_waits_ns=lending.own_waits_ns,
             minimum_since_ns=lending.minimum_since_ns,
             last_breach_ns=lending.last_breach_ns,
             last_wait_ns=lending.last_wait_ns,
@@ -312,7 +311,47 @@ def test_waits_that_stay_without_batch_work_are_the_pods_own_and_lending_goes_on
     assert (worse.action, worse.verdict.rule) == ("shrink", "wait_above_target")
     # ... and once waits are short, the target alone counts again.
     calm = lend(situation(waits({10: 900}), used=1.0, now_s=117), memory, CONFIG)
-    assert calm.own_wait_ns is None
+    assert not calm.own_waits_ns
+
+
+def test_what_one_container_makes_by_itself_excuses_no_other() -> None:
+    # /api waits 30 ms by itself, as was learnt; /web, which never did, waits 26 ms against a target of 5.
+    config, memory = (
+        LatencyConfig(target_wait_ms=5),
+        Memory(lent_cores=2.0, own_waits_ns={"/api": 30e6}, last_wait_ns=0),
+    )
+    both = {"/api": waits({30000: 1000}), "/web": waits({26000: 1000})}
+    now = msgspec.structs.replace(situation(waits({}), used=1.0), waits=both)
+    lending = lend(now, memory, config)
+    assert (lending.verdict.rule, lending.lent_cores) == ("wait_far_above_target", 0.1)
+    assert "wait of /web is " in lending.verdict.text
+    assert lending.own_waits_ns == {"/api": 30e6}
+    # And a wait of /web that is short leaves the other's alone.
+    short = lend(msgspec.structs.replace(now, waits={**both, "/web": waits({100: 1000})}), memory, config)
+    assert (short.verdict.rule, short.lent_cores) == ("wait_is_own", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("reclaimed_ns", "own_ms", "lent"),
+    [(100, None, 0.1), (10, None, 0.1), (9, 8.0, 0.3), (0, 8.0, 0.3)],
+)
+def test_waits_for_batch_work_are_never_taken_for_the_pods_own(
+    reclaimed_ns: int, own_ms: float | None, lent: float
+) -> None:
+    """At the minimum for longer than calm_s, 8 ms against a target of 5: a tenth of the blame is where batch work's begins."""
+    config = LatencyConfig(target_wait_ms=5)
+    blame = Blamed(total_ns=100, by_reclaimed={"/b": reclaimed_ns}, other="/web", other_ns=100 - reclaimed_ns)
+    now = msgspec.structs.replace(situation(waits({8000: 1000}), used=0.1), blames={"/web": blame})
+    lending = lend(now, Memory(lent_cores=0.1, minimum_since_ns=0, last_breach_ns=0), config)
+    assert lending.lent_cores == lent
+    assert lending.own_waits_ns == ({} if own_ms is None else {"/web": pytest.approx(own_ms * 1e6, rel=0.05)})
+    # A wait that somebody else has to answer for says nothing of this one.
+    other = Blamed(total_ns=100, by_reclaimed={}, other="/api", other_ns=100)
+    both = msgspec.structs.replace(
+        now, waits={"/web": waits({8000: 1000}), "/api": waits({30000: 1000})}, blames={"/web": blame, "/api": other}
+    )
+    lending = lend(both, Memory(lent_cores=0.1, minimum_since_ns=0, last_breach_ns=0), config)
+    assert lending.lent_cores == lent
 
 
 def test_a_container_waits_in_the_groups_below_it_too() -> None:

@@ -75,7 +75,7 @@ def test_what_is_not_known_of_the_node_is_not_overcommitted() -> None:
 
 def test_the_verdict_has_the_numbers_in_it() -> None:
     found = overcommit([load((2, 0.5), (4, 1))] * 2, 16, 32 * GIB, {CPU_RATIO_KEY: "1.5"}, CONFIG)
-    assert "CPU: 1 used of 4 requested on 16: 1.50, bounded by the node's 1.50." in found.verdict.text
+    assert "CPU: 1 used of 4 requested on 16 cores: 1.50, bounded by the node's 1.50." in found.verdict.text
     assert found.verdict.inputs["cpu_static_ratio"] == 1.5
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.advisor.pool_sizes import normalise, regulate_overlap, regulate_pool_sizes
+from agent.advisor.pool_sizes import regulate_overlap, regulate_pool_sizes
+from api.sizes import in_proportion
 
 THREE = {"share": 1, "batch": 2, "flink": 3}
 SIZES = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 64), min_size=1)
@@ -71,7 +72,7 @@ def test_more_overlap_than_pools_is_an_error_with_both_numbers() -> None:
 
 @given(SIZES, st.integers(0, 512))
 def test_normalised_sizes_have_the_sum_and_nobody_is_without(sizes: dict[str, int], target: int) -> None:
-    result = normalise(sizes, target)
+    result = in_proportion(sizes, target)
     if target < len(sizes):
         assert result is None
     else:
@@ -87,7 +88,7 @@ def test_normalised_sizes_have_the_sum_and_nobody_is_without(sizes: dict[str, in
 def test_the_order_of_pools_does_not_matter(sizes: dict[str, int]) -> None:
     shuffled = dict(sorted(sizes.items(), reverse=True))
     target = sum(sizes.values()) // 2 + 1
-    assert normalise(sizes, target) == normalise(shuffled, target)
+    assert in_proportion(sizes, target) == in_proportion(shuffled, target)
     assert regulate_overlap(sizes, target) == regulate_overlap(shuffled, target)
 
 

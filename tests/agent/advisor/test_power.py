@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.advisor.power import (
-    Kind,
     Operation,
     PowerMemory,
     PowerSituation,
@@ -21,6 +20,7 @@ from agent.advisor.power import (
     watts,
 )
 from agent.config.power import PowerConfig
+from api.node_advice import PowerKind
 from api.samples import NodeSample
 from tests.agent.advisor.builders import snapshot
 
@@ -57,46 +57,46 @@ def situation(
     ("case", "used", "kind", "number"),
     [
         # Katalyst's own: 100 W against 80 (or 95)
-        (situation("s0"), 0, Kind.CAP, 80),
-        (situation("s0"), 10, Kind.CAP, 80),
-        (situation("p0", evictable=50), 0, Kind.EVICT, 14),
-        (situation("p0", operation=Operation.FREQ_CAP), 0, Kind.CAP, 90),
-        (situation("p0", 95), 0, Kind.CAP, 95),
-        (situation("p0", 95), 8, Kind.CAP, 98),
-        (situation("p0", 80), 8, Kind.CAP, 98),
-        (situation("p0", 95), 10, Kind.NOOP, 0),
-        (situation("p0", 95), 25, Kind.NOOP, 0),
-        (situation("p1"), 0, Kind.NOOP, 0),
-        (situation("p1", evictable=50), 0, Kind.NOOP, 0),
-        (situation("p2"), 0, Kind.NOOP, 0),
+        (situation("s0"), 0, PowerKind.CAP, 80),
+        (situation("s0"), 10, PowerKind.CAP, 80),
+        (situation("p0", evictable=50), 0, PowerKind.EVICT, 14),
+        (situation("p0", operation=Operation.FREQ_CAP), 0, PowerKind.CAP, 90),
+        (situation("p0", 95), 0, PowerKind.CAP, 95),
+        (situation("p0", 95), 8, PowerKind.CAP, 98),
+        (situation("p0", 80), 8, PowerKind.CAP, 98),
+        (situation("p0", 95), 10, PowerKind.NOOP, 0),
+        (situation("p0", 95), 25, PowerKind.NOOP, 0),
+        (situation("p1"), 0, PowerKind.NOOP, 0),
+        (situation("p1", evictable=50), 0, PowerKind.NOOP, 0),
+        (situation("p2"), 0, PowerKind.NOOP, 0),
         # an idle node is not slowed down, at .45 exactly neither; one that is not measured is, as at Katalyst
-        (situation("p0", cpu_ratio=0.45), 0, Kind.NOOP, 0),
-        (situation("p0", cpu_ratio=0.46), 0, Kind.CAP, 90),
-        (situation("p0", cpu_ratio=0.2, evictable=5), 0, Kind.EVICT, 14),
+        (situation("p0", cpu_ratio=0.45), 0, PowerKind.NOOP, 0),
+        (situation("p0", cpu_ratio=0.46), 0, PowerKind.CAP, 90),
+        (situation("p0", cpu_ratio=0.2, evictable=5), 0, PowerKind.EVICT, 14),
         # what the alert asks for counts more than its level
-        (situation("s0", operation=Operation.EVICT, evictable=50), 0, Kind.EVICT, 14),
-        (situation("p2", operation=Operation.EVICT, evictable=50), 0, Kind.EVICT, 14),
-        (situation("s0", operation=Operation.FREQ_CAP), 10, Kind.CAP, 80),
-        (situation("p1", operation=Operation.FREQ_CAP), 10, Kind.NOOP, 0),
-        (situation("s0", operation=Operation.THROTTLE), 0, Kind.NOOP, 0),
-        (situation("s0", operation=Operation.NOOP), 0, Kind.NOOP, 0),
+        (situation("s0", operation=Operation.EVICT, evictable=50), 0, PowerKind.EVICT, 14),
+        (situation("p2", operation=Operation.EVICT, evictable=50), 0, PowerKind.EVICT, 14),
+        (situation("s0", operation=Operation.FREQ_CAP), 10, PowerKind.CAP, 80),
+        (situation("p1", operation=Operation.FREQ_CAP), 10, PowerKind.NOOP, 0),
+        (situation("s0", operation=Operation.THROTTLE), 0, PowerKind.NOOP, 0),
+        (situation("s0", operation=Operation.NOOP), 0, PowerKind.NOOP, 0),
         # within the budget
-        (situation("s0", 100), 0, Kind.NOOP, 0),
-        (situation("s0", 99, watts=99.9), 0, Kind.NOOP, 0),
+        (situation("s0", 100), 0, PowerKind.NOOP, 0),
+        (situation("s0", 99, watts=99.9), 0, PowerKind.NOOP, 0),
         # nobody to evict although told so
-        (situation("p0", operation=Operation.EVICT), 0, Kind.NOOP, 0),
+        (situation("p0", operation=Operation.EVICT), 0, PowerKind.NOOP, 0),
         # missing and unknown
-        (situation("s0", watts=None), 0, Kind.NOOP, 0),
-        (situation("s0", watts=0.0), 0, Kind.NOOP, 0),
-        (situation("s0", watts=float("nan")), 0, Kind.NOOP, 0),
-        (situation("p3", evictable=5), 0, Kind.NOOP, 0),
-        (situation("s0", spec=None), 0, Kind.NOOP, 0),
+        (situation("s0", watts=None), 0, PowerKind.NOOP, 0),
+        (situation("s0", watts=0.0), 0, PowerKind.NOOP, 0),
+        (situation("s0", watts=float("nan")), 0, PowerKind.NOOP, 0),
+        (situation("p3", evictable=5), 0, PowerKind.NOOP, 0),
+        (situation("s0", spec=None), 0, PowerKind.NOOP, 0),
     ],
 )
-def test_answers(case: PowerSituation, used: int, kind: Kind, number: int) -> None:
+def test_answers(case: PowerSituation, used: int, kind: PowerKind, number: int) -> None:
     action, memory = advise_power(case, PowerMemory(lowered_percent=used), CONFIG)
     assert (action.kind, action.percent + action.target_watts) == (kind, number)
-    assert memory.lowering == memory.capped == (kind is Kind.CAP)
+    assert memory.lowering == memory.capped == (kind is PowerKind.CAP)
 
 
 @pytest.mark.parametrize(
@@ -135,11 +135,11 @@ def test_caps_below_s0_add_up_to_ten_percent_and_only_what_fell_while_capped_cou
     memory = PowerMemory()
     story = [
         # watts, kind, target, lowered in all
-        (200, Kind.CAP, 180, 0),
-        (190, Kind.CAP, 180, 5),  # 5 % by the cap: 5 % left, 190 x .95 = 180.5
-        (195, Kind.CAP, 185, 5),  # rose: not a cap's doing
-        (186, Kind.CAP, 184, 9),  # 9 x 100 / 195 = 4: 1 % left
-        (183, Kind.NOOP, 0, 10),  # 3 x 100 / 186 = 1: that was all
+        (200, PowerKind.CAP, 180, 0),
+        (190, PowerKind.CAP, 180, 5),  # 5 % by the cap: 5 % left, 190 x .95 = 180.5
+        (195, PowerKind.CAP, 185, 5),  # rose: not a cap's doing
+        (186, PowerKind.CAP, 184, 9),  # 9 x 100 / 195 = 4: 1 % left
+        (183, PowerKind.NOOP, 0, 10),  # 3 x 100 / 186 = 1: that was all
     ]
     for turn, (drawn, kind, target, lowered) in enumerate(story):
         action, memory = advise_power(situation(budget=100, watts=float(drawn), now_s=100 + 10 * turn), memory, CONFIG)
@@ -150,17 +150,17 @@ def test_caps_below_s0_add_up_to_ten_percent_and_only_what_fell_while_capped_cou
     assert memory.lowered_percent == 10
     # when the alert is over everything is let go, once, and a new alert starts anew
     action, memory = advise_power(situation(spec=None, now_s=201), memory, CONFIG)
-    assert action.kind is Kind.RESET
+    assert action.kind is PowerKind.RESET
     assert memory == PowerMemory()
-    assert advise_power(situation(spec=None, now_s=202), memory, CONFIG)[0].kind is Kind.NOOP
+    assert advise_power(situation(spec=None, now_s=202), memory, CONFIG)[0].kind is PowerKind.NOOP
 
 
 def test_a_cap_is_given_time_to_settle() -> None:
     action, memory = advise_power(situation("s0"), PowerMemory(), CONFIG)
-    assert action.kind is Kind.CAP
+    assert action.kind is PowerKind.CAP
     action, same = advise_power(situation("s0", now_s=108.9), memory, CONFIG)
-    assert (action.kind, action.verdict.rule, same) == (Kind.NOOP, "power_settling", memory)
-    assert advise_power(situation("s0", now_s=109), memory, CONFIG)[0].kind is Kind.CAP
+    assert (action.kind, action.verdict.rule, same) == (PowerKind.NOOP, "power_settling", memory)
+    assert advise_power(situation("s0", now_s=109), memory, CONFIG)[0].kind is PowerKind.CAP
     # a clock of another boot does not wait, and what was lowered then is forgotten
     action, memory = advise_power(situation("p0", now_s=5), msgspec.structs.replace(memory, lowered_percent=10), CONFIG)
     assert (action.target_watts, memory.capped) == (90, True)
@@ -247,10 +247,10 @@ def test_never_more_pods_than_there_are_and_never_a_cap_above_what_is_drawn(
     )
     action, _ = advise_power(case, PowerMemory(lowered_percent=used), CONFIG)
     assert action.count <= evictable
-    if action.kind is Kind.EVICT:
+    if action.kind is PowerKind.EVICT:
         assert 1 <= action.percent <= 100
         assert action.count >= 1
-    if action.kind is Kind.CAP:
+    if action.kind is PowerKind.CAP:
         assert budget <= action.target_watts < action.current_watts
     if drawn is None:
-        assert action.kind is Kind.NOOP
+        assert action.kind is PowerKind.NOOP

@@ -233,7 +233,7 @@ def test_a_quota_is_given_on_bound_nodes_alone() -> None:
         usage={"a": 1.0, "b": 1.0},
         reclaim_use_cores={0: 5.0, 1: 2.0},
         pools={"reclaim": tuple(range(20, 28))},
-        indicators={name: {"cpu_usage_ratio": 0.4} for name in ("share", "share-NUMA1")},
+        indicators={name: {"cpu_usage_ratio": 0.4} for name in ("default/a", "default/b")},
     )
     advice, memory = provision(made, FRESH, ADVISOR, config)
     assert lent(advice).quota_cores is None

@@ -86,7 +86,7 @@ def test_the_number_that_katalyst_prints() -> None:
     answer = proposed(rama(case(signals={"cpu_sched_wait": (800, 400)}), SETTINGS))
     assert answer.controls[REQUIREMENT] == pytest.approx(46.23832462503951)
     assert answer.text == (
-        "cpu_sched_wait is 800, its target 400: non-reclaimed-cpu-requirement moves from 40.00 by +6.24 to 46.24 cores"
+        "cpu_sched_wait is 800 us, its target 400 us: non-reclaimed-cpu-requirement moves from 40.00 by +6.24 to 46.24 cores"
     )
     assert answer.inputs == {
         "dominant": "cpu_sched_wait", "knob_cores": 40.0, "cpu_sched_wait": 800, "cpu_sched_wait_target": 400
@@ -136,6 +136,31 @@ def test_the_running_total_grows_while_the_knob_stays_and_begins_anew_when_it_mo
         memory = RegionMemory(policy="rama", controllers=answer.controllers)
     answer = proposed(rama(case((REQUIREMENT, 3.0), bounds=small, signals=signals, memory=memory), SETTINGS))
     assert answer.controls[REQUIREMENT] == pytest.approx(3 + step)
+
+
+@pytest.mark.parametrize(
+    ("knob", "usage", "unknown", "expected"),
+    [
+        ((REQUIREMENT, 40.0), 0.008, {"cpu_sched_wait"}, 40.0),  # by use alone it would be 38
+        ((REQUIREMENT, 40.0), 0.008, {"cpi"}, 38.0),  # one that nobody followed before
+        ((REQUIREMENT, 40.0), 0.008, set(), 38.0),  # without a target any more
+        ((REQUIREMENT, 40.0), 1.6, {"cpu_sched_wait"}, UP),  # to protect more is always right
+        ((QUOTA, 20.0), 0.008, {"cpu_sched_wait"}, 20.0),
+        ((QUOTA, 20.0), 1.6, {"cpu_sched_wait"}, 20 - 0.1 * 90 * log(2)),
+    ],
+)
+def test_rama_lends_no_more_while_one_of_its_indicators_is_unknown(
+    knob: tuple[Control, float], usage: float, unknown: set[str], expected: float
+) -> None:
+    kept = Controller(knob=knob[1], total=0.0, error=0.1)
+    memory = RegionMemory(policy="rama", controllers={"cpu_sched_wait": kept, "mem_access_read_lat": kept})
+    signals = {"mem_access_read_lat": (usage, 0.8)}
+    answer = proposed(rama(case(knob, signals=signals, memory=memory, unknown=frozenset(unknown)), SETTINGS))
+    assert answer.controls == {knob[0]: pytest.approx(expected)}
+    assert (answer.controllers.get("cpu_sched_wait") == kept) is ("cpu_sched_wait" in unknown), (
+        "until it is known again"
+    )
+    assert ("cpu_sched_wait is not known any more" in answer.text) is (expected == knob[1])
 
 
 def test_rama_holds_what_it_gave_when_its_indicators_vanish() -> None:
@@ -235,7 +260,7 @@ RAMA = ProvisionConfig(share_policies=("rama",))
 
 
 def test_rama_in_a_node_falls_back_to_canonical_where_a_reserve_is_kept() -> None:
-    made = situation([shared("a", 8)], usage={"a": 4.0}, indicators={"share": {"cpu_sched_wait": 800.0}})
+    made = situation([shared("a", 8)], usage={"a": 4.0}, indicators={"default/a": {"cpu_sched_wait": 800.0}})
     memory = ProvisionMemory(regions={"share": RegionMemory(requirement=10)})
     advice, _ = provision(made, memory, AdvisorConfig(), RAMA)
     found = region(advice, "share")
@@ -244,7 +269,7 @@ def test_rama_in_a_node_falls_back_to_canonical_where_a_reserve_is_kept() -> Non
 
 
 def test_rama_in_a_node_follows_its_indicators_round_by_round() -> None:
-    made = situation([shared("a", 8)], usage={"a": 4.0}, indicators={"share": {"cpu_sched_wait": 920.0}})
+    made = situation([shared("a", 8)], usage={"a": 4.0}, indicators={"default/a": {"cpu_sched_wait": 920.0}})
     memory = ProvisionMemory(regions={"share": RegionMemory(requirement=10)})
     sizes = []
     for _ in range(4):
@@ -262,7 +287,7 @@ def test_dynamic_quota_restricts_the_quota_of_rama() -> None:
         [shared("a", 8, numa=(0,))],
         cpus=topology(48, numa=2),
         usage={"a": 4.0},
-        indicators={"share-NUMA0": {"cpu_sched_wait": 460.0, "cpu_usage_ratio": 0.7}},
+        indicators={"default/a": {"cpu_sched_wait": 460.0, "cpu_usage_ratio": 0.7}},
         reclaim_quota_cores={0: 12.0},
         reclaim_use_cores={0: 3.0},
         pools={"reclaim": tuple(range(20))},

@@ -153,6 +153,19 @@ def test_the_verdict_has_the_numbers_in_it() -> None:
     assert stale.startswith("CPU: 10.50 cores advertised; nothing new was known for 540 s.")  # 4 + 13 x .5
 
 
+def test_what_numa_nodes_cut_off_is_said() -> None:
+    """20 GiB were found, on a NUMA node that has 12.5."""
+    node = Capacity(cores_by_numa={0: 2}, memory_bytes=24 * GIB, memory_by_numa={0: 12.5 * GIB})
+    found = Headroom(
+        cores=1.0, cores_by_numa={0: 1.0}, memory_bytes=20.0 * GIB, memory_by_numa={0: 20.0 * GIB}, verdict=V
+    )
+    told = run([found] * 4, node=node)[0][-1]
+    assert told.memory_bytes == 12.5 * GIB
+    assert told.verdict.text.endswith(
+        "Memory: 20.00 GiB advertised, of a level of 20.00 GiB. Cut to 12.50 GiB: the NUMA nodes have no more."
+    )
+
+
 def test_a_part_that_is_no_number_makes_the_whole_unknown() -> None:
     told = run([cpu(20, {0: 10, 1: 10})] * 4 + [cpu(20, {0: 10, 1: float("nan")})])[0]
     assert (told[-1].cores, told[-1].verdict.rule) == (20, "stale_held")
@@ -230,6 +243,63 @@ def test_a_numa_node_that_comes_later_does_not_move_what_is_advertised_until_it_
         if turn < 7:
             assert (told.cores, told.cores_by_numa) == (20, {0: 20})
     assert (told.cores, told.cores_by_numa) == (36, {0: 18, 1: 18})
+
+
+def gib(total: float, *parts: float) -> Headroom:
+    by_numa = {numa: part * GIB for numa, part in enumerate(parts)}
+    return Headroom(cores=10, memory_bytes=total * GIB, memory_by_numa=by_numa, verdict=V)
+
+
+def test_a_sample_without_parts_does_not_keep_the_total_up() -> None:
+    """80 GiB, then 10, in steps of 5; where they are was not known in the sample between."""
+    told = run([gib(80, 40, 40)] * 4 + [gib(80)] + [gib(10, 5, 5)] * 4)[0]
+    assert [one.memory_bytes for one in told[3:]] == [g * GIB for g in (80, 80, 75, 70, 65, 60)]
+    assert [one.memory_by_numa for one in told[3:]] == [{0: g * GIB, 1: g * GIB} for g in (40, 40, 37.5, 35, 32.5, 30)]
+
+
+def test_parts_of_the_past_are_forgotten_with_their_samples() -> None:
+    told = run([gib(80, 60, 20)] * 4 + [gib(80)] * 8)[0]
+    assert told[10].memory_by_numa == {0: 60 * GIB, 1: 20 * GIB}  # 210 s
+    assert (told[11].memory_bytes, told[11].memory_by_numa) == (80 * GIB, {})
+
+
+def test_while_a_numa_node_that_came_is_not_known_yet_the_total_falls_all_the_same() -> None:
+    memory, told = run([cpu(20, {0: 20})] * 4)[1], []
+    for turn in range(4, 8):
+        advertised, memory = report(cpu(6, {0: 3, 1: 3}), NODE, memory, PLAIN, turn * 30 * S)
+        told.append((advertised.cores, advertised.cores_by_numa[0]))
+    # at last node 0 is four steps down from 20, and node 1 is known: 4 and 3 parts of 6
+    assert told == [(16.5, 16.5), (13, 13), (9.5, 9.5), (6, pytest.approx(6 * 4 / 7))]
+
+
+def test_what_nothing_new_is_known_of_is_stale_until_it_is_told_as_it_is_found() -> None:
+    """CPU is found to be 20 again and again, but for 10 minutes in which it is not; memory all the time."""
+    both, one = gib(80), msgspec.structs.replace(gib(80), cores=None)
+    both = msgspec.structs.replace(both, cores=20)
+    told = run([one] + [both] * 4 + [one] * 20 + [both] * 8, ReportConfig())[0]
+    assert [each.stale for each in told] == [("cpu",)] + [()] * 4 + [("cpu",)] * 20 + [("cpu",)] * 5 + [()] * 3
+    # 600 s old: 4 + 16 x 270/720 = 10 at first; 14 and 18 on the way, and a step of 2
+    assert [each.cores for each in told[25:]] == [pytest.approx(c) for c in (10, 10, 10, 14, 18, 20, 20, 20)]
+
+
+def test_what_falls_or_grows_by_itself_is_not_stale() -> None:
+    told = run([cpu(c) for c in (40, 40, 40, 40, 0, 0, 0, 90, 90, 90)])[0]
+    assert [one.stale for one in told] == [("memory",)] * 10
+
+
+def test_what_a_stale_resource_takes_from_the_other_is_stale_too() -> None:
+    """Memory by NUMA node decays below what is worth telling on node 1, so its CPU is not told either."""
+    found = Headroom(
+        cores=20, cores_by_numa={0: 10, 1: 10}, memory_bytes=20.0 * GIB,
+        memory_by_numa={0: 19.8 * GIB, 1: 0.2 * GIB}, verdict=V,
+    )  # fmt: skip
+    lost = msgspec.structs.replace(found, memory_bytes=None, memory_by_numa={})
+    told = run([found] * 4 + [lost] * 29, ReportConfig())[0]
+    assert [(one.cores, one.stale) for one in (told[3], told[9], told[-1])] == [
+        (20, ()),
+        (20, ("memory",)),
+        (10, ("cpu", "memory")),
+    ]
 
 
 def test_memory_of_the_reporter_survives_json() -> None:

@@ -10,7 +10,7 @@ import pytest
 from agent.config.eviction import NAMES, EvictionConfig
 from agent.config.eviction_memory import KoordinatorMemoryConfig
 from agent.eviction.manager import judge
-from agent.eviction.situation import Situation, memory_bytes, numa_anon_bytes, numa_bytes, rss_bytes
+from agent.eviction.situation import Situation, held_bytes, memory_bytes, numa_bytes, rss_bytes
 from agent.eviction.state import EvictionMemory
 from api.evictions import Met
 from api.pods import Container, Pod
@@ -29,16 +29,16 @@ def captured(name: str, root: Path) -> Situation:
 
 
 @pytest.mark.parametrize(
-    ("name", "node", "rss", "anon", "on_node", "charged"),
+    ("name", "node", "rss", "held", "on_node", "charged"),
     [
-        ("v1-hybrid", 0, 50_651_136, 12366 * 4096, 12366 * 4096, 51_118_080),
-        ("v2", 1, 50_647_040, 50_618_368, 50_618_368 + 1_150_976, 52_424_704),
+        ("v1-hybrid", 0, 50_651_136, 50_651_136, 12366 * 4096, 51_118_080),
+        ("v2", 1, 50_647_040, 50_647_040 + (1 << 20), 50_618_368 + 1_150_976, 52_424_704),
     ],
 )
-def test_memory_of_a_pod(tmp_path: Path, name: str, node: int, rss: int, anon: int, on_node: int, charged: int) -> None:
+def test_memory_of_a_pod(tmp_path: Path, name: str, node: int, rss: int, held: int, on_node: int, charged: int) -> None:
     at = captured(name, tmp_path)
     assert rss_bytes(at, WEB) == rss
-    assert numa_anon_bytes(at, WEB, node) == anon
+    assert held_bytes(at, WEB) == held, "with a MiB of shared memory on version 2, and no page cache"
     assert numa_bytes(at, WEB, node) == on_node
     assert memory_bytes(at, WEB) == charged
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,9 +22,10 @@ from agent.eviction.koordinator import CpuEvictMemory
 from agent.eviction.load import LoadMemory
 from agent.eviction.numa_cpu import NumaCpuMemory, threshold_of
 from agent.eviction.numa_sys import NumaSysMemory
+from agent.eviction.rings import Ring
 from agent.eviction.scores import frequency_score, usage_score
 from agent.eviction.suppression import SuppressionMemory
-from api.advice import CpuAdvice, Headroom, PoolSize, Region, RegionAdvice, RegionKind
+from api.advice import UNBOUND, CpuAdvice, Headroom, PoolSize, Region, RegionAdvice, RegionKind
 from api.evictions import Met
 from api.facts import CpuTimes, Machine
 from api.knobs import Verdict
@@ -151,9 +153,25 @@ def test_the_highest_load_of_all_samples_leaves() -> None:
 
 def test_an_unknown_load_is_no_sample() -> None:
     found, memory = play_load([{"a": 9.0}] * 7 + [{}] * 3)
-    assert (found.threshold.met, len(memory.pools["share"])) == (NOT_MET, 7)
-    found, memory = play_load([{}] * 3)
-    assert (found.threshold.verdict.rule, memory.pools["share"]) == ("input_missing", ())
+    assert (found.threshold.verdict.rule, memory.pools) == ("input_missing", {})
+    found, memory = play_load([{"a": 9.0}] * 7 + [{}] * 2)
+    assert (found.threshold.met, len(memory.pools["share"].values)) == (NOT_MET, 7)
+    assert play_load([{"a": 9.0}] * 8 + [{}])[0].threshold.met is HARD
+
+
+def test_a_load_that_was_last_known_a_minute_ago_is_not_known() -> None:
+    """Half a minute for the next sample and half a minute of staleness; one look more, and all begins anew."""
+    assert play_load([{"a": 9.0}] * 10 + [{}] * 2)[0].threshold.met is HARD
+    found, memory = play_load([{"a": 9.0}] * 10 + [{}] * 3)
+    assert (found.threshold.verdict.rule, names(found)) == ("input_missing", [])
+    assert (memory.pools, memory.pods) == ({}, {})
+    found, _ = play_load([{"a": 9.0}] * 10 + [{}] * 3 + [{"a": 9.0}] * 7)
+    assert (found.threshold.met, found.threshold.observed) == (NOT_MET, 0.7)
+
+
+def test_a_pod_whose_load_is_not_known_any_more_does_not_leave_for_what_it_was() -> None:
+    found, _ = play_load([{"a": 90.0, "b": 9.0}] * 10 + [{"b": 9.0}] * 3)
+    assert (found.threshold.met, names(found)) == (HARD, ["b"])
 
 
 @pytest.mark.parametrize("pool", ["reclaim", "dedicated", "reserve", "fallback", "isolation-x", "reserve-NUMA1"])
@@ -168,8 +186,8 @@ def test_a_load_that_the_probe_does_not_tell_is_the_advisors() -> None:
         advice=CpuAdvice(regions=(region("share", ["a", "b"]),)),
     )  # fmt: skip
     _, memory = load.judge(at, LoadMemory(), LoadConfig())
-    assert memory.pods == {"default/a": (3.0,), "default/b": (1.5,)}
-    assert memory.pools == {"share": (2.0,)}
+    assert memory.pods == {"default/a": Ring(100 * S, (3.0,)), "default/b": Ring(100 * S, (1.5,))}
+    assert memory.pools == {"share": Ring(100 * S, (2.0,))}
 
 
 def test_samples_are_half_a_minute_apart() -> None:
@@ -181,7 +199,7 @@ def test_samples_are_half_a_minute_apart() -> None:
             advice=CpuAdvice(regions=(region("share", ["a"]),)),
         )  # fmt: skip
         _, memory = load.judge(at, memory, LoadConfig())
-    assert memory.pods["default/a"] == (9.0, 9.0, 9.0)
+    assert memory.pods["default/a"] == Ring(160 * S, (9.0, 9.0, 9.0))
 
 
 # Suppression of reclaimed pods
@@ -226,10 +244,29 @@ def test_each_victim_is_taken_off_before_the_next_is_judged() -> None:
     assert names(play_suppression(pods, 4, 301)[0]) == ["b", "a"]  # 20, 12, 4 of 8: c stays
 
 
+def test_who_cannot_be_made_to_leave_takes_nothing_off() -> None:
+    pods = [tolerant("a", 8, 2.0), tolerant("b", 8, 2.0, priority=-1), tolerant("c", 4, 2.0)]
+    found = play_suppression(pods, 4, 301, stuck=frozenset({"default/b"}))[0]
+    assert names(found) == ["a", "c"], "20, and 12 with the 8 of `b`"
+
+
 def test_a_quota_is_the_supply_where_it_is_less() -> None:
     sizes = (PoolSize(pool="reclaim", cpus=4, quota_cores=2.0),)
     assert names(play_suppression([tolerant("a", 5, 2.0)], 4, 301, sizes)[0]) == ["a"]
     assert names(play_suppression([tolerant("a", 5, 2.0)], 4, 301)[0]) == []
+
+
+def test_the_quotas_of_numa_nodes_add_up_for_pods_that_may_run_on_all_of_them() -> None:
+    """16 CPUs on two nodes, 6 cores lent in all: 3 on node 1, to which an online pod is bound, and 3 elsewhere."""
+    sizes = tuple(PoolSize(pool="reclaim", numa=numa, cpus=0, quota_cores=3.0) for numa in (-1, 1))
+
+    def supplies(*pods: Pod) -> list[object]:
+        found = play_suppression(pods, 16, 301, sizes, numa=2)
+        return [each.threshold.verdict.inputs["supply_cores"] for each in found]
+
+    assert supplies(tolerant("free", 9, 2.0)) == [6.0]
+    assert supplies(tolerant("free", 9, 2.0), tolerant("near", 9, 2.0, numa=(0,))) == [3.0, 3.0]
+    assert supplies(tolerant("free", 9, 2.0), tolerant("near", 9, 2.0, numa=(1,))) == [3.0, 3.0]
 
 
 def test_bound_pods_are_judged_on_their_own_numa_node() -> None:
@@ -242,17 +279,20 @@ def test_bound_pods_are_judged_on_their_own_numa_node() -> None:
     ]
 
 
-def test_suppression_starts_anew_after_relief_and_stays_without_data() -> None:
-    pods = [tolerant("a", 8, 1.0)]
-    _, memory = suppression.judge(
-        situation(0.0, pods, pools={"reclaim": (0, 1)}), SuppressionMemory(), SuppressionConfig()
-    )
-    _, kept = suppression.judge(situation(200.0, pods), memory, SuppressionConfig())
-    assert kept == memory
-    _, relieved = suppression.judge(
-        situation(200.0, pods, pools={"reclaim": tuple(range(8))}), memory, SuppressionConfig()
-    )
-    assert relieved == SuppressionMemory()
+@pytest.mark.parametrize("cpus", [8, None])
+def test_suppression_starts_anew_after_relief_and_after_a_look_without_a_pool(cpus: int | None) -> None:
+    pods, pool = [tolerant("a", 8, 1.0)], {"reclaim": (0, 1)}
+    gap = pool if cpus is None else {"reclaim": tuple(range(cpus))}
+    memory, found = SuppressionMemory(), ()
+    for at_s in range(0, 605, 5):
+        at = situation(at_s, pods, pools=(gap if cpus else {}) if at_s == 300 else pool)
+        found, memory = suppression.judge(at, memory, SuppressionConfig())
+        if at_s == 300:
+            assert memory == SuppressionMemory()
+    assert names(found[0]) == [], "since 305 s, and not since 0"
+    for at_s in (605, 610):
+        found, memory = suppression.judge(situation(at_s, pods, pools=pool), memory, SuppressionConfig())
+    assert names(found[0]) == ["a"]
 
 
 # CPU of NUMA nodes: two nodes of eight CPUs
@@ -300,6 +340,30 @@ def test_the_pod_that_closes_the_gap_goes_first() -> None:
 
 def test_numa_cpu_of_unknown_use_is_missing() -> None:
     assert play_numa_cpu({}, TWO).threshold.verdict.rule == "input_missing"
+
+
+@pytest.mark.parametrize(("later_s", "rule"), [(45, "hard_threshold_met"), (46, "input_missing")])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_numa_cpu_of_unknown_use_stands_for_a_sample_and_staleness_only(
+    later_s: int, rule: str, restarts: bool
+) -> None:
+    """Counters are not readable any more; or containers come and go faster than they are sampled."""
+    ring = Ring(100 * S, (0.9, 0.9, 0.9, 0.9))
+    memory = NumaCpuMemory(numa={0: ring}, pods={"default/a": ring})
+    pods = [pod("a", QoSLevel.SHARED, numa=(0,))]
+    for at_s in range(101, 101 + later_s):
+        samples = {"a": {"cpu_usage_ns": 0, "id": at_s + 9}} if restarts else {}
+        findings, memory = numa_cpu.judge(situation(at_s, pods, samples=samples), memory, NumaCpuConfig())
+    assert findings[0].threshold.verdict.rule == rule
+
+
+@pytest.mark.parametrize(("later_s", "rule"), [(40, "hard_threshold_met"), (41, "input_missing")])
+def test_numa_sys_of_unknown_use_stands_for_a_sample_and_staleness_only(later_s: int, rule: str) -> None:
+    busy, kernel = Ring(100 * S, (0.9,) * 4), Ring(100 * S, (0.6,) * 4)
+    memory = NumaSysMemory(usage={0: busy}, system={0: kernel}, pods={"default/a": (8.0, 5.0)})
+    for at_s in range(101, 101 + later_s):
+        findings, memory = numa_sys.judge(situation(at_s, [pod("a", numa=(0,))]), memory, NumaSysConfig())
+    assert findings[0].threshold.verdict.rule == rule
 
 
 @pytest.mark.parametrize(
@@ -355,7 +419,11 @@ def test_numa_sys(cores: dict[str, tuple[float, float]], samples: int, met: Met,
 
 
 def play_koordinator(
-    used: Mapping[str, float], requests: Mapping[str, float], cpus: int, samples: int = 25, **more: object
+    used: Mapping[str, float],
+    requests: Mapping[str, float],
+    pool: Sequence[int],
+    samples: int = 25,
+    **more: Any,
 ) -> dict[str, Finding]:
     """A look a second; use in cores by pod, and of the node under `node`."""
     pods = [pod(name, cores=cores, priority=-int(name == "low")) for name, cores in requests.items()]
@@ -368,8 +436,8 @@ def play_koordinator(
         )  # fmt: skip
         at = situation(
             100.0 + i, pods, samples={name: {"cpu_usage_ns": round(value * i * S)} for name, value in used.items()},
-            node={"cpu": times}, pools={"reclaim": tuple(range(cpus))}, **more,
-        )  # type: ignore[arg-type]  # fmt: skip
+            node={"cpu": times}, pools={"reclaim": tuple(pool)}, **more,
+        )  # fmt: skip
         findings, memory = koordinator.judge_cpu(at, memory, config)
     return {each.threshold.scope: each for each in findings}
 
@@ -389,24 +457,54 @@ def play_koordinator(
 def test_best_effort_satisfaction(
     use: dict[str, float], requests: dict[str, float], samples: int, who: list[str]
 ) -> None:
-    assert names(play_koordinator(use, requests, 4, samples)["be-satisfaction"]) == who
+    assert names(play_koordinator(use, requests, range(4), samples)["be-satisfaction"]) == who
+
+
+def reclaim(numa: int, cpus: int, quota: float | None = None) -> PoolSize:
+    return PoolSize(pool="reclaim", numa=numa, cpus=cpus, quota_cores=quota)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "lent", "may_use"),
+    [
+        ((), None, 28),
+        ((reclaim(UNBOUND, 28),), None, 28),
+        # Node 0 has a quota because somebody is bound there; the 24 CPUs of node 1 are theirs without any.
+        ((reclaim(UNBOUND, 24), reclaim(0, 4, 4.0)), None, 28),
+        ((reclaim(UNBOUND, 24), reclaim(0, 4, 1.5)), None, 25.5),
+        ((reclaim(UNBOUND, 24), reclaim(0, 4, 0.0)), None, 24),
+        ((reclaim(0, 4, 1.5), reclaim(1, 24, 12.0)), None, 13.5),
+        # Lent by priority, every size may have the whole as its quota: it is lent once.
+        ((reclaim(UNBOUND, 0, 11.0), reclaim(0, 0, 11.0)), 11.0, 11),
+        ((reclaim(UNBOUND, 0, 41.0), reclaim(0, 0, 41.0)), 41.0, 28),
+    ],
+)
+def test_what_reclaimed_pods_may_use_is_said_of_each_numa_node(
+    sizes: tuple[PoolSize, ...], lent: float | None, may_use: float
+) -> None:
+    """Two NUMA nodes of 24 CPUs; the pool has four of node 0 and all of node 1. 20 cores are requested, and 18 used."""
+    found = play_koordinator(
+        {"a": 18}, {"a": 20}, range(20, 48), cpus=48, numa=2, lent_cores=lent, advice=CpuAdvice(sizes=sizes)
+    )["be-satisfaction"]
+    assert found.threshold.observed == pytest.approx(may_use / 20)
+    assert names(found) == (["a"] if may_use / 20 <= 0.6 and 18 / may_use >= 0.9 else [])
 
 
 def test_use_of_the_node_down_to_two_points_below() -> None:
     # 16 CPUs, 11.36 in use is 71 %: 0.03 x 16 = 0.48 cores have to go
-    found = play_koordinator({"a": 0.4, "b": 0.3, "node": 11.36}, {"a": 1, "b": 1}, 16)
+    found = play_koordinator({"a": 0.4, "b": 0.3, "node": 11.36}, {"a": 1, "b": 1}, range(16))
     assert names(found["node-cpu"]) == ["a", "b"]
-    assert names(play_koordinator({"a": 0.4, "node": 11.19}, {"a": 1}, 16)["node-cpu"]) == []
+    assert names(play_koordinator({"a": 0.4, "node": 11.19}, {"a": 1}, range(16))["node-cpu"]) == []
 
 
 def test_what_one_rule_releases_is_gone_for_the_next() -> None:
     promised = Headroom(cores=2.0, verdict=WHY)
-    found = play_koordinator({"a": 1.9, "b": 1.9}, {"a": 4, "b": 4}, 4, headroom=promised)
+    found = play_koordinator({"a": 1.9, "b": 1.9}, {"a": 4, "b": 4}, range(4), headroom=promised)
     assert (names(found["be-satisfaction"]), names(found["cpu-allocatable"])) == (["a"], ["b"])
     assert found["cpu-allocatable"].threshold.observed == 4
 
 
 @pytest.mark.parametrize("promised", [None, Headroom(verdict=WHY)])
 def test_nothing_promised_is_not_zero_promised(promised: Headroom | None) -> None:
-    found = play_koordinator({"a": 0.1}, {"a": 1}, 4, headroom=promised)
+    found = play_koordinator({"a": 0.1}, {"a": 1}, range(4), headroom=promised)
     assert found["cpu-allocatable"].threshold.verdict.rule == "input_missing"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from agent.config.eviction_cpu import KoordinatorCpuConfig
 from agent.config.eviction_memory import (
     KoordinatorMemoryConfig,
     NumaMemoryConfig,
@@ -14,7 +15,9 @@ from agent.config.eviction_memory import (
     SystemMemoryConfig,
 )
 from agent.eviction import balancer, koordinator, numa_memory, oomd, reclaimed, rss, system_memory
+from agent.eviction.choosing import SOFT_NOTIFY
 from agent.eviction.judgement import Finding
+from agent.eviction.koordinator import CpuEvictMemory
 from agent.eviction.numa_memory import NumaMemory
 from agent.eviction.oomd import OomdMemory
 from agent.eviction.situation import Situation
@@ -23,6 +26,7 @@ from api.advice import Headroom
 from api.evictions import Met
 from api.facts import Kswapd, Pressure
 from api.knobs import Verdict
+from api.memory_advice import MemoryEviction
 from api.pods import Container, Pod
 from api.qos import Enhancements, QoSLevel
 from tests.agent.eviction.builders import (
@@ -63,7 +67,7 @@ def headroom(cores: float | None, memory: float | None = None, **by_numa: dict[i
         ((5.001,), 1.0, HARD, 5000),
         ((1.5,), 1.0, NOT_MET, 5000),
         ((1.501,), 1.0, SOFT, 1500),
-        ((1,), 0.0, HARD, 0),
+        ((1,), 0.001, HARD, 5),
     ],
 )
 def test_reclaimed_cpu(requests: tuple[float, ...], promised: float, met: Met, value: float) -> None:
@@ -75,11 +79,41 @@ def test_reclaimed_cpu(requests: tuple[float, ...], promised: float, met: Met, v
     assert memory.threshold.verdict.rule == "input_missing"
 
 
+def test_a_promise_of_nothing_alone_evicts_nobody() -> None:
+    """Reclaiming that was switched off, say: 64 cores and 64 GiB run on as they are, on the node and on its NUMA nodes."""
+    nothing = headroom(0.0, 0.0, cores_by_numa={0: 0.0}, memory_by_numa={0: 0.0})
+    at = situation(pods=[pod("a", cores=64, memory=64 * GIB, numa=(0,))], headroom=nothing)
+    found = (*reclaimed.judge(at, ReclaimedConfig()), *reclaimed.judge_numa(at, ReclaimedConfig()))
+    assert [each.threshold.verdict.rule for each in found] == ["nothing_promised"] * 4
+    assert [names(each) for each in found] == [[]] * 4
+    assert "requested 64000m; nothing is promised" in found[0].threshold.verdict.text
+
+
+@pytest.mark.parametrize(("cores", "rule"), [(0.0, "nothing_promised"), (0.001, "hard_threshold_met")])
+def test_koordinators_rule_of_promises_takes_no_zero_for_one_either(cores: float, rule: str) -> None:
+    at, config = (
+        situation(pods=[pod("a", cores=1)], headroom=headroom(cores)),
+        KoordinatorCpuConfig(allocatable_threshold=1.5),
+    )
+    found, _ = koordinator.judge_cpu(at, CpuEvictMemory(), config)
+    (by_promise,) = [each for each in found if each.threshold.scope == "cpu-allocatable"]
+    assert (by_promise.threshold.verdict.rule, bool(names(by_promise))) == (rule, cores > 0)
+
+
 def test_the_largest_request_goes_first_with_a_grace_of_a_minute() -> None:
     pods = [pod("a", cores=2), pod("b", cores=4), pod("c", cores=1), pod("web", QoSLevel.SHARED, cores=64)]
     found = reclaimed.judge(situation(pods=pods, headroom=headroom(1.0)), ReclaimedConfig())[0]
     assert names(found) == ["b", "a", "c"]
     assert found.candidates[0].grace_s == 60
+
+
+@pytest.mark.parametrize(("cores", "who"), [(1.5, []), (1.501, ["big", "small"]), (5.001, ["a", "b", "big", "small"])])
+def test_softly_only_those_are_told_that_ask_for_it(cores: float, who: list[str]) -> None:
+    """One core is promised. The two largest requests did not ask: they run on until it is hard."""
+    asks, more = {"annotations": {SOFT_NOTIFY: "True"}}, cores - 1.2
+    pods = [pod("a", cores=more), pod("b", cores=0.6), pod("small", cores=0.2, **asks), pod("big", cores=0.4, **asks)]
+    found = reclaimed.judge(situation(pods=pods, headroom=headroom(1.0)), ReclaimedConfig())[0]
+    assert names(found) == who
 
 
 @pytest.mark.parametrize(("size", "met"), [(5 * GIB, SOFT), (5 * GIB + 1, HARD), (GIB, NOT_MET)])
@@ -89,10 +123,10 @@ def test_reclaimed_memory(size: int, met: Met) -> None:
 
 
 def test_who_is_on_the_way_out_requests_nothing() -> None:
-    pods = [pod("a", cores=5), pod("b", cores=5)]
+    pods = [pod("a", cores=8), pod("b", cores=8)]
     at = situation(pods=pods, headroom=headroom(1.5), leaving=frozenset({"default/a"}))
     found = reclaimed.judge(at, ReclaimedConfig())[0]
-    assert (found.threshold.observed, names(found)) == (5000, ["b"])
+    assert (found.threshold.observed, names(found)) == (8000, ["b"])
 
 
 def test_requests_by_numa_node() -> None:
@@ -215,13 +249,27 @@ def test_numa_of_version_2_is_in_bytes() -> None:
     assert names(judged_numa(at, 0)[0]) == ["a"]
 
 
-def test_numa_rounds_stay_where_nothing_is_known() -> None:
+def test_numa_rounds_begin_anew_where_nothing_is_known() -> None:
     at = numa_situation(0, zones=(), files_read_at_ns=BOOT_NS + 100 * S)
     findings, after = numa_memory.judge(at, NumaMemory(rounds={0: 8}), NumaMemoryConfig())
-    assert (findings[0].threshold.verdict.rule, after.rounds) == ("input_missing", {0: 8})
+    assert (findings[0].threshold.verdict.rule, after.rounds) == ("input_missing", {})
     old = numa_situation(0, files_read_at_ns=BOOT_NS + 69 * S)
     findings, after = numa_memory.judge(old, NumaMemory(rounds={0: 8}), NumaMemoryConfig())
-    assert (findings[0].threshold.met, after.rounds) == (NOT_MET, {0: 8})
+    assert (findings[0].threshold.met, after) == (NOT_MET, NumaMemory())
+
+
+def test_numa_counts_each_reading_once() -> None:
+    """Judged every second, zones read every five: the seventh reading is the first above six rounds."""
+    memory, hard = NumaMemory(), []
+    for second in range(35):
+        read_at_s = 100 + second - second % 5
+        at = numa_situation(3 * GIB, inactive=0, at_s=100.0 + second, files_read_at_ns=BOOT_NS + read_at_s * S)
+        findings, memory = numa_memory.judge(at, memory, NumaMemoryConfig())
+        if findings[0].threshold.met is HARD:
+            hard.append((second, names(findings[0])))
+    assert memory.rounds == {0: 7}
+    assert [second for second, _ in hard] == [30, 31, 32, 33, 34]
+    assert [who for _, who in hard] == [["big", "small"], [], [], [], []], "one reading sends one pod"
 
 
 # The node's memory
@@ -377,14 +425,22 @@ def test_rss_of_dedicated_pods_and_of_old_readings_is_left_alone() -> None:
 # Where moving memory does not help, and Koordinator's
 
 
-def test_the_largest_pod_of_a_crowded_numa_node_leaves() -> None:
-    pods = [pod("a", QoSLevel.SHARED), pod("b"), pod("c")]
-    anon = {"a": {0: 5, 1: 0}, "b": {0: 7, 1: 1}, "c": {0: 1, 1: 100}}
+@pytest.mark.parametrize(("named", "who"), [("default/c", ["c"]), ("default/web", []), ("default/gone", [])])
+def test_of_a_crowded_numa_node_who_was_named_leaves_and_no_other(named: str, who: list[str]) -> None:
+    """The largest there is `web`, which is online; `b` has more than `c` by now."""
+    pods = [pod("web", QoSLevel.SHARED), pod("b"), pod("c")]
+    anon = {"web": {0: 50}, "b": {0: 7}, "c": {0: 1}}
     samples = {name: {"numa_stat": {"total": by, "anon": by}} for name, by in anon.items()}
-    at = situation(pods=pods, samples=samples, crowded={0: "read latency 90 ns"})
-    found = balancer.judge(at)[0]
-    assert (names(found), found.threshold.observed) == (["b"], 7 * PAGE)
-    assert balancer.judge(situation(pods=pods, samples=samples))[0].threshold.met is NOT_MET
+    why = Verdict(rule="memory_balance_evict", text="read latency 90 ns", inputs={"bytes": 7 * PAGE})
+    crowded = {0: MemoryEviction(pod=named, numa=0, verdict=why)}
+    found = balancer.judge(situation(pods=pods, samples=samples, crowded=crowded))[0]
+    assert names(found) == who
+    assert (found.threshold.met, found.threshold.observed) == (SOFT, 7 * PAGE)
+
+
+def test_nobody_who_measures_memory_is_not_fast_memory() -> None:
+    assert balancer.judge(situation(crowded={}))[0].threshold.verdict.rule == "balanced"
+    assert balancer.judge(situation())[0].threshold.verdict.rule == "input_missing"
 
 
 @pytest.mark.parametrize(
@@ -401,12 +457,42 @@ def test_koordinators_memory_evict(available: int, who: list[str]) -> None:
     sizes = {"small": GIB, "big": 4 * GIB, "low": 3 * GIB, "web": 40 * GIB}
     at = situation(
         pods=pods,
-        samples={name: {"memory_bytes": size} for name, size in sizes.items()},
+        samples={name: holding(size) for name, size in sizes.items()},
         node={"meminfo": {"MemTotal": 100 * GIB, "MemAvailable": available}},
     )
     found = koordinator.judge_memory(at, KoordinatorMemoryConfig())[0]
     assert names(found) == who
     assert found.forced
+
+
+def holding(size: int, cache: int = 0) -> dict[str, object]:
+    """A cgroup with so much memory that only its end frees, and so much page cache."""
+    stat = {"inactive_anon": size // 2, "active_anon": size - size // 2, "unevictable": 0, "inactive_file": cache}
+    return {"memory_bytes": size + cache, "memory_stat": stat}
+
+
+def test_page_cache_of_who_leaves_is_not_freed_by_that() -> None:
+    """75 of 100 GiB are in use, seven too many. `low` holds three, and 30 GiB of cache that count as available anyhow."""
+    pods = [pod("a"), pod("b"), pod("low", priority=-1)]
+    samples = {"a": holding(2 * GIB), "b": holding(4 * GIB), "low": holding(3 * GIB, cache=30 * GIB)}
+    node = {"meminfo": {"MemTotal": 100 * GIB, "MemAvailable": 25 * GIB}}
+    at = situation(pods=pods, samples=samples, node=node)
+    assert names(koordinator.judge_memory(at, KoordinatorMemoryConfig())[0]) == ["low", "b"]
+    # In the next round `low` is on its way: three of the seven, and not all of them.
+    later = koordinator.judge_memory(
+        msgspec.structs.replace(at, leaving=frozenset({"default/low"})), KoordinatorMemoryConfig()
+    )
+    assert later[0].threshold.observed == pytest.approx(0.72)
+    assert names(later[0]) == ["b"]
+    # It does not go: nothing is freed by it, now or later.
+    still = msgspec.structs.replace(at, leaving=frozenset({"default/low"}), stuck=frozenset({"default/low"}))
+    found = koordinator.judge_memory(still, KoordinatorMemoryConfig())[0]
+    assert found.threshold.observed == pytest.approx(0.75)
+    assert names(found) == ["b", "a"]
+    # How much it is going to free is not known.
+    blind = situation(pods=pods, samples={**samples, "low": {}}, node=node, leaving=frozenset({"default/low"}))
+    found = koordinator.judge_memory(blind, KoordinatorMemoryConfig())[0]
+    assert (found.threshold.verdict.rule, names(found)) == ("input_missing", [])
 
 
 # oomd's

@@ -1,18 +1,21 @@
-"""Eviction plugins that look at file systems and network cards."""
+"""Eviction plugins that look at file systems, network cards and power."""
 
 from __future__ import annotations
 
 import pytest
 
 from agent.config.eviction_memory import Amount, NetworkConfig, RootfsOveruseConfig, RootfsPressureConfig
-from agent.eviction import network, rootfs
+from agent.eviction import network, power, rootfs
 from agent.eviction.judgement import Finding
 from agent.eviction.network import SELECTED, NetworkMemory
+from agent.eviction.power import PowerEvictMemory
 from agent.eviction.situation import RootfsUse, Situation
 from api.evictions import Met
 from api.facts import Filesystem
+from api.knobs import Verdict
+from api.node_advice import PowerAction, PowerKind
 from api.qos import QoSLevel
-from tests.agent.eviction.builders import GIB, HARD, NOT_MET, SOFT, S, pod, situation
+from tests.agent.eviction.builders import GIB, HARD, NOT_MET, SOFT, pod, situation
 
 
 def names(finding: Finding) -> list[str]:
@@ -119,7 +122,16 @@ def test_a_card_without_bandwidth_for_five_minutes() -> None:
     assert cards(0, 400, memory)[0][1].threshold.observed == 0, "one look with bandwidth starts anew"
 
 
-def test_unknown_cards_keep_what_was_known() -> None:
+def test_unknown_cards_begin_anew() -> None:
     _, memory = cards(0, 100, NetworkMemory())
-    findings, after = network.judge(situation(400.0, [pod("a")]), memory, NetworkConfig())
-    assert (findings[0].threshold.verdict.rule, after.down_ns) == ("input_missing", {"eth1": 100 * S})
+    findings, memory = network.judge(situation(395.0, [pod("a")]), memory, NetworkConfig())
+    assert (findings[0].threshold.verdict.rule, memory.down_ns) == ("input_missing", {})
+    assert cards(0, 400, memory)[0][1].threshold.observed == 0, "what happened in between is not known"
+
+
+@pytest.mark.parametrize(("stuck", "who"), [((), ["a", "b"]), (("default/a",), ["b", "c"])])
+def test_as_many_leave_for_power_as_can(stuck: tuple[str, ...], who: list[str]) -> None:
+    pods = [pod(name, cores=1) for name in "abc"]
+    answer = PowerAction(kind=PowerKind.EVICT, at_ns=1, count=2, current_watts=300, verdict=Verdict(rule="r", text="t"))
+    findings, _ = power.judge(situation(pods=pods, power=answer, stuck=frozenset(stuck)), PowerEvictMemory())
+    assert names(findings[0]) == who

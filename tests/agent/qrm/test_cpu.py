@@ -8,7 +8,7 @@ import pytest
 from agent.qrm.bounds import Limits, bound
 from agent.qrm.cpu import decide, managed
 from agent.qrm.placing.state import Placement
-from api.advice import CpuAdvice, Region, RegionAdvice, RegionKind
+from api.advice import CpuAdvice, PoolSize, Region, RegionAdvice, RegionKind
 from api.decisions import Advice
 from api.knobs import Knob, Verdict
 from api.pods import Pod
@@ -22,7 +22,7 @@ BATCH = pod("batch", QoSLevel.RECLAIMED)
 
 def advice(lent: float, *, idle: bool = True) -> Advice:
     return Advice(
-        policy="p", requirement_cores=1.0, headroom_cores=1.0, lent_cores=lent, idle=idle, action="hold",
+        policy="p", requirement_cores=1.0, lent_cores=lent, idle=idle, action="hold",
         verdict=Verdict(rule="r", text="t"),
     )  # fmt: skip
 
@@ -153,6 +153,32 @@ def test_the_claim_of_a_pod_is_what_it_reclaims_and_else_what_it_requests(
     container = msgspec.structs.replace(first.containers[0], reclaimed_cpu_cores=reclaimed)
     pods = [msgspec.structs.replace(first, containers=(container,)), pod("b", QoSLevel.RECLAIMED)]
     assert values(advice(2.0), pods, cpus=4)[("/a", "cpu.max")] == quota
+
+
+@pytest.mark.parametrize(
+    ("limits", "placed", "quotas"),
+    [
+        # two thirds and one third of what the node's quota allows
+        ({1: 3.0}, {"/a": (2, 3), "/b": (2, 3)}, {"/a": "200000 100000", "/b": "100000 100000"}),
+        # nothing of the other node, where CPUs alone limit
+        ({1: 3.0}, {"/a": (2, 3), "/b": (0, 1)}, {"/a": "300000 100000"}),
+        # on both: its part of this node's quota, and its CPUs of the other
+        ({1: 0.5}, {"/a": (1, 2, 3), "/b": (2, 3)}, {"/a": "133333 100000", "/b": "16667 100000"}),
+        # a claim of 2 lies on the nodes as 1 to 3: 1 x 0.5 / 1.5, and all of 3
+        ({0: 1.0, 1: 3.0}, {"/a": (0, 1, 2, 3), "/b": (0,)}, {"/a": "333333 100000", "/b": "66667 100000"}),
+        ({1: 0.0}, {"/a": (2, 3), "/b": (0, 1)}, {"/a": "0 1000000"}),
+        ({}, {"/a": (2, 3), "/b": (0, 1)}, {}),
+    ],
+)
+def test_a_node_s_quota_is_split_by_claim_among_those_that_run_there(
+    limits: dict[int, float], placed: dict[str, tuple[int, ...]], quotas: dict[str, str]
+) -> None:
+    sizes = tuple(PoolSize(pool="reclaim", numa=numa, cpus=0, quota_cores=cores) for numa, cores in limits.items())
+    pods = [pod("a", QoSLevel.RECLAIMED, request=2), pod("b", QoSLevel.RECLAIMED, request=1), WEB]
+    given = msgspec.structs.replace(advice(4.0, idle=False), cpu=CpuAdvice(sizes=sizes))
+    found = values(given, pods, cpus=4, placed=placed)
+    assert {cgroup: value for (cgroup, knob), value in found.items() if knob == "cpu.max"} == quotas
+    assert not [knob for _, knob in found if knob in ("cpu.idle", "cpu.weight")], "CPUs are shared out, not priorities"
 
 
 def test_a_limit_of_its_own_holds_also_when_everything_is_lent() -> None:

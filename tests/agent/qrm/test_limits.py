@@ -197,3 +197,10 @@ def test_dry_runs_do_nothing_once_either(tmp_path: Path, mode: str) -> None:
     (root,) = bench.apply(("/", Knob.DROP_CACHE, "4096"))
     assert root.status is Status.REFUSED
     bench.close()
+
+
+def test_what_an_earlier_agent_left_is_told_of_the_cgroups_that_are_asked_about(bench: Bench) -> None:
+    bench.tree.make("/web")
+    bench.apply(("/batch", Knob.QUOTA, "10000"), ("/web", Knob.QUOTA, "400000"))
+    assert bench.actuator.inherited_cores({"/batch"}) == 0.1
+    assert bench.actuator.inherited_cores({"/elsewhere"}) is None

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.config.qrm_knobs import IoConfig, KnobsConfig, NetworkConfig, ResctrlConfig, ResctrlLevel
 from agent.qrm.io import NodeSetting, disk_settings, io_wishes, problems
-from agent.qrm.network import cards, choose_card, class_wishes
+from agent.qrm.network import Bandwidth, cards, choose_card, class_wishes, promise
 from agent.qrm.node_files import FILE_NAME, NodeFiles
 from agent.qrm.resctrl import Caches, bandwidth, groups, mask, parse_schemata, schemata
 from agent.qrm.resctrl_groups import ResctrlGroups
 from api.decisions import Status
 from api.facts import Disk, Interface
 from api.knobs import Verdict
+from api.pods import Pod
 from api.ports import Unavailable
-from api.qos import QoSLevel
+from api.qos import NIC_SELECTION_KEY, QoSLevel
+from api.samples import NodeSample
 from tests.agent.advisor.builders import pod, snapshot
 
 VERDICT = Verdict(rule="r", text="t")
@@ -48,7 +53,7 @@ def test_levels_have_weights_limits_and_classes() -> None:
     assert [(wish.cgroup, wish.value) for wish in classes] == [("/batch", "65537")]
     assert problems(config) == ()
     assert problems(IoConfig(max={QoSLevel.SHARED: "sda wbps=1"})) == (
-        "io.max of shared_cores: 'sda' is not the number of a device such as 8:16",
+        "max.shared_cores: 'sda' is not the number of a device such as 8:16",
     )
 
 
@@ -56,7 +61,7 @@ def test_disks_are_set_by_their_kind() -> None:
     config = IoConfig(
         wbt_us={"HDD": 75_000, "SSD": 2000, "NVME": -1},
         cost_qos={"sdb": "enable=1 rpct=95.00"},
-        cost_model={"sdz": "x"},
+        cost_model={"sdz": "ctrl=auto"},
     )
     disks = {
         "sda": disk("8:0", "HDD"), "sdb": disk("8:16", "SSD"), "nvme0n1": disk("259:0", "NVME"),
@@ -75,15 +80,82 @@ def interface(speed: int | None) -> Interface:
     return Interface(received={}, sent={}, speed_mbit=speed)
 
 
+def asks(name: str, mbit: int | None, card: str = "") -> Pod:
+    """A pod of two containers, of which the second asks for that much; `card` is what nic_selection_result names."""
+    one = pod(name, QoSLevel.SHARED)
+    other = msgspec.structs.replace(one.containers[0], name="other", cgroup=f"/{name}2", net_bandwidth_mbit=mbit)
+    annotations = {NIC_SELECTION_KEY: card} if card else {}
+    return msgspec.structs.replace(one, containers=(*one.containers, other), annotations=annotations)
+
+
+CARDS = {"eth0": interface(1000), "eth1": interface(25_000), "lo": interface(1000), "tun0": interface(None)}
+
+
+def promised(
+    pods: Sequence[Pod], known: Mapping[str, str] | None = None, cards: Mapping[str, Interface] | None = None
+) -> Bandwidth:
+    found = msgspec.structs.replace(snapshot(0, pods), node=NodeSample(interfaces=CARDS if cards is None else cards))
+    return promise(found, NetworkConfig(reserved_mbit=50), known or {})
+
+
 def test_a_card_promises_less_than_its_speed() -> None:
-    found = {"lo": interface(1000), "eth0": interface(1000), "eth1": interface(25_000), "tun0": interface(None)}
-    eth0, eth1 = cards(found, {"eth1": 22_400}, NetworkConfig(reserved_mbit=50))
+    found = {**CARDS, "eth2": msgspec.structs.replace(interface(1000), bonded=True)}
+    eth0, eth1 = cards(found, NetworkConfig(reserved_mbit=50))
     assert (eth0.egress_capacity, eth0.ingress_capacity) == (890, 850)
-    assert (eth1.egress_free, eth1.ingress_free) == (23_450 - 22_400, 22_450 - 22_400)
+    eth1 = msgspec.structs.replace(eth1, promised=22_400)
+    assert (eth1.egress_capacity, eth1.capacity, eth1.free) == (23_450, 22_450, 50)
     assert choose_card((eth0, eth1), 850)[0] == eth0
     none, verdict = choose_card((eth0, eth1), 851)
     assert none is None
-    assert verdict.text == "No card has 851 Mbit/s left both ways: eth0 850, eth1 50."
+    assert verdict.text == "No card has 851 Mbit/s left both ways: eth0 850 of 850, eth1 50 of 22450."
+
+
+def test_pods_are_promised_cards_until_none_can_hold_one() -> None:
+    pods = [asks("a", 22_000), asks("b", 800), asks("c", 451), asks("d", 450), asks("idle", None)]
+    found = promised(pods)
+    assert [(card.name, card.promised, dict(card.pods)) for card in found.cards] == [
+        ("eth0", 800, {"default/b": 800}),
+        ("eth1", 22_450, {"default/a": 22_000, "default/d": 450}),
+    ]
+    assert {key: (one.rule, one.threshold, one.text) for key, one in found.rejected.items()} == {
+        "default/c": ("no_bandwidth", 451, "No card has 451 Mbit/s left both ways: eth0 50 of 850, eth1 450 of 22450.")
+    }
+    assert found.chosen == {"default/a": "eth1", "default/b": "eth0", "default/d": "eth1"}
+
+
+def test_a_newcomer_takes_nothing_from_who_has_a_card_and_a_named_card_is_the_only_one() -> None:
+    before = promised([asks("a", 800), asks("b", 22_000)])
+    assert (before.chosen, list(before.rejected)) == ({"default/a": "eth1"}, ["default/b"])
+    known = {"default/a": "eth0", "default/b": "eth1"}
+    after = promised([asks("new", 800), asks("a", 800), asks("b", 22_000)], known)
+    assert (after.chosen, list(after.rejected)) == (known, ["default/new"])
+    named = promised([asks("a", 900, "eth0"), asks("b", 100, "eth7"), asks("c", 850, "eth0")], {"default/a": "eth1"})
+    assert named.chosen == {"default/c": "eth0"}
+    assert {key: one.text for key, one in named.rejected.items()} == {
+        "default/a": "No card has 900 Mbit/s left both ways: eth0 850 of 850.",
+        "default/b": "nic_selection_result names eth7, which is no card of known speed here; there is eth0, eth1.",
+    }
+
+
+def test_cards_that_cannot_be_seen_take_no_promise_away_and_make_none() -> None:
+    unseen = promised([asks("a", 800), asks("new", 1)], {"default/a": "eth0", "default/gone": "eth1"}, {})
+    assert (unseen.cards, unseen.chosen) == ((), {"default/a": "eth0"})
+    assert {key: one.rule for key, one in unseen.rejected.items()} == {"default/new": "network_speed_unknown"}
+    slow = promised([asks("a", 800)], {"default/a": "eth0"}, {"eth0": interface(None)})
+    assert (
+        slow.rejected["default/a"].text == "800 Mbit/s are asked for, and the speed of no network card is known here."
+    )
+
+
+@given(st.lists(st.tuples(st.integers(0, 30_000), st.sampled_from(["", "eth0", "eth1", "eth7"])), max_size=12))
+def test_no_card_promises_more_than_it_can_and_a_second_round_changes_nothing(wishes: list[tuple[int, str]]) -> None:
+    pods = [asks(f"p{number}", mbit, card) for number, (mbit, card) in enumerate(wishes)]
+    found = promised(pods)
+    for card in found.cards:
+        assert card.promised == sum(card.pods.values()) <= card.capacity
+    wanted = {one.key for one, (mbit, _) in zip(pods, wishes, strict=True) if mbit}
+    assert (found.chosen.keys() | found.rejected.keys(), found.chosen.keys() & found.rejected.keys()) == (wanted, set())
+    assert promised(pods, found.chosen).chosen.items() >= found.chosen.items()
 
 
 # --- caches
@@ -153,15 +225,27 @@ def made(root: Path, *names: str) -> Groups:
 def test_groups_are_given_their_shares_and_processes_and_removed(tmp_path: Path) -> None:
     ours = made(tmp_path, "dioptase-reclaimed_cores", "dioptase-old", "theirs")
     wanted = groups(ours.caches(), {QoSLevel.RECLAIMED: ResctrlLevel(cat_end_percent=30)})
-    assert ours.apply(wanted, {"dioptase-reclaimed_cores": [77]}) == ()
+    (dry,) = ours.apply(wanted, {"dioptase-reclaimed_cores": [77]}, dry=True)
     group = tmp_path / "dioptase-reclaimed_cores"
+    assert (dry.status, (group / "tasks").read_text(), (tmp_path / "dioptase-old").exists()) == (
+        Status.DRY_RUN,
+        "",
+        True,
+    )
+    made_now, removed = ours.apply(wanted, {"dioptase-reclaimed_cores": [77]})
+    assert (made_now.status, made_now.before, made_now.after) == (
+        Status.APPLIED, "L3:0=7ff;1=7ff MB:0=100;1=100", "L3:0=f;1=f MB:0=100;1=100",
+    )  # fmt: skip
+    assert made_now.decision.cgroup == str(group)
+    assert made_now.decision.verdict.text.startswith("reclaimed_cores has the L3 caches from 0 to 30 %")
+    assert (removed.status, removed.decision.cgroup) == (Status.APPLIED, str(tmp_path / "dioptase-old"))
     assert (group / "schemata").read_text().startswith("L3:0=f;1=f\n")
     assert (group / "tasks").read_text() == "77\n"
     inode = (group / "schemata").stat().st_mtime_ns
-    assert ours.apply(wanted, {"dioptase-reclaimed_cores": [77]}) == ()
+    assert [one.status for one in ours.apply(wanted, {"dioptase-reclaimed_cores": [77]})] == [Status.UNCHANGED]
     assert (group / "schemata").stat().st_mtime_ns == inode, "what is right is not written again"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dioptase-reclaimed_cores", "schemata", "theirs"]
-    assert ours.restore() == ()
+    assert [one.decision.cgroup for one in ours.restore()] == [str(group)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["schemata", "theirs"]
 
 
@@ -170,7 +254,8 @@ def test_without_resctrl_there_is_a_reason(tmp_path: Path) -> None:
         ResctrlGroups(tmp_path / "none").caches()
     assert "mount -t resctrl" in caught.value.remedy
     assert ResctrlGroups(tmp_path / "none").restore() == ()
-    assert ResctrlGroups(tmp_path).apply(groups(parse_schemata(INTEL), {QoSLevel.SHARED: ResctrlLevel()}), {}) != ()
+    (refused,) = ResctrlGroups(tmp_path).apply(groups(parse_schemata(INTEL), {QoSLevel.SHARED: ResctrlLevel()}), {})
+    assert (refused.status, "info/last_cmd_status" in refused.error) == (Status.REFUSED, True)
 
 
 # --- whole disks
@@ -207,6 +292,7 @@ def test_a_disk_s_setting_is_journalled_written_and_put_back(sysfs: Path) -> Non
     assert files.apply([setting(WBT, "2000")])[0].status is Status.UNCHANGED
     # Another process, after the first was killed.
     again = node_files(sysfs)
+    assert again.restore(keep=[setting(WBT, "1")]) == ()
     assert [(o.status, o.after) for o in again.restore()] == [(Status.APPLIED, "75000")]
     assert (sysfs / WBT).read_text() == "75000\n"
     assert not journal.exists()

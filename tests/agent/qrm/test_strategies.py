@@ -125,6 +125,16 @@ def test_a_quota_is_shared_by_what_was_asked_for() -> None:
     assert suppress(seen, None, SuppressConfig(), SuppressMemory(cores=3.0)) == ((), SuppressMemory())
 
 
+def test_many_small_quotas_together_are_no_more_than_the_target() -> None:
+    """20 cores x 65 % - 12.4 - 0.3 leaves 0.3 CPUs, a hundredth for each of 30 pods: 0.6 with 2 ms in the usual period."""
+    crowd = [pod(f"batch{number}", QoSLevel.RECLAIMED) for number in range(30)]
+    seen, used = snapshot(0, [WEB, *crowd], cpus=20), {f"batch{number}": 0.0 for number in range(30)}
+    wishes, _ = suppress(seen, rates(12.7, {"web": 12.4, **used}), SuppressConfig(policy="cfsQuota"), SuppressMemory())
+    assert set(values(wishes).values()) == {"1000 100000"}
+    wishes, _ = suppress(seen, rates(12.9, {"web": 12.8, **used}), SuppressConfig(policy="cfsQuota"), SuppressMemory())
+    assert set(values(wishes).values()) == {"1667 500000"}, "0.1 CPUs"
+
+
 @given(st.integers(1, 4), st.integers(1, 2), st.integers(1, 32), st.integers(0, 40), st.data())
 def test_picked_cpus_are_few_moves_away_and_none_of_the_excluded(
     numa: int, threads: int, cores: int, count: int, data: st.DataObject

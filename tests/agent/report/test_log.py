@@ -13,6 +13,7 @@ from api.knobs import Knob, Verdict
 from api.qos import QoSLevel
 from api.samples import SourceStatus
 from tests.agent.advisor.builders import pod, snapshot
+from tests.fakes import advice
 
 SEEN = snapshot(1, [pod("web", QoSLevel.SHARED)])
 
@@ -61,7 +62,22 @@ def test_every_write_is_told(caplog: pytest.LogCaptureFixture) -> None:
     assert len(told(caplog, finished(applied), finished(applied))) == 3
 
 
+def test_a_repair_is_told_as_one(caplog: pytest.LogCaptureFixture) -> None:
+    repaired = msgspec.structs.replace(outcome(Status.APPLIED), repaired=True)
+    assert told(caplog, finished(repaired))[1:] == ["INFO /b: cpu.idle 0 -> 1 (repaired) because"]
+
+
 def test_a_source_that_fails_and_recovers_is_told_once_each(caplog: pytest.LogCaptureFixture) -> None:
     bad = (SourceStatus(name="pods", ok=False, error="not YAML", remedy="mend it"),)
     lines = told(caplog, finished(), finished(sources=bad), finished(sources=bad), finished())
     assert lines[1:] == ["WARNING pods: not YAML: mend it", "INFO pods: works again"]
+
+
+def test_a_wish_that_cannot_be_fulfilled_is_told_once_and_that_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    rejected = {"default/db": Verdict(rule="dedicated_resize", text="db asked for 2, and now for 4.")}
+    wrong = msgspec.structs.replace(finished(), advice=msgspec.structs.replace(advice(), rejected=rejected))
+    right = msgspec.structs.replace(finished(), advice=advice())
+    assert told(caplog, right, wrong, wrong, right)[1:] == [
+        "WARNING default/db does not get what it asks for: db asked for 2, and now for 4.",
+        "INFO default/db: what it asks for is there, or it is gone",
+    ]

@@ -134,6 +134,7 @@ SYS = {
     "class/net/eth0/device/vendor": "0x1af4\n",
     "class/net/eth0/speed": "25000\n",
     "class/net/eth0/duplex": "full\n",
+    "class/net/eth0/carrier": "1\n",
     "class/powercap/intel-rapl/enabled": "1\n",
     "class/powercap/intel-rapl:0/name": "package-0\n",
     "class/powercap/intel-rapl:0/energy_uj": "262143328850\n",

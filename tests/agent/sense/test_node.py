@@ -132,8 +132,11 @@ def test_disks_and_network(tmp_path: Path) -> None:
         "compressed": 12,
     }
     assert sample.interfaces.keys() == {"lo", "eth0"}
-    assert sample.interfaces["eth0"] == Interface(received=received, sent=sent, duplex="full", speed_mbit=25000)
-    assert (sample.interfaces["lo"].sent["bytes"], sample.interfaces["lo"].speed_mbit) == (1000, None)
+    assert sample.interfaces["eth0"] == Interface(
+        received=received, sent=sent, duplex="full", speed_mbit=25000, carrier=True
+    )
+    lo = sample.interfaces["lo"]
+    assert (lo.sent["bytes"], lo.speed_mbit, lo.carrier) == (1000, None, None)
     assert sample.netstat == {
         "Ip.Forwarding": 2, "Ip.DefaultTTL": 64, "Ip.InReceives": 17563317,
         "Tcp.RtoAlgorithm": 1, "Tcp.CurrEstab": 3, "Tcp.RetransSegs": 234,
@@ -142,6 +145,14 @@ def test_disks_and_network(tmp_path: Path) -> None:
         "sockstat.TCP.alloc": 2, "sockstat.TCP.mem": 9, "sockstat.FRAG.inuse": 0, "sockstat.FRAG.memory": 0,
     }  # fmt: skip
     assert sample.interrupts == {0: 39 + 7960 + 100, 1: 201}
+
+
+def test_a_card_of_a_bond_is_known_as_one(tmp_path: Path) -> None:
+    reader = machine(tmp_path)
+    assert not reader.read().interfaces["eth0"].bonded
+    (tmp_path / "sys/class/net/eth0/bonding_slave").mkdir()
+    reader = machine(tmp_path)
+    assert (reader.read().interfaces["eth0"].bonded, reader.read().interfaces["lo"].bonded) == (True, False)
 
 
 def test_slow_files_are_as_old_as_the_sample_says(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agent.sense.pods import PodsError, parse_pods
 from agent.sense.podspec import Door
-from api.pods import Container, Pod
+from api.pods import NET_BANDWIDTH, Container, Pod
 from api.qos import MAIN_CONTAINER_KEY, MEMORY_KEY, QOS_LEVEL_KEY, Dialect, QoSLevel
 
 WEB = "pods[0].containers[0]"
@@ -92,10 +92,16 @@ def test_reclaimed_resources(
     assert found.cpu_limit_cores is None
 
 
+def test_network_bandwidth_is_in_megabits() -> None:
+    found = [asking({NET_BANDWIDTH: "1k"}, {}), asking({}, {NET_BANDWIDTH: 25}), asking({}, {})]
+    assert [container.net_bandwidth_mbit for container in found] == [1000, 25, None]
+
+
 @pytest.mark.parametrize(
     ("requests", "limits", "message"),
     [
         ({MILLICPU: "500m"}, {}, f".requests.{MILLICPU}: '500m' is no whole number of thousandths of a CPU; write one"),
+        ({NET_BANDWIDTH: 0.5}, {}, f".requests.{NET_BANDWIDTH}: 0.5 is no whole number of Mbit/s; write one"),
         ({MEMORY: 0.5}, {}, f".requests.{MEMORY}: 0.5 is no whole number of bytes; write one"),
         ({MILLICPU: "1k"}, {MILLICPU: "2k"}, f".requests.{MILLICPU}: 1000 is not the limit, 2000; write the same"),
         ({"cpu": True}, {}, ".requests.cpu: True is not a quantity; write a number such as"),

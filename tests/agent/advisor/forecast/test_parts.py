@@ -132,6 +132,14 @@ def test_each_miss_raises_the_quantile_and_each_hit_lowers_it_by_its_share() -> 
     assert margin.quantile == pytest.approx(0.94 + 0.0005 * (0.94 - 0.06))
 
 
+@pytest.mark.parametrize(("wish", "lowest"), [(0.055, 0.85), (0.1, 0.85), (0.15, 0.775), (0.2, 0.7)])
+def test_hits_lower_the_quantile_as_far_as_the_wanted_misses_ask_for(wish: float, lowest: float) -> None:
+    margin = Margin(quantile=lowest + 0.00001)
+    for _ in range(3):
+        margin = conformal.learn(margin, 0.0, missed=False, miss_ratio=wish)
+    assert margin.quantile == pytest.approx(lowest)
+
+
 @given(st.lists(st.tuples(st.floats(-1e12, 1e12), st.sampled_from([True, False, None])), max_size=60))
 def test_the_margin_is_one_of_the_errors_and_the_quantile_within_bounds(seen: list[tuple[float, bool | None]]) -> None:
     margin = Margin()

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from agent.advisor.forecast import accuracy
 from agent.advisor.forecast.lending import promise
-from agent.advisor.forecast.predictor import HORIZON_NS, Forecast, Predictor, observe, predict
+from agent.advisor.forecast.predictor import HORIZON_NS, Predictor, observe, predict
 from agent.config.forecast import ForecastConfig
+from api.forecasts import Forecast, Outlook, Resource
 from api.knobs import Verdict
 
 S = 1_000_000_000
@@ -42,7 +43,7 @@ STEADY = fed(Predictor(), 0, 2 * DAY, 10.0)
 )
 def test_cold_start(after_ns: int, rule: str, known: bool, trusted: bool) -> None:
     forecast = predict(fed(Predictor(), 0, after_ns, 10.0), max(after_ns - 5 * MINUTE, 0))
-    assert (forecast.verdict.rule, forecast.peak_cores is not None, forecast.trusted) == (rule, known, trusted)
+    assert (forecast.verdict.rule, forecast.peak is not None, forecast.trusted) == (rule, known, trusted)
 
 
 @pytest.mark.parametrize(("closed", "errors"), [(14, 0), (15, 1), (16, 2)])
@@ -53,7 +54,7 @@ def test_the_first_error_is_known_an_hour_after_the_first_quarter(closed: int, e
 
 def test_steady_use_is_foretold_to_the_point() -> None:
     forecast = predict(STEADY, 2 * DAY)
-    assert forecast.peak_cores == pytest.approx(10.0, rel=0.001)
+    assert forecast.peak == pytest.approx(10.0, rel=0.001)
     assert forecast.season
     assert not forecast.alarm
     assert "10" in forecast.verdict.text
@@ -62,22 +63,22 @@ def test_steady_use_is_foretold_to_the_point() -> None:
 def test_a_level_shift_is_followed_by_the_next_sample_and_widened_beyond_it() -> None:
     state = observe(STEADY, 2 * DAY, 30.0)
     forecast = predict(state, 2 * DAY)
-    assert forecast.peak_cores is not None
-    assert forecast.peak_cores >= 30.0
+    assert forecast.peak is not None
+    assert forecast.peak >= 30.0
     assert forecast.alarm
     assert forecast.verdict.rule == "drift_alarm"
-    assert forecast.margin_cores == pytest.approx(20.0, abs=0.5)  # so far above every forecast that there was
+    assert forecast.margin == pytest.approx(20.0, abs=0.5)  # so far above every forecast that there was
     state = fed(state, 2 * DAY + 5 * MINUTE, 2 * DAY + 50 * MINUTE, 12.0)
     later = predict(state, 2 * DAY + 50 * MINUTE)
     assert later.alarm  # for an hour
-    assert later.margin_cores >= 19.5
+    assert later.margin >= 19.5
     state = fed(state, 2 * DAY + 50 * MINUTE, 2 * DAY + 70 * MINUTE, 12.0)
     assert not predict(state, 2 * DAY + 70 * MINUTE).alarm
 
 
 def test_a_spike_within_a_bucket_of_many_samples_counts_at_once() -> None:
     state = fed(Predictor(), 0, 3 * HOUR, 10.0, 10 * S)
-    assert predict(observe(state, 3 * HOUR + S, 25.0), 3 * HOUR + S).peak_cores >= 25.0  # type: ignore[operator]
+    assert predict(observe(state, 3 * HOUR + S, 25.0), 3 * HOUR + S).peak >= 25.0  # type: ignore[operator]
 
 
 def test_one_low_sample_at_the_begin_of_a_bucket_is_not_taken_for_its_peak() -> None:
@@ -87,7 +88,7 @@ def test_one_low_sample_at_the_begin_of_a_bucket_is_not_taken_for_its_peak() -> 
         state = observe(state, now_ns, wave(now_ns, rng))
     state = fed(state, 40 * HOUR, 40 * HOUR + 5 * MINUTE, 30.0, MINUTE)
     now_ns = 40 * HOUR + 5 * MINUTE
-    before, after = (predict(s, now_ns).base_cores for s in (state, observe(state, now_ns, 1.0)))
+    before, after = (predict(s, now_ns).expected for s in (state, observe(state, now_ns, 1.0)))
     assert after == pytest.approx(before, rel=0.05)
 
 
@@ -121,13 +122,13 @@ def test_old_samples_are_not_trusted_nor_those_from_the_future(now_ns: int, rule
 
 def test_a_stale_forecast_is_the_highest_peak_remembered() -> None:
     state = fed(observe(fed(Predictor(), 0, DAY, 10.0), DAY, 40.0), DAY + 5 * MINUTE, 2 * DAY, 10.0)
-    assert predict(state, 2 * DAY + HOUR).peak_cores >= 40.0  # type: ignore[operator]
+    assert predict(state, 2 * DAY + HOUR).peak >= 40.0  # type: ignore[operator]
 
 
 def test_a_gap_is_not_zero_and_teaches_nothing() -> None:
     resumed = fed(STEADY, 2 * DAY + 6 * HOUR, 2 * DAY + 8 * HOUR, 10.0)
     assert resumed.peaks.count(None) == 72
-    assert predict(resumed, 2 * DAY + 8 * HOUR).peak_cores == pytest.approx(10.0, rel=0.001)
+    assert predict(resumed, 2 * DAY + 8 * HOUR).peak == pytest.approx(10.0, rel=0.001)
     assert resumed.accuracy.missed == 0
     assert min(resumed.margin.residuals) > -1.0
 
@@ -148,9 +149,9 @@ def test_what_is_no_measurement_changes_nothing(used: float | None) -> None:
 
 
 def test_no_forecast_beyond_the_horizon_that_it_is_calibrated_for() -> None:
-    assert predict(STEADY, 2 * DAY, HORIZON_NS).peak_cores is not None
+    assert predict(STEADY, 2 * DAY, HORIZON_NS).peak is not None
     forecast = predict(STEADY, 2 * DAY, HORIZON_NS + 1)
-    assert (forecast.peak_cores, forecast.verdict.rule) == (None, "horizon_too_long")
+    assert (forecast.peak, forecast.verdict.rule) == (None, "horizon_too_long")
 
 
 def wave(now_ns: int, rng: Random) -> float:
@@ -160,13 +161,14 @@ def wave(now_ns: int, rng: Random) -> float:
 def test_on_a_noisy_day_the_share_of_misses_is_the_one_asked_for() -> None:
     """Five days of a sine with noise; a looser wish lends more and misses more."""
     found = {}
-    for wish in (0.02, 0.1):
+    for wish in (0.02, 0.1, 0.2):
         config, rng, state = ForecastConfig(miss_ratio=wish), Random(3), Predictor()
         for now_ns in range(0, 5 * DAY, 5 * MINUTE):
             state = observe(state, now_ns, wave(now_ns, rng), config)
         found[wish] = state.accuracy.missed / state.accuracy.evaluated
     assert found[0.02] == pytest.approx(0.02, abs=0.02)
     assert found[0.1] == pytest.approx(0.1, abs=0.03)
+    assert found[0.2] == pytest.approx(0.2, abs=0.03)
 
 
 def test_state_is_bounded_and_survives_json() -> None:
@@ -196,12 +198,15 @@ def test_whatever_is_fed_a_forecast_is_at_least_the_present_and_can_be_written(
             state = observe(state, now_ns + part * 5 * MINUTE, used)
         forecast = predict(state, now_ns + 15 * MINUTE)
         msgspec.json.encode(forecast)
-        if forecast.peak_cores is not None and state.open_peak is not None:
-            assert forecast.peak_cores >= state.open_peak
+        if forecast.peak is not None and state.open_peak is not None:
+            assert forecast.peak >= state.open_peak
 
 
-def foretold(peak: float | None, *, trusted: bool) -> Forecast:
-    return Forecast(peak_cores=peak, trusted=trusted, verdict=Verdict(rule="calibrated", text="So it is."))
+def foretold(
+    peak: float | None, *, trusted: bool, used: float | None = None, resource: Resource = Resource.CPU
+) -> Outlook:
+    forecast = Forecast(peak=peak, trusted=trusted, verdict=Verdict(rule="calibrated", text="So it is."))
+    return Outlook(resource=resource, used=used, forecast=forecast, promised_miss_ratio=0.05)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +227,7 @@ def foretold(peak: float | None, *, trusted: bool) -> Forecast:
 def test_what_may_be_promised_of_64_cores_with_4_in_reserve(
     peak: float | None, trusted: bool, canonical: float | None, used: float | None, amount: float | None, rule: str
 ) -> None:
-    found = promise(64.0, 4.0, foretold(peak, trusted=trusted), canonical, used)
+    found = promise(64.0, 4.0, foretold(peak, trusted=trusted, used=used), canonical)
     assert (found.amount, found.verdict.rule) == (amount, rule)
 
 
@@ -242,3 +247,23 @@ def test_a_promise_is_within_the_node_and_without_trust_within_katalysts(
         if found.verdict.rule != "forecast":
             assert canonical is not None
             assert found.amount <= max(canonical, 0)
+
+
+def test_sentences_give_amounts_with_their_unit() -> None:
+    gib = 1 << 30
+    cpu = promise(64.0, 4.0, foretold(40.0, trusted=True), None)
+    memory = promise(24.0 * gib, 1.0 * gib, foretold(None, trusted=False, resource=Resource.MEMORY), 22_101_400_000.0)
+    assert cpu.verdict.text == "So it is. 64 cores less 4 cores kept and a peak of 40 cores leave 20 cores."
+    assert memory.verdict.text == "So it is. Katalyst's formula promises 20.58 GiB."
+    steady = fed(Predictor(), 0, DAY, 0.444917 * gib)
+    assert predict(steady, DAY, resource=Resource.MEMORY).verdict.text.startswith("456 MiB are expected")
+
+
+@pytest.mark.parametrize(
+    ("began_s", "seconds", "said"), [(0, 200, "Less than 5 minutes"), (280, 38, "Less than 10 minutes")]
+)
+def test_how_much_is_known_is_not_said_to_be_more_than_it_is(began_s: int, seconds: int, said: str) -> None:
+    """38 s across the border of a five-minute step have closed one."""
+    state = fed(Predictor(), began_s * S, (began_s + seconds) * S, 1.0, 5 * S)
+    text = predict(state, (began_s + seconds) * S).verdict.text
+    assert text == f"{said} of use are known, too little to foretell."

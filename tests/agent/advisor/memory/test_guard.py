@@ -52,15 +52,22 @@ def test_roots_of_numa_nodes_have_limits_of_their_own() -> None:
     groups = [root(on_numa={0: (1, 0), 1: (2, 0)}), group("/kubepods/be-1", on_numa={0: (0, 0), 1: (4, 0)})]
     of = situation([], groups, numa=2, free=20, numa_roots={1: "/kubepods/be-1"})
     found = limits(of)
-    assert found["/kubepods/be-1 memory.max"] == str(22 * GIB)  # 2 + 4 + 20 - 4
-    assert found[f"{ROOT} memory.max"] == str((17 + 22) * GIB)
+    # What each has, and 20 - 4 free on each of its nodes: what is in the one gives the other no room.
+    assert found["/kubepods/be-1 memory.max"] == str((4 + 16) * GIB)
+    assert found[f"{ROOT} memory.max"] == str((3 + 32) * GIB)
+
+
+def test_no_root_may_grow_by_more_than_is_free() -> None:
+    groups = [root(on_numa={0: (10, 0)}), group("/kubepods/be-0", on_numa={0: (10, 0)})]
+    found = limits(situation([], groups, free=5, numa_roots={0: "/kubepods/be-0"}))
+    assert found[f"{ROOT} memory.max"] == found["/kubepods/be-0 memory.max"] == str(11 * GIB), "1 of 5 GiB may be taken"
 
 
 def test_a_root_of_a_numa_node_below_the_other_counts_once() -> None:
     groups = [root(on_numa={0: (1, 0), 1: (6, 0)}), group(f"{ROOT}/numa1", on_numa={0: (0, 0), 1: (4, 0)})]
     found = limits(situation([], groups, numa=2, free=20, numa_roots={1: f"{ROOT}/numa1"}))
-    assert found[f"{ROOT}/numa1 memory.max"] == str(22 * GIB)
-    assert found[f"{ROOT} memory.max"] == str((17 + 22) * GIB)
+    assert found[f"{ROOT}/numa1 memory.max"] == str((4 + 16) * GIB)
+    assert found[f"{ROOT} memory.max"] == str((7 + 32) * GIB)
 
 
 @pytest.mark.parametrize(("charged", "expected"), [(15.5, 16), (16.5, 16.5)])
@@ -119,7 +126,15 @@ def test_switched_off_there_is_no_limit() -> None:
     assert limits(of, config) == {f"{ROOT} memory.max": "max", f"{ROOT} memory.high": "max"}
 
 
+def test_a_root_that_cannot_be_seen_is_remembered_with_its_limit() -> None:
+    of = situation([], [], root=ReclaimRoot())
+    found = guard(of, CONFIG, {ROOT: 5 * GIB})
+    assert (found.wishes, found.bytes, found.verdict.rule) == ((), {ROOT: 5 * GIB}, "memory_guard_unknown")
+
+
 def test_without_a_root_nothing_is_limited() -> None:
     of = situation([pod("batch", QoSLevel.RECLAIMED)], [group(f"{ROOT}/batch", on_numa={0: (1, 1)})])
     assert guard(of, CONFIG, {}).wishes == ()
     assert guard(of, CONFIG, {}).verdict.rule == "memory_guard_no_root"
+    named = msgspec.structs.replace(CONFIG, reclaim_root="/typo")
+    assert guard(of, named, {}).verdict.text.startswith("There is no cgroup /typo (memory.reclaimRoot)")

@@ -11,6 +11,7 @@ import pytest
 from agent.advisor.memory.layers import Offload, of_cgroup, of_pod
 from agent.advisor.memory.offload import Offloads, offload
 from agent.advisor.memory.situation import Situation
+from agent.advisor.memory.state import MemoryState
 from agent.config.memory import MemoryConfig, OffloadBlockConfig, OffloadConfig, OffloadingConfig
 from api.facts import Pressure
 from api.knobs import Knob
@@ -109,7 +110,7 @@ def pages(scanned: int, stolen: int, activated: int) -> dict[str, Mapping[str, i
 
 
 def run(of: Situation, config: MemoryConfig, before: Offloads | None = None, busy: tuple[str, ...] = ()) -> Offloads:
-    return offload(of, config, before.past if before else {}, busy)
+    return offload(of, config, MemoryState(offloaded=before.past, swap=before.swap) if before else MemoryState(), busy)
 
 
 def asked(found: Offloads) -> dict[str, int]:
@@ -208,6 +209,32 @@ def test_swap_stays_set_between_intervals() -> None:
     first = run(node(1000, swap=(8, 8)), config())
     again = run(node(1001, swap=(8, 8)), config(), first)
     assert [(wish.knob, wish.value) for wish in again.wishes] == [(Knob.SWAP_MAX, "0")]
+
+
+@pytest.mark.parametrize("enable", [True, False])
+def test_swap_stays_as_it_was_where_a_reading_is_missing(enable: bool) -> None:
+    """80 % of swap is used: `max` where it is enabled. What is not asked for any more would be given back."""
+    value, settings = "max" if enable else "0", config(enable_swap=enable)
+    first = run(node(1000, swap=(10, 2)), settings)
+    blind = node(1001)
+    unknown = msgspec.structs.replace(blind.snapshot.node, meminfo={})
+    blind = msgspec.structs.replace(blind, snapshot=msgspec.structs.replace(blind.snapshot, node=unknown))
+    nobody = msgspec.structs.replace(blind, snapshot=msgspec.structs.replace(blind.snapshot, cgroups={}))
+    other = msgspec.structs.replace(blind.snapshot.cgroups["/web"], id=8)
+    made_anew = msgspec.structs.replace(
+        blind, snapshot=msgspec.structs.replace(blind.snapshot, cgroups={"/web": other})
+    )
+
+    def swaps(found: Offloads) -> list[str]:
+        return [wish.value for wish in found.wishes if wish.knob is Knob.SWAP_MAX]
+
+    assert swaps(run(node(1100, swap=(10, 2), read_s=1000), settings, first)) == [value], (
+        "its files were not read again"
+    )
+    second = run(blind, settings, first)
+    assert (swaps(second), asked(second)) == ([value], {})
+    assert swaps(run(blind, settings, run(nobody, settings, second))) == [value]
+    assert swaps(run(made_anew, settings, second)) == swaps(run(blind, settings)) == []
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,6 @@ CONFIGS = st.builds(
     CpuPlacementConfig,
     reserved_cpus=st.integers(0, 12),
     interrupt_cpu_list=st.sampled_from(["", "", "1", "0-2"]),
-    enable_reclaim=st.booleans(),
     numa_hint=st.sampled_from(["spreading", "packing", "dynamic-packing"]),
     enable_reclaim_numa_binding=st.booleans(),
 )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from agent.advisor.pool_sizes import regulate_pool_sizes
 from agent.config.qrm import CpuPlacementConfig
 from agent.qrm.placing.layout import layout
 from agent.qrm.placing.sizing import Room, fit, regulate, spread
@@ -78,6 +81,21 @@ def test_sizes_are_regulated_as_katalysts(available: int, expand: bool, expected
     wanted = {("share", -1): 1, ("batch", -1): 2, ("flink", -1): 3}
     regulated = regulate(wanted, available, expand=expand)
     assert (None if regulated is None else tuple(regulated.values())) == expected
+
+
+@given(st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 9), min_size=1), st.integers(0, 40), st.booleans())
+def test_qrm_makes_do_with_the_sizes_that_the_advisor_would_have_made(
+    sizes: dict[str, int], available: int, expand: bool
+) -> None:
+    """Of equals too the same one gives a CPU back: 3 and 3 of 5 are 2 and 3 for both."""
+    made = regulate({(pool, -1): cpus for pool, cpus in sizes.items()}, available, expand=expand)
+    asked = regulate_pool_sizes(sizes, {}, available, expand=expand)
+    if len(sizes) > available:
+        assert made is None
+    else:
+        assert made is not None
+        assert {pool: cpus for (pool, _), cpus in made.items()} == asked.sizes
+    assert regulate({("a", -1): 3, ("b", -1): 3}, 5) == {("a", -1): 2, ("b", -1): 3}
 
 
 def test_reclaim_gives_way_but_for_one_cpu() -> None:

@@ -1,0 +1,109 @@
+"""What msgspec says of a settings file that does not fit its types, with the field's whole name and what to write instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from enum import Enum, EnumType
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_WHERE = re.compile(r"(.*) - at (`key` in )?`\$(.*)`", re.DOTALL)
+_VALUE = re.compile(r"Invalid enum value '(.*)'", re.DOTALL)
+_SHOWN = 40
+"""Letters of a key that nobody has bounded."""
+
+
+def complaint(error: msgspec.ValidationError, document: object, kind: Any) -> str:
+    """One sentence: the field, what is wrong with it, and what it may be where its type lists that.
+
+    `document` is what did not become a `kind`.
+    """
+    found = _WHERE.fullmatch(str(error))
+    reason, of_key, steps = (found[1], found[2], found[3]) if found else (str(error), None, "")
+    path, kind, document = _follow(_STEP.findall(steps), document, kind)
+    if of_key:
+        kind, reason = _parts(kind)[0], f"a key: {reason}"
+        path += f".{_wrong_key(document, kind)}"
+    unknown = _UNKNOWN.fullmatch(reason)
+    listed = _names(kind) if unknown or "missing required" in reason else _choices(kind)
+    if unknown:
+        close = get_close_matches(unknown[1], listed, 1)
+        reason = f"Object contains unknown field `{unknown[1][:_SHOWN]}`"
+        reason += f", did you mean `{close[0]}`?" if close else f", choose from {', '.join(listed)}"
+    elif listed and ((value := _VALUE.search(reason)) or not isinstance(document, str)):
+        reason = reason if value is None else reason.replace(value[1], value[1][:_SHOWN])
+        reason += f", choose from {', '.join(listed)}"
+    if isinstance(document, (bool, int, float)) and reason.startswith("Expected `str"):
+        reason += "; put it in quotes"  # YAML reads off, 19:00 and 8:16 as something else than text
+    return f"{path.lstrip('.') or 'top level'}: {reason}"
+
+
+def _follow(steps: Sequence[tuple[str, str]], document: object, kind: Any) -> tuple[str, Any, object]:
+    """The path of those steps in words of the file, and the type and the text that are there."""
+    path = ""
+    for name, item in steps:
+        if name:
+            kind = next(each.type for each in msgspec.structs.fields(_struct(kind)) if each.encode_name == name)
+            document = document.get(name) if isinstance(document, Mapping) else None
+            path += f".{name}"
+        elif item == "...":
+            # Which key it was msgspec does not say.
+            kind = _parts(kind)[1]
+            key, document = next(_misfits(document, kind), ("?", None))
+            path += f".{key:.{_SHOWN}}"
+        else:
+            parts = _parts(kind)
+            kind = parts[0] if parts[-1] is Ellipsis else parts[min(int(item), len(parts) - 1)]
+            document = document[int(item)] if isinstance(document, Sequence) and int(item) < len(document) else None
+            path += f"[{item}]"
+    return path, kind, document
+
+
+def _misfits(document: object, kind: Any) -> Iterator[tuple[str, object]]:
+    for key, value in document.items() if isinstance(document, Mapping) else ():
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            yield str(key), value
+
+
+def _wrong_key(document: object, kind: Any) -> str:
+    for key in document if isinstance(document, Mapping) else ():
+        try:
+            msgspec.convert(key, kind)
+        except msgspec.ValidationError:
+            return str(key)[:_SHOWN]
+    return "?"
+
+
+def _parts(kind: Any) -> tuple[Any, ...]:
+    """Of `Mapping[K, V] | None` K and V, of `tuple[T, ...]` T and the ellipsis."""
+    if get_origin(kind) is not None and type(None) not in get_args(kind):
+        return get_args(kind)
+    return next((get_args(part) for part in get_args(kind) if get_args(part)), (kind, kind))
+
+
+def _struct(kind: Any) -> Any:
+    """The Struct of `Struct | None`."""
+    return next((part for part in get_args(kind) if hasattr(part, "__struct_fields__")), kind)
+
+
+def _names(kind: Any) -> tuple[str, ...]:
+    kind = _struct(kind)
+    return tuple(kind.__struct_encode_fields__) if hasattr(kind, "__struct_fields__") else ()
+
+
+def _choices(kind: Any) -> tuple[str, ...]:
+    """What a value may be where its type lists it."""
+    if isinstance(kind, EnumType):
+        return tuple(str(member.value) for member in list[Enum](kind))
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return tuple(
+        choice for part in get_args(kind) if get_args(part) or isinstance(part, EnumType) for choice in _choices(part)
+    )

@@ -1,0 +1,71 @@
+"""Parts of the agent that only some settings ask for: each is loaded, and opened, only then."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.config import Config
+from agent.forecast_state import ForecastFile
+from agent.hierarchy import Hierarchy
+from api.decisions import Act
+from api.ports import Probe, Unavailable
+
+if TYPE_CHECKING:
+    from agent.eviction.evictor import Evictor
+    from agent.qrm.node_knobs import NodeKnobs
+
+State = tuple[Path, str]
+"""The state directory, and the id of this boot."""
+NODE_ORIGINALS, OOM_ORIGINALS, RESCTRL_GROUPS = "node-originals.json", "oom-originals.json", "fs/resctrl/dioptase-*"
+"""As agent.qrm.node_files, oom_scores and resctrl have them, which are loaded only where they are needed."""
+
+
+def open_evictor(config: Config, act: Act, hierarchy: Hierarchy, stack: AsyncExitStack) -> Evictor | None:
+    """The eviction manager, if a plugin is named; it asks nobody to leave unless the agent acts."""
+    if not config.eviction.plugins or act is Act.OFF:
+        return None
+    from agent.eviction.evictor import Evictor  # noqa: PLC0415 - twenty plugins, which most nodes name none of
+
+    killer = None
+    if act is Act.ON:
+        from agent.eviction.signals import SignalKiller  # noqa: PLC0415
+
+        killer = SignalKiller(hierarchy)
+        stack.callback(killer.close)
+    return Evictor(config, killer)
+
+
+def hardware(config: Config, sys: Path) -> tuple[Probe, ...]:
+    """Sources that say what the machine lacks for what the settings ask of it."""
+    if not config.power.enable:
+        return ()
+    from agent.sense.power_caps import PowerCaps  # noqa: PLC0415 - few nodes ask for it
+
+    return (PowerCaps(sys),)
+
+
+def open_forecasts(config: Config, act: Act, state: State, stack: AsyncExitStack) -> ForecastFile | None:
+    """The predictor's history, where this agent judges and keeps score; it must have the state directory to itself."""
+    if act is Act.OFF or config.forecast.method != "calibrated":
+        return None
+    kept = ForecastFile(*state)
+    stack.callback(kept.close)
+    return kept
+
+
+def open_node_knobs(
+    config: Config, act: Act, hierarchy: Hierarchy, state: State, sys: Path
+) -> tuple[NodeKnobs | None, tuple[str, ...]]:
+    """Settings of disks, caches and processes, where there are any or an earlier agent had some; why they are left alone."""
+    journals = (state[0] / name for name in (NODE_ORIGINALS, OOM_ORIGINALS))
+    left = act is Act.ON and (any(journal.exists() for journal in journals) or any(sys.glob(RESCTRL_GROUPS)))
+    if act is Act.OFF or not (config.knobs.of_the_node or left):
+        return None, ()
+    from agent.qrm import node_knobs  # noqa: PLC0415 - few nodes set any
+
+    try:
+        return node_knobs.open_node_knobs(config.knobs, hierarchy, state, sys, dry=act is not Act.ON), ()
+    except Unavailable as error:
+        return None, (f"Disks, caches and OOM scores are left alone: {error.reason}: {error.remedy}.",)

@@ -1,0 +1,142 @@
+"""A day of generated load, judged by each policy on computed nodes: how long that takes, and what comes of it.
+
+    python -m bench.day [--hours 24] [--interval 5]
+
+Each policy runs by itself on the same loads, and feels its own decisions in the next round: `dioptase simulate`, timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from agent.config import Config
+from agent.hierarchy import detect
+from agent.replay import Score, Tally
+from agent.simulation import machine
+from agent.simulation.run import run
+from api.ports import Unavailable
+from bench.machine import Machine, end_cleanly_on_sigterm, this_machine
+
+RESULTS = Path(__file__).parent / "results"
+POLICIES = ("latency", "canonical")
+HORIZON_S = 600.0
+SEED = 1
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """One machine that is computed."""
+
+    cpus: int
+    numa: int
+    services: int
+    kinds: tuple[str, ...]
+
+
+NODES = (
+    Node(cpus=48, numa=1, services=4, kinds=("diurnal",)),
+    Node(cpus=48, numa=2, services=8, kinds=("diurnal", "bursty", "step", "ramp")),
+    Node(cpus=256, numa=8, services=16, kinds=("diurnal", "bursty", "step", "ramp")),
+)
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy on one of them."""
+
+    node: Node
+    policy: str
+    wall_s: float
+    faster: float
+    """How many seconds went by there in one second here."""
+    score: Score
+
+
+class Results(msgspec.Struct, frozen=True, kw_only=True):
+    """One run."""
+
+    machine: Machine
+    hours: float
+    interval_s: float
+    rows: tuple[Row, ...]
+
+
+def measure(node: Node, policy: str, hours: float, interval_s: float) -> Row:
+    """Let that time pass there."""
+    plan = machine.node(node.cpus, node.numa, node.kinds, online=node.services, seed=SEED)
+    config = msgspec.convert({"advisor": {"policy": policy}}, Config)
+    tally, began = Tally(HORIZON_S), time.monotonic()
+    for _, fact, mark in run(plan, config, seconds=3600 * hours, interval_s=interval_s):
+        tally.add(fact, mark)
+    wall_s = time.monotonic() - began
+    return Row(node=node, policy=policy, wall_s=wall_s, faster=3600 * hours / wall_s, score=tally.score())
+
+
+COLUMNS = (
+    "CPUs", "NUMA nodes", "services", "loads", "policy", "rounds", "took s", "times faster", "lent", "used",
+    "online wait p99 ms", "harm ms/s", "short ms/s", "promised", "missed", "values written",
+)  # fmt: skip
+TEXT = (
+    "{hours:g} hours of generated load on computed nodes, a round every {interval_s:g} s, by each policy: `dioptase simulate`, "
+    "{took_s:,.0f} s for all of them here. *Harm* is what online pods waited for batch work, *short* what they wanted beyond "
+    "the CPUs of their own pool; a promise is missed where online pods used more within {horizon_s:g} s than it left. A "
+    "computed node has no caches and no memory: it compares policies, and predicts no machine."
+)
+
+
+def markdown(results: Results) -> str:
+    """The section."""
+    took_s = sum(row.wall_s for row in results.rows)
+    text = TEXT.format(hours=results.hours, interval_s=results.interval_s, took_s=took_s, horizon_s=HORIZON_S)
+    out = ["## A day in minutes", "", results.machine.line(), "", text, ""]
+    out += [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *map(_line, results.rows), ""]
+    return "\n".join(out)
+
+
+def _line(row: Row) -> str:
+    node, score = row.node, row.score
+    missed = "" if score.missed_ratio is None else f"{score.missed_ratio:.1%}"
+    return (
+        f"| {node.cpus} | {node.numa} | {node.services} | {', '.join(node.kinds)} | {row.policy} | {score.rounds:,} "
+        f"| {row.wall_s:.0f} | {row.faster:,.0f} | {score.lent_cores:.1f} | {score.batch_cores:.1f} "
+        f"| {_number(score.wait_p99_ms)} | {score.harm_ms_per_s:.0f} | {score.short_ms_per_s:.0f} "
+        f"| {_number(score.promised_cores)} | {missed} | {score.changes:,} |"
+    )
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.day", description=__doc__)
+    parser.add_argument("--hours", type=float, default=24.0)
+    parser.add_argument("--interval", type=float, default=5.0, help="seconds between two rounds")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for day.json and .md")
+    args = parser.parse_args(argv)
+    end_cleanly_on_sigterm()
+    try:
+        cgroups = detect().mode
+    except Unavailable:
+        cgroups = "none"  # nothing here needs them
+    rows = []
+    for node in NODES:
+        for policy in POLICIES:
+            rows.append(measure(node, policy, args.hours, args.interval))
+            print(
+                f"{node.cpus} CPUs, {policy}: {rows[-1].wall_s:.0f} s, {rows[-1].faster:,.0f} times faster", flush=True
+            )
+    results = Results(machine=this_machine(cgroups), hours=args.hours, interval_s=args.interval, rows=tuple(rows))
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "day.json").write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+    (args.out / "day.md").write_text(markdown(results))
+    print(f"wrote {args.out}/day.md and .json")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""A container whose processes are in cgroups below its own: what the kernel counts of each cgroup alone, added up. Pure.
+
+CPU, memory and pressure of a cgroup include those below it; run-queue waits, blame, states of threads, reclaim and throttles
+do not, and half a container would be shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from api.facts import Blame, Durations, Reclaim, ThreadStates
+from api.rates import total
+from api.samples import CgroupSample
+
+T = TypeVar("T")
+
+
+def whole(
+    paths: Sequence[str], now: Mapping[str, CgroupSample], before: Mapping[str, CgroupSample]
+) -> tuple[CgroupSample, CgroupSample | None]:
+    """The container's sample, now and before, with what all these cgroups have together; the first is its own.
+
+    What grows is added up of those cgroups that are there both times, so one that came or went is no jump. Where one of them
+    is not known the sum is not.
+    """
+    own, earlier = now[paths[0]], before.get(paths[0])
+    if len(paths) == 1 or earlier is None:
+        return own, earlier
+    stayed = [path for path in paths if (then := before.get(path)) is not None and then.id == now[path].id]
+    grown = [_grown([samples[path] for path in stayed], paths) for samples in (now, before)]
+    states = _states([now[path].threads_by_state for path in paths])
+    threads = None if states is None else states.runnable + states.uninterruptible + states.sleeping
+    changed = {**grown[0], "threads_by_state": states, "threads": own.threads if threads is None else threads}
+    return msgspec.structs.replace(own, **changed), msgspec.structs.replace(earlier, **grown[1])
+
+
+def _grown(samples: Sequence[CgroupSample], own: Collection[str]) -> dict[str, object]:
+    return {
+        "wait": _total([sample.wait for sample in samples]),
+        "throttles": _total([sample.throttles for sample in samples]),
+        "blame": _blame([sample.blame for sample in samples], own),
+        "reclaim": _reclaim([sample.reclaim for sample in samples]),
+    }
+
+
+def _known(found: Sequence[T | None]) -> list[T] | None:
+    known = [value for value in found if value is not None]
+    return known if known and len(known) == len(found) else None
+
+
+def _total(found: Sequence[Durations | None]) -> Durations | None:
+    known = _known(found)
+    return None if known is None else total(known)
+
+
+def _states(found: Sequence[ThreadStates | None]) -> ThreadStates | None:
+    known = _known(found)
+    if known is None:
+        return None
+    disks = _known([states.iowait for states in known])
+    return ThreadStates(
+        runnable=sum(states.runnable for states in known),
+        uninterruptible=sum(states.uninterruptible for states in known),
+        iowait=None if disks is None else sum(disks),
+        sleeping=sum(states.sleeping for states in known),
+    )
+
+
+def _blame(found: Sequence[Blame | None], own: Collection[str]) -> Blame | None:
+    """Whom the container waited for; its parts that waited for one another waited for itself."""
+    known = _known(found)
+    if known is None:
+        return None
+    itself, by_cgroup = next(iter(own)), dict[str, int]()
+    for blame in known:
+        for culprit, ns in blame.by_cgroup.items():
+            owner = itself if culprit in own else culprit
+            by_cgroup[owner] = by_cgroup.get(owner, 0) + ns
+    return Blame(
+        by_cgroup=by_cgroup,
+        throttled_ns=sum(blame.throttled_ns for blame in known),
+        higher_class_ns=sum(blame.higher_class_ns for blame in known),
+        other_ns=sum(blame.other_ns for blame in known),
+    )
+
+
+def _reclaim(found: Sequence[Reclaim | None]) -> Reclaim | None:
+    known = _known(found)
+    if known is None:
+        return None
+    return Reclaim(
+        direct=total([reclaim.direct for reclaim in known]),
+        limit=total([reclaim.limit for reclaim in known]),
+        reclaimed_pages=sum(reclaim.reclaimed_pages for reclaim in known),
+        kswapd_wakeups=sum(reclaim.kswapd_wakeups for reclaim in known),
+    )

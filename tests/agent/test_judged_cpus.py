@@ -1,0 +1,176 @@
+"""Which CPUs whole rounds leave to whom: those that are somebody's alone, and those that no pod may have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+import pytest
+
+from agent.config import Config
+from agent.policy import Judged, Remembered, judge
+from agent.qrm.cpu import managed
+from agent.qrm.placing.ceiling import Ceiling, ceiling_of
+from agent.settings import parse
+from api.cpus import format_cpu_list, parse_cpu_list
+from api.facts import Limits
+from api.knobs import Knob
+from api.pods import Container, Pod
+from api.qos import QoSLevel
+from api.samples import CgroupSample, Snapshot
+from tests.agent.advisor.builders import S, pod, snapshot, topology
+
+
+def settings(text: str) -> Config:
+    return parse(text.encode(), "test.yaml")
+
+
+def confined(seen: Snapshot, lists: Mapping[str, str | None]) -> Snapshot:
+    """The same with these CPU lists in force, by cgroup; cgroups that are not there are made."""
+    cgroups = dict(seen.cgroups)
+    for path, cpus in lists.items():
+        sample = cgroups.get(path, CgroupSample(path=path, id=50 + len(cgroups)))
+        cgroups[path] = msgspec.structs.replace(sample, limits=Limits(cpus=cpus))
+    return msgspec.structs.replace(seen, cgroups=cgroups)
+
+
+def cpusets(seen: Snapshot, judged: Judged) -> dict[str, str]:
+    knobs = dict.fromkeys(managed(seen.pods), frozenset(Knob))
+    return {d.cgroup: d.value for d in judged.decisions(seen, knobs) if d.knob is Knob.CPUSET}
+
+
+CANONICAL = "advisor: {policy: canonical}"
+DB, BATCH, WEB = pod("db", QoSLevel.DEDICATED, request=2.0), pod("b", QoSLevel.RECLAIMED), pod("web", QoSLevel.SHARED)
+
+
+def test_suppressed_pods_get_no_cpus_that_are_for_others_alone() -> None:
+    """8 x 65 % without load is 6 CPUs; 0 and 1 serve interrupts, 2 is the system's, and two are db's by its own cpuset."""
+    config = settings(
+        "advisor: {policy: none}\n"
+        "placing: {interruptCpuList: '0-1', reservedCpuList: '2'}\n"
+        "knobs: {suppress: {policy: cpuset}}\n"
+    )
+    known, found = Remembered(), dict[str, str]()
+    for second in range(6):
+        seen = confined(snapshot(second, [DB, BATCH], cpus=8, usage_s={"db": 0.0, "b": 0.0}), {"/db": "3-4"})
+        seen = msgspec.structs.replace(seen, node=msgspec.structs.replace(seen.node, cpu=seen.node.per_cpu[0]))
+        judged, known = judge(seen, config, known, seen.taken_at_ns)
+        found = cpusets(seen, judged)
+    assert found == {"/b": "5-7"}
+
+
+def test_a_dedicated_pod_that_was_refused_its_own_cpus_is_provided_for_where_it_runs() -> None:
+    """Without numa_binding it runs with the shared pods: CPUs that nobody runs on would be set aside for it otherwise."""
+    known, config = Remembered(), settings(CANONICAL)
+    for second in range(4):
+        seen = snapshot(second, [DB, BATCH, WEB], cpus=8, usage_s={"db": 2.0 * second, "web": 1.0 * second, "b": 0.0})
+        judged, known = judge(seen, config, known, seen.taken_at_ns)
+    assert judged.advice is not None
+    assert judged.advice.rejected["default/db"].rule == "dedicated_needs_numa_binding"
+    assert {size.pool for size in judged.advice.cpu.sizes} == {"share", "reclaim"}
+    share = next(each for each in judged.advice.cpu.regions if each.region.pool == "share")
+    assert set(share.region.pods) == {"default/db", "default/web"}
+    pools = {pool.name: pool.cpus for pool in judged.advice.pools}
+    assert pools.keys() == {"share", "reclaim"}
+    assert sum(len(cpus) for cpus in pools.values()) == 8
+    assert judged.placement is not None
+    assert judged.placement.cpus["/db"] == pools["share"]
+
+
+POD_PATHS = ("/kubepods", "/kubepods/burstable/web", "/kubepods/besteffort/b")
+
+
+def node_below(second: int, kubepods: str | None, cpus: int = 48) -> Snapshot:
+    """48 CPUs of which /kubepods has these; web asks for 8 CPUs and uses 4, batch as much as it gets."""
+    pods = [
+        Pod(uid=name, namespace="default", name=name, qos=qos, containers=(Container(name=name, cgroup=path, **asks),))
+        for name, qos, path, asks in (
+            ("web", QoSLevel.SHARED, POD_PATHS[1], {"cpu_request_cores": 8.0}),
+            ("b", QoSLevel.RECLAIMED, POD_PATHS[2], {}),
+        )
+    ]
+    seen = snapshot(second, pods, cpus=topology(cpus, numa=2))
+    cgroups = {
+        path: CgroupSample(path=path, id=number, cpu_usage_ns=second * used * S)
+        for number, (path, used) in enumerate(zip(POD_PATHS, (14, 4, 10), strict=True), 2)
+    }
+    return confined(msgspec.structs.replace(seen, cgroups={**seen.cgroups, **cgroups}), {"/kubepods": kubepods})
+
+
+def told(kubepods: Iterable[str | None], text: str) -> list[tuple[Snapshot, Judged]]:
+    config, known, found = settings(text), Remembered(), []
+    for second, cpus in enumerate(kubepods):
+        seen = node_below(second, cpus)
+        judged, known = judge(seen, config, known, seen.taken_at_ns)
+        found.append((seen, judged))
+    return found
+
+
+@pytest.mark.parametrize("policy", ["canonical", "latency"])
+def test_cpus_that_no_pod_may_have_are_nobodys(policy: str) -> None:
+    for seen, judged in told(["0-23"] * 3, f"advisor: {{policy: {policy}}}"):
+        assert judged.advice is not None
+        assert judged.advice.headroom is not None
+        pools = {pool.name: set(pool.cpus) for pool in judged.advice.pools}
+        assert set().union(*pools.values()) == set(range(24))
+        assert sum(size.cpus for size in judged.advice.cpu.sizes) == 24
+        assert judged.advice.lent_cores <= 24
+        assert (judged.advice.headroom.cores or 0) <= 24
+        assert "/kubepods leaves pods CPUs 0-23 of the node's 48." in judged.advice.verdict.text
+        assert len(seen.topology.cpus) == 48
+        found = cpusets(seen, judged)
+        if policy == "canonical":
+            assert pools["share"] & pools["reclaim"] == set()
+            assert {path: set(parse_cpu_list(text)) for path, text in found.items()} == {
+                POD_PATHS[1]: pools["share"], POD_PATHS[2]: pools["reclaim"],
+            }  # fmt: skip
+        else:
+            assert found == {}, "who may use all that there is has no list of its own"
+
+
+def test_a_ceiling_that_comes_down_while_the_agent_runs_takes_everybody_with_it_and_lets_them_up_again() -> None:
+    rounds = told(["0-47", "0-47", "4-11", "4-11", "0-47"], CANONICAL)
+    sizes = []
+    for _, judged in rounds:
+        assert judged.advice is not None
+        cpus = [cpu for pool in judged.advice.pools for cpu in pool.cpus]
+        assert len(cpus) == len(set(cpus))
+        sizes.append((min(cpus), max(cpus), len(cpus)))
+    assert sizes == [(0, 47, 48)] * 2 + [(4, 11, 8)] * 2 + [(0, 47, 48)]
+
+
+@pytest.mark.parametrize("missing", [None, ""])
+def test_a_ceiling_that_cannot_be_read_is_not_zero_cpus_and_stays_as_it_was(missing: str | None) -> None:
+    sizes = []
+    for _, judged in told([missing, "0-23", missing, missing], CANONICAL):
+        assert judged.advice is not None
+        sizes.append(sum(len(pool.cpus) for pool in judged.advice.pools))
+    assert sizes == [48, 24, 24, 24]
+
+
+@pytest.mark.parametrize(
+    ("lists", "before", "expected"),
+    [
+        ({"/kubepods": "0-3"}, None, ("/kubepods", "0-3")),
+        ({"/": "0-3"}, None, None),  # what is online
+        # what only one of them is below says nothing of the other
+        ({"/kubepods": "0-7", "/kubepods/burstable": "0-3"}, None, ("/kubepods", "0-7")),
+        ({}, ("/kubepods", "1-2"), ("/kubepods", "1-2")),
+        ({}, ("/elsewhere", "1-2"), None),
+        ({"/kubepods": "x"}, None, None),
+    ],
+)
+def test_whose_cpus_are_above_all_pods(
+    lists: Mapping[str, str | None], before: tuple[str, str] | None, expected: tuple[str, str] | None
+) -> None:
+    seen = confined(node_below(0, None), lists)
+    known = None if before is None else Ceiling(cgroup=before[0], cpus=parse_cpu_list(before[1]))
+    found = ceiling_of(seen, known)
+    assert (None if found is None else (found.cgroup, format_cpu_list(found.cpus))) == expected
+
+
+def test_one_pod_below_another_group_that_is_not_read_has_the_next_one_s() -> None:
+    seen = node_below(0, "0-5")
+    alone = msgspec.structs.replace(seen, pods=seen.pods[:1])
+    assert ceiling_of(alone, None) == Ceiling(cgroup="/kubepods", cpus=tuple(range(6)))
+    assert ceiling_of(msgspec.structs.replace(seen, pods=()), None) is None

@@ -1,0 +1,103 @@
+"""A whole round, from snapshot to decisions, over random machines, pods and loads: what holds whatever is configured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent.config import AdvisorConfig, Config
+from agent.config.qrm import CpuPlacementConfig
+from agent.policy import Judged, Remembered, judge
+from agent.qrm.cpu import managed
+from agent.qrm.table import LACKS, TABLE, canonical
+from api.cpus import Topology, parse_cpu_list
+from api.decisions import Decision
+from api.knobs import ONCE, Knob
+from api.pods import Pod
+from api.qos import QoSLevel
+from api.samples import Snapshot
+from tests.agent.advisor.builders import snapshot
+from tests.agent.qrm.placing.builders import S, machines, some_pods
+
+ROUNDS = 6
+MANY = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+KNOBS = frozenset(knob for knob in TABLE if (knob, "v2") not in LACKS)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> Config:
+    """Every policy and every way to lend, with reserves that fit and that do not."""
+    advisor = {
+        "policy": draw(st.sampled_from(["canonical", "latency"])),
+        "enableReclaim": draw(st.integers(0, 4)) > 0,
+        "minReclaimedCores": draw(st.sampled_from([None, 1, 8, 400])),
+        "reservedForAllocateCores": draw(st.sampled_from([None, 0, 4, 400])),
+        "provision": {"overlap": draw(st.booleans()), "quota": draw(st.booleans())},
+    }
+    return Config(
+        advisor=msgspec.convert(advisor, AdvisorConfig),
+        placing=CpuPlacementConfig(reserved_cpus=draw(st.sampled_from([0, 0, 2, 12]))),
+    )
+
+
+def rounds(
+    pods: Sequence[Pod], topology: Topology, config: Config, cores: Mapping[str, float]
+) -> list[tuple[Snapshot, Judged, tuple[Decision, ...]]]:
+    """What comes of steady use of so many cores by pod."""
+    known, found = Remembered(), []
+    for second in range(ROUNDS):
+        seen = snapshot(
+            float(second), pods, cpus=topology, usage_s={name: used * second for name, used in cores.items()}
+        )
+        judged, known = judge(seen, config, known, seen.taken_at_ns)
+        found.append((seen, judged, judged.decisions(seen, dict.fromkeys(managed(seen.pods), KNOBS))))
+    return found
+
+
+def check(seen: Snapshot, judged: Judged, decisions: Sequence[Decision], config: Config, *, first: bool) -> None:
+    """Nothing beyond the node, nobody without CPUs, pools apart where they are to be, each knob said once and sensibly."""
+    advice, placement, cpus = judged.advice, judged.placement, set(seen.topology.ids)
+    assert advice is not None
+    assert placement is not None
+    assert 0 <= advice.lent_cores <= len(cpus)
+    pools = {pool.name: set(pool.cpus) for pool in advice.pools}
+    assert set().union(*pools.values()) <= cpus
+    # In the first round nobody knows yet whom QRM binds to which NUMA node, and a pool of such pods has no size of its own.
+    if config.advisor.policy == "canonical" and not config.advisor.provision.overlap and not first:
+        kept = [name for name in pools if name == "reclaim" or name.startswith(("share", "isolation"))]
+        for name in kept:
+            if name != "reclaim" and len(cpus) >= 2 * len(kept) + 12:
+                assert not pools[name] & pools.get("reclaim", set()), name
+    assert all(placement.cpus.values())
+    assert pools["reclaim"], "reclaimed pods are never without a CPU"
+    said = [(decision.cgroup, decision.knob) for decision in decisions]
+    assert len(said) == len(set(said))
+    for decision in decisions:
+        assert decision.knob in KNOBS
+        assert decision.verdict.text
+        if decision.knob not in ONCE:
+            canonical(decision.knob, decision.value)
+        if decision.knob is Knob.CPUSET:
+            assert set(parse_cpu_list(decision.value)) <= cpus
+            assert decision.value
+
+
+@given(
+    some_pods(), machines(), configs(), st.lists(st.sampled_from([0.0, 0.3, 1.0, 4.0, 50.0]), min_size=12, max_size=12)
+)
+@MANY
+def test_whatever_runs_on_whatever_machine(
+    pods: tuple[Pod, ...], topology: Topology, config: Config, use: list[float]
+) -> None:
+    cores = {pod.name: used for pod, used in zip(pods, use, strict=False)}
+    found = rounds(pods, topology, config, cores)
+    for number, (seen, judged, decisions) in enumerate(found):
+        check(seen, judged, decisions, config, first=number == 0)
+    online = [pod for pod in pods if pod.qos.online]
+    if config.advisor.policy == "canonical" and not any(pod.qos is QoSLevel.SHARED for pod in online):
+        values = [{(d.cgroup, d.knob): d.value for d in decisions} for _, _, decisions in found[-2:]]
+        assert values[0] == values[1], "steady use changes nothing"
+    assert found[-1][0].taken_at_ns == ROUNDS * S

@@ -1,0 +1,62 @@
+"""docs/policies.md: every example of settings is one that the agent takes, and changes what the agent would do without it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.config import Config
+from agent.sense.podspec import Door, Place, RawPod, pod_of
+from agent.settings import parse
+from api.profiles import Target
+
+PAGE = (Path(__file__).resolve().parent.parent.parent / "docs/policies.md").read_text()
+SECTIONS = {
+    title.strip("`"): re.findall(r"^```yaml\n(.*?)^```$", body, re.MULTILINE | re.DOTALL)
+    for title, body in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+}
+EXAMPLES = [(title, text) for title, texts in SECTIONS.items() for text in texts if "metadata:" not in text]
+
+
+def test_every_policy_has_an_example_and_is_linked_from_the_table() -> None:
+    assert len(EXAMPLES) == len(SECTIONS) == 13
+    anchors = {re.sub(r"[^a-z- ]", "", title.lower()).replace(" ", "-") for title in SECTIONS}
+    assert set(re.findall(r"\(#([a-z-]+)\)", PAGE)) == anchors
+
+
+@pytest.mark.parametrize(("title", "text"), EXAMPLES)
+def test_an_example_is_taken_and_says_something(title: str, text: str) -> None:
+    config = parse(text.encode(), title)
+    # `latency` and what follows from it is what the agent does anyway; its example has a lower target.
+    assert config != Config()
+
+
+def test_the_example_of_a_pod_is_read_as_the_page_says() -> None:
+    (example,) = (text for text in SECTIONS["rama"] if "metadata:" in text)
+    annotations = msgspec.yaml.decode(example)["metadata"]["annotations"]
+    raw = msgspec.convert({"name": "web", "containers": [{"cgroup": "/web"}], "annotations": annotations}, RawPod)
+    pod = pod_of(raw, Place(metadata="pods[0]", spec="pods[0]"), Door())
+    assert pod.problems == ()
+    assert pod.profile.targets == {"request_p99_ms": Target(upper=20), "cpu_usage_ratio": Target(upper=0.6)}
+    assert pod.profile.lends
+
+
+@pytest.mark.parametrize(
+    ("said", "problem", "level"),
+    [
+        ('{"memoryOffloading": {"enable": "yes"}}', "memoryOffloading: Expected `bool | null`", ""),
+        ('{"disableReclaimLevel": "Rack"}', "Invalid enum value 'Rack'", "Pod"),
+        ("upper: 20", "JSON is malformed", "Pod"),
+    ],
+)
+def test_a_profile_that_cannot_hold_is_a_problem_of_its_pod(said: str, problem: str, level: str) -> None:
+    annotations = {"dioptase.io/service-profile": said}
+    raw = msgspec.convert({"name": "web", "containers": [{"cgroup": "/web"}], "annotations": annotations}, RawPod)
+    pod = pod_of(raw, Place(metadata="pods[0]", spec="pods[0]"), Door())
+    (told,) = pod.problems
+    assert told.startswith("annotation dioptase.io/service-profile: ")
+    assert problem in told
+    assert (pod.profile.disable_reclaim_level, pod.profile.memory_offloading) == (level, {})

@@ -1,0 +1,67 @@
+"""The page's card of evictions: thresholds against what is observed, conditions, and who had to leave."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from api.decisions import Round
+from cli import words
+from tests.browser.audit import AUDIT
+from tests.browser.chromium import Browser
+from tests.browser.reading import opened, rows
+from tests.cli.agent import Agent
+from tests.fakes import busy_round
+from tests.rich import MEMORY_PLUGIN, RICH_EVICTIONS, RICH_KILLS
+
+pytestmark = pytest.mark.browser
+
+
+def told(seq: int) -> Round:
+    kills = RICH_KILLS if seq == 3 else ()
+    return msgspec.structs.replace(busy_round(seq), evictions=RICH_EVICTIONS, kills=kills)
+
+
+def test_the_card_shows_thresholds_conditions_and_who_had_to_leave(browser: Browser, agent: Agent) -> None:
+    agent.show(told(seq) for seq in (1, 2, 3))
+    page = opened(browser, agent)
+    page.until("document.querySelectorAll('#evicted li').length > 0")
+    assert page.text("#evictions-note") == "2 of 3 thresholds met · 1 not judged · leaving: default/batch"
+    assert [row[:4] for row in rows(page, "#thresholds tbody")] == [
+        [f"{MEMORY_PLUGIN} free", "■ hard for 2.00 s", "64.0 MiB", "< 96.0 MiB"],
+        ["rss-overuse-eviction-plugin rss", "▲ soft for 2.00 s, dry run", "1.5", "> 1.05"],
+        [f"{MEMORY_PLUGIN} psi", "not judged", words.NONE, words.NONE],
+    ]
+    assert rows(page, "#thresholds tbody")[0][4] == "64.0 MiB of memory are free; the watermark is 96.0 MiB."
+    condition = page.text("#conditions li")
+    assert (
+        condition == f"Condition MemoryPressure (NoSchedule) is in force; {MEMORY_PLUGIN} met its threshold 2.00 s ago."
+    )
+    found = page.eval(
+        "[...document.querySelectorAll('#evicted li')].map(e => [e.dataset.fate, e.textContent.replace(/\\s+/g, ' ')])"
+    )
+    assert [fate for fate, _ in found] == ["done", "bad", "done", "done", "shown", "done"]
+    assert "default/stuck EvictExceededGracePeriod" in found[1][1]
+    assert "default/web would leave" in found[4][1]
+    assert f"default/batch has to leave{MEMORY_PLUGIN}: plugin met threshold: 64.0 MiB are free" in found[5][1]
+    assert not page.eval("document.querySelector('#evictions').hidden")
+    page.close()
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+@pytest.mark.parametrize("width", [320, 1280])
+def test_the_card_fits_and_can_be_used_by_everybody(browser: Browser, agent: Agent, width: int, scheme: str) -> None:
+    agent.show(told(seq) for seq in (1, 2, 3))
+    page = opened(browser, agent, width, 800, scheme)
+    page.until("document.querySelectorAll('#evicted li').length > 0")
+    assert page.eval("document.documentElement.scrollWidth") == width
+    assert page.eval(AUDIT) == []
+    page.close()
+
+
+def test_without_a_plugin_there_is_no_card_and_nobody_asks(browser: Browser, agent: Agent) -> None:
+    agent.show(busy_round(seq) for seq in (1, 2))
+    page = opened(browser, agent)
+    assert page.eval("document.querySelector('#evictions').hidden")
+    assert page.eval("performance.getEntriesByType('resource').filter(e => e.name.includes('/evictions?')).length") == 0
+    page.close()

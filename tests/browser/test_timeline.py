@@ -1,0 +1,142 @@
+"""The page's picture of decisions over time, and what was advised behind the sums, in a real browser."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from api.decisions import Status
+from cli import words
+from exporters.view import build
+from tests.browser.chromium import Browser, Page
+from tests.browser.reading import choose, opened, rows
+from tests.cli import story
+from tests.cli.agent import Agent
+from tests.rich import RICH_CPU, RICH_MEMORY, RICH_REJECTED
+
+pytestmark = pytest.mark.browser
+
+
+def marks(page: Page) -> int:
+    count: int = page.eval("document.querySelectorAll('#lanes .deed').length")
+    return count
+
+
+def pick(page: Page, seq: int, event: str) -> None:
+    """Have the pointer do that on the mark of a decision."""
+    page.eval(
+        f"""(() => {{ const mark = document.querySelector('#lanes .deed[data-seq="{seq}"]'), at = mark.getBoundingClientRect();
+        mark.dispatchEvent(new PointerEvent('{event}', {{bubbles: true, clientX: at.x + at.width / 2, clientY: at.y + 3}}));
+        }})()"""
+    )
+
+
+def test_every_decision_is_a_mark_on_the_axis_of_what_was_lent(
+    browser: Browser, agent: Agent, told: story.Story
+) -> None:
+    agent.journal.all = list(told.entries)
+    agent.show(told.rounds)
+    page = opened(browser, agent)
+    page.until(f"document.querySelectorAll('#lanes .deed').length === {len(told.entries)}")
+    lanes = page.eval("[...document.querySelectorAll('#lanes text')].map(t => t.textContent)")
+    assert "default/batch · cpu.idle" in lanes
+    assert "default/batch · cpu.max" in lanes
+    pick(page, told.entries[-1].seq, "pointermove")
+    off_px = page.eval(
+        """(() => { const x = (s) => document.querySelector(s).getBoundingClientRect().x;
+        return Math.abs(x('#lanes .hand line') - x('#then-lent .hand line')); })()"""
+    )
+    assert off_px < 2, "one moment is one place on all of them"
+
+
+def test_pointing_tells_the_reason_and_a_click_opens_it_in_the_list(
+    browser: Browser, agent: Agent, told: story.Story
+) -> None:
+    agent.journal.all = list(told.entries)
+    agent.show(told.rounds)
+    page = opened(browser, agent)
+    page.until("document.querySelectorAll('#lanes .deed').length > 0")
+    spike = next(e for e in told.entries if e.outcome.decision.verdict.rule == "wait_far_above_target")
+    pick(page, spike.seq, "pointermove")
+    said = page.text("#told")
+    for part in (
+        words.clock(spike.wall_time_ns / 1e6),
+        words.change(spike.outcome),
+        spike.outcome.decision.verdict.text,
+    ):
+        assert part in said
+    around = [e.seq for e in told.entries if abs(e.wall_time_ns - spike.wall_time_ns) <= 5 * story.S]
+    assert page.eval("[...document.querySelectorAll('#lens .deed')].map(mark => Number(mark.dataset.seq))") == around
+    seconds_px = page.eval("(() => { const t = [...document.querySelectorAll('#lens line')]; return t[1].x1.baseVal.value - "
+                           "t[0].x1.baseVal.value; })()")  # fmt: skip
+    shown_px = page.eval("document.querySelector('#lanes').clientWidth")
+    assert seconds_px > 10 * shown_px / 300, "the seconds around it are drawn large"
+    choose(page, "#find", "nothing fits this")
+    pick(page, spike.seq, "click")
+    opened_one = page.eval("document.querySelector('.entry details[open]').textContent")
+    assert spike.outcome.decision.verdict.text in opened_one
+    pick(page, spike.seq, "pointerleave")
+    page.eval("document.querySelector('#lanes').dispatchEvent(new PointerEvent('pointerleave'))")
+    assert spike.outcome.decision.verdict.text in page.text("#told"), "what was chosen stays told"
+
+
+def test_the_arrow_keys_walk_from_one_decision_to_the_next(browser: Browser, agent: Agent, told: story.Story) -> None:
+    agent.journal.all = list(told.entries)
+    agent.show(told.rounds)
+    page = opened(browser, agent)
+    page.until("document.querySelectorAll('#lanes .deed').length > 0")
+    heard = []
+    for _ in range(2):
+        page.eval("document.querySelector('#lanes').dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowLeft'}))")
+        heard.append(page.eval("document.querySelector('#lanes').getAttribute('aria-valuetext')"))
+    newest, before = told.entries[-1], told.entries[-2]
+    for text, entry in zip(heard, (newest, before), strict=True):
+        assert text.startswith(words.clock(entry.wall_time_ns / 1e6))
+        assert text.endswith(entry.outcome.decision.verdict.text)
+
+
+def test_lanes_are_by_what_is_chosen_and_what_was_not_written_looks_so(
+    browser: Browser, agent: Agent, told: story.Story
+) -> None:
+    entries = list(told.entries)
+    for i, status in enumerate((Status.REFUSED, Status.DRY_RUN, Status.VANISHED), 1):
+        outcome = msgspec.structs.replace(entries[-i].outcome, status=status)
+        entries[-i] = msgspec.structs.replace(entries[-i], outcome=outcome)
+    agent.journal.all = entries
+    agent.show(told.rounds)
+    page = opened(browser, agent)
+    page.until("document.querySelectorAll('#lanes .deed').length > 0")
+    choose(page, "#lanes-by", "status")
+    lanes = page.eval("[...document.querySelectorAll('#lanes text')].map(t => t.textContent)")
+    assert {"applied", "dry-run", "refused", "vanished"} <= set(lanes)
+    looks = page.eval(
+        """['applied', 'dry-run', 'refused', 'vanished'].map(status => { const s = getComputedStyle(document.querySelector(
+        `.deed.${status}`)); return [s.fill, s.strokeDasharray, s.stroke].join(); })"""
+    )
+    assert len(set(looks)) == 4
+    written = page.eval("document.querySelectorAll('#cpu-chart .mark').length")
+    assert written == len(entries) - 3, "the CPU chart has the writes alone"
+
+
+def test_pools_regions_rejected_pods_and_memory_are_told(browser: Browser, agent: Agent, told: story.Story) -> None:
+    last = told.rounds[-1]
+    assert last.advice is not None
+    advice = msgspec.structs.replace(last.advice, cpu=RICH_CPU, rejected=RICH_REJECTED)
+    last = msgspec.structs.replace(last, advice=advice, memory=RICH_MEMORY)
+    agent.show((*told.rounds[:-1], last))
+    page = opened(browser, agent)
+    page.until("document.querySelectorAll('#regions li').length > 0")
+    pools = {cells[0]: cells[1:] for cells in rows(page, "#pool-rows tbody")}
+    assert pools["share-NUMA0"] == ["none", "3 on NUMA 0"]
+    assert pools["reclaim"] == [build(last).pools["reclaim"], "1, at most 1.50 cores"]
+    region = page.text("#regions")
+    assert "rama · 1.00 to 4.00 cores · non-reclaimed-cpu-requirement 3.00 · cpu_sched_wait 450 of 400" in region
+    assert RICH_CPU.regions[0].verdict.text in region
+    assert page.text("#rejected li") == f"default/db {RICH_REJECTED['default/db'].text}"
+    memory = rows(page, "#memory-rows tbody")
+    assert memory == [
+        ["node", "3.00 GiB", words.NONE, "✓ no risk"],
+        ["NUMA 0", "3.00 GiB", "2.00 GiB", "▲ tune memcg, 256 MiB short"],
+        ["NUMA 1", words.NONE, words.NONE, "? not known"],
+    ]
+    assert "The cache reaper is switched off." in page.text("#memory-said")

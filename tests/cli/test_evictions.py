@@ -1,0 +1,102 @@
+"""Evictions in a terminal: one line of `dioptase top` while something is met, and why a pod had to leave in `explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from api.decisions import Round
+from api.evictions import Evictions, Met, Threshold
+from api.knobs import Verdict
+from cli.explain import explain
+from cli.frame import lines
+from cli.leaving import threshold_text
+from cli.notices import notices
+from exporters.view import build
+from tests.cli.agent import Agent
+from tests.fakes import busy_round
+from tests.rich import MEMORY_PLUGIN, RICH_EVICTIONS, RICH_KILLS
+
+CALM = Evictions(thresholds=RICH_EVICTIONS.thresholds[1:2])
+
+
+def told(seq: int, found: Evictions | None) -> Round:
+    kills = RICH_KILLS if found is RICH_EVICTIONS else ()
+    return msgspec.structs.replace(busy_round(seq), evictions=found, kills=kills)
+
+
+def test_top_has_one_line_while_something_is_met() -> None:
+    view = build(told(5, RICH_EVICTIONS))
+    (line,) = notices(view)
+    assert line.plain == (
+        f"✕ evictions: leaving: default/batch · hard {MEMORY_PLUGIN}: 64.0 MiB of memory are free; the watermark is 96.0 MiB. "
+        "(and 1 more) · condition MemoryPressure"
+    )
+    shown = [row.plain for row in lines(view, [view], (), 80, 24)]
+    assert sum("evictions: leaving: default/batch" in row for row in shown) == 1
+    assert all(len(row) <= 80 for row in shown)
+
+
+@pytest.mark.parametrize("found", [None, CALM])
+def test_top_has_none_while_nothing_is(found: Evictions | None) -> None:
+    assert list(notices(build(told(5, found)))) == []
+
+
+@pytest.fixture(scope="module")
+def agent() -> Iterator[Agent]:
+    made = Agent()
+    made.show([told(1, RICH_EVICTIONS), told(2, CALM)])
+    yield made
+    made.close()
+
+
+def explained(agent: Agent, *target: str) -> tuple[int, str]:
+    done = CliRunner().invoke(explain, [*target, "--url", agent.url])
+    return done.exit_code, " ".join(done.output.split())
+
+
+def test_a_pod_is_explained_by_why_it_had_to_leave_and_what_became_of_it(agent: Agent) -> None:
+    code, told = explained(agent, "default/batch")
+    assert code == 0
+    assert "Evictions of default/batch evictions #3," in told
+    assert f"it has to leave, with 1 s of grace, says {MEMORY_PLUGIN}" in told
+    assert "#1, " in told
+    assert "EvictCreated: Successfully create eviction; reason: x" in told
+    assert "because plugin met threshold: 64.0 MiB are free rule hard_threshold_met, threshold 100,663,296" in told
+    assert f"inputs free_bytes {64 << 20:,} (from files of the node, up to 5 s old)" in told
+    assert "default/stuck" not in told
+
+
+def test_a_dry_victim_is_said_to_be_one(agent: Agent) -> None:
+    assert "it would have to leave, but the plugin runs dry" in explained(agent, "web")[1]
+
+
+def test_a_plugin_is_explained_by_what_it_looks_at(agent: Agent) -> None:
+    code, told = explained(agent, MEMORY_PLUGIN)
+    assert code == 0
+    assert f"{MEMORY_PLUGIN}: not judged scope SystemMemory psi because memory pressure is not known" in told
+    assert "Evictions of default/batch" in told
+
+
+def test_a_threshold_is_explained_by_its_rule_and_by_what_it_was_judged_by() -> None:
+    inputs = {"requested": 12.0, "promised": 2.0, "factor": 5.0, "pods": 3}
+    why = Verdict(rule="hard_threshold_met", text="12 are requested.", threshold=10.0, inputs=inputs)
+    threshold = Threshold(plugin="p", met=Met.HARD, scope="cpu", value=10.0, observed=12.0, verdict=why)
+    view = build(told(5, Evictions(thresholds=(threshold,)))).evictions
+    assert view is not None
+    assert list(threshold_text(view.thresholds[0]))[3:] == [
+        ("because", "12 are requested."),
+        ("rule", "hard_threshold_met, threshold 10"),
+        ("inputs", "requested 12 (from pods)"),
+        ("", "promised 2 (from what is advertised)"),
+        ("", "factor 5 (from the settings)"),
+        ("", "pods 3 (from pods)"),
+    ]
+
+
+def test_who_asks_for_nothing_known_is_told_of_plugins(agent: Agent) -> None:
+    code, told = explained(agent, "nobody")
+    assert (code, f"plugins {MEMORY_PLUGIN}" in told) == (1, True)

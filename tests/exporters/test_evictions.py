@@ -1,0 +1,136 @@
+"""What the eviction manager judged, as metrics, as a View and over HTTP: numbers where there are some, else nothing."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+
+import msgspec
+import pytest
+
+from api.decisions import Round
+from api.evictions import Evictions, KillEvent, Met, Threshold
+from api.knobs import Verdict
+from exporters.families import Observed, families
+from exporters.view import build, past
+from tests.cli.agent import Agent
+from tests.fakes import S, busy_round
+from tests.rich import MEMORY_PLUGIN, RICH_EVICTIONS, RICH_KILLS
+
+RSS = "rss-overuse-eviction-plugin"
+FREE = (MEMORY_PLUGIN, "SystemMemory", "free")
+MIB = 1 << 20
+
+
+def told(seq: int, evictions: Evictions | None = RICH_EVICTIONS, kills: tuple[KillEvent, ...] = RICH_KILLS) -> Round:
+    return msgspec.structs.replace(busy_round(seq), evictions=evictions, kills=kills)
+
+
+def points(observed: Observed, name: str) -> dict[tuple[str, ...], float]:
+    found = {family.metric.name: family for family in families(observed)}.get(f"dioptase_eviction_{name}")
+    return {} if found is None else {point.labels: point.value for point in found.points}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("threshold", {FREE: 96 * MIB, (RSS, "rss", ""): 1.05}),
+        ("observed", {FREE: 64 * MIB, (RSS, "rss", ""): 1.5}),
+        ("met", {FREE: 2, (RSS, "rss", ""): 1}),
+        ("not_judged", {(MEMORY_PLUGIN,): 1, (RSS,): 0}),
+        ("condition", {("MemoryPressure", "node"): 1}),
+        ("leaving_pods", {(): 1}),
+        ("victims_total", {(MEMORY_PLUGIN, "false"): 2, (RSS, "true"): 1}),
+        (
+            "kills_total",
+            {("EvictCreated",): 2, ("EvictExceededGracePeriod",): 2, ("EvictFailed",): 0, ("EvictSucceeded",): 0},
+        ),
+    ],
+)
+def test_two_rounds_as_metrics(name: str, expected: dict[tuple[str, ...], float]) -> None:
+    assert points(Observed(version="1").after(told(1)).after(told(2)), name) == expected
+
+
+def test_where_no_plugin_is_configured_there_is_no_series_and_no_card() -> None:
+    quiet = told(2, None, ())
+    names = [family.metric.name for family in families(Observed(version="1").after(quiet))]
+    assert [name for name in names if "eviction" in name] == []
+    assert build(quiet).evictions is None
+
+
+def test_plugins_and_reasons_begin_at_zero_so_that_the_first_victim_is_an_increase() -> None:
+    nobody = Evictions(thresholds=RICH_EVICTIONS.thresholds)
+    observed = Observed(version="1").after(told(1, nobody, ()))
+    assert points(observed, "victims_total") == {(MEMORY_PLUGIN, "false"): 0, (RSS, "true"): 0}
+    assert set(points(observed, "kills_total").values()) == {0}
+
+
+def test_who_is_only_told_is_no_victim() -> None:
+    told_only = tuple(msgspec.structs.replace(victim, notify=True) for victim in RICH_EVICTIONS.victims)
+    observed = Observed(version="1").after(told(1, msgspec.structs.replace(RICH_EVICTIONS, victims=told_only)))
+    assert set(points(observed, "victims_total").values()) == {0}
+
+
+def test_a_pod_that_stays_because_its_plugin_runs_dry_is_counted_once() -> None:
+    """Sent four times in a dry run, and once more after it had been away: two."""
+    observed = Observed(version="1")
+    for seq in (1, 2, 3, 4, 6):
+        observed = observed.after(told(seq))
+        if seq == 4:
+            gone = told(5, Evictions(thresholds=RICH_EVICTIONS.thresholds))
+            observed = observed.after(
+                msgspec.structs.replace(gone, snapshot=msgspec.structs.replace(gone.snapshot, pods=()))
+            )
+    assert points(observed, "victims_total") == {(MEMORY_PLUGIN, "false"): 5, (RSS, "true"): 2}
+
+
+def threshold(met: Met, observed: float) -> Threshold:
+    why = Verdict(rule="hard_threshold_met", text="t")
+    return Threshold(plugin="p", met=met, scope="s", value=1.0, observed=observed, verdict=why)
+
+
+def test_of_thresholds_that_nothing_tells_apart_the_worst_is_the_series() -> None:
+    found = Evictions(thresholds=(threshold(Met.NOT_MET, 1.0), threshold(Met.HARD, 2.0), threshold(Met.SOFT, 3.0)))
+    observed = Observed(version="1").after(told(1, found))
+    assert (points(observed, "met"), points(observed, "observed")) == ({("p", "s", ""): 2}, {("p", "s", ""): 2.0})
+
+
+def test_the_view_has_what_is_met_first_and_ages_in_seconds() -> None:
+    view = build(told(5)).evictions
+    assert view is not None
+    assert [(each.plugin, each.met, each.judged, each.met_s) for each in view.thresholds] == [
+        (MEMORY_PLUGIN, "hard", True, 4.0),
+        (RSS, "soft", True, 4.0),
+        (MEMORY_PLUGIN, "not-met", False, None),
+    ]
+    (condition,) = view.conditions
+    assert (condition.name, condition.effects, condition.last_met_s) == ("MemoryPressure", ("NoSchedule",), 4.0)
+    assert [(victim.pod, victim.dry_run) for victim in view.victims] == [
+        ("default/batch", False),
+        ("default/web", True),
+    ]
+    assert view.leaving == ("default/batch",)
+    assert past(build(told(5))).evictions is None, "five minutes of it would cost memory that nobody asks for"
+
+
+@pytest.mark.parametrize(
+    ("asked", "seqs"),
+    [
+        ("", [1, 2, 3, 4]),
+        ("?pod=default/batch", [1, 3]),
+        ("?reason=EvictExceededGracePeriod", [2]),
+        (f"?plugin={RSS}", [4]),
+        ("?after=2&limit=1", [4]),
+    ],
+)
+def test_the_journal_can_be_asked_for_by_what_it_says(asked: str, seqs: list[int]) -> None:
+    agent = Agent()
+    try:
+        agent.show([told(1)])
+        with urllib.request.urlopen(f"{agent.url}api/v1/evictions{asked}", timeout=5) as answer:
+            entries = json.loads(answer.read())
+    finally:
+        agent.close()
+    assert [entry["seq"] for entry in entries] == seqs
+    assert all((entry["victim"] is None) != (entry["kill"] is None) for entry in entries)
+    assert all(entry["wall_time_ns"] % S == 0 for entry in entries)

@@ -1,0 +1,48 @@
+"""What the agent has written is shown at once, although files of limits are read seldom."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from api.decisions import Decision, Outcome, Status
+from api.knobs import Knob, Verdict
+from exporters.in_force import with_limits_in_force
+from tests.fakes import busy_round
+
+
+def outcome(knob: Knob, after: str | None, status: Status = Status.APPLIED, cgroup: str = "/batch") -> Outcome:
+    decision = Decision(
+        cgroup=cgroup, cgroup_id=1, pod="default/batch", knob=knob, value="x", verdict=Verdict(rule="r", text="t")
+    )
+    return Outcome(decision=decision, status=status, after=after)
+
+
+@pytest.mark.parametrize(
+    ("made", "field", "expected"),
+    [
+        (outcome(Knob.QUOTA, "36000 100000"), "quota_us", 36_000),
+        (outcome(Knob.QUOTA, "max 200000"), "quota_us", -1),
+        (outcome(Knob.QUOTA, "36000 200000", Status.UNCHANGED), "period_us", 200_000),
+        (outcome(Knob.IDLE, "1"), "idle", True),
+        (outcome(Knob.CPUSET, "1-2"), "cpus", "1-2"),
+        (outcome(Knob.MEMORY_MAX, "4096"), "memory_max_bytes", 4096),
+    ],
+)
+def test_what_was_read_back_is_shown(made: Outcome, field: str, expected: object) -> None:
+    finished = msgspec.structs.replace(busy_round(2), outcomes=(made,))
+    assert getattr(with_limits_in_force(finished).cgroups["/batch"].limits, field) == expected
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        outcome(Knob.QUOTA, "36000 100000", Status.DRY_RUN),
+        outcome(Knob.QUOTA, "36000 100000", Status.MISMATCH),
+        outcome(Knob.QUOTA, None),
+        outcome(Knob.QUOTA, "36000 100000", cgroup="/gone"),
+    ],
+)
+def test_what_was_not_is_not(made: Outcome) -> None:
+    finished = msgspec.structs.replace(busy_round(2), outcomes=(made,))
+    assert with_limits_in_force(finished) is finished.snapshot

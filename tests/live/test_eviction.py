@@ -1,0 +1,153 @@
+"""The agent as a process that evicts: what it shows, what it leaves alone, and what is left when it is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.dashboards.support import free_port
+from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+from tests.kernel.test_eviction_rounds import EIGHT_MIB
+from tests.kernel.test_signal_killer import DEAF, SLEEP, run
+from tests.live.running import DIOPTASE, Agent, eventually
+
+pytestmark = pytest.mark.live
+RSS = "rss-overuse-eviction-plugin"
+
+
+@pytest.fixture
+def groups() -> Iterator[tuple[TestCgroup, TestCgroup]]:
+    hierarchy = require_writable_cgroups()
+    with cgroup(hierarchy, "live-stays") as web, cgroup(hierarchy, "live-leaves") as batch:
+        yield web, batch
+
+
+def options(groups: tuple[TestCgroup, TestCgroup], directory: Path, act: str = "on", **eviction: object) -> list[str]:
+    """Pods `web` and `batch`, of which the second requests one MiB, and an agent that looks at nothing else."""
+    levels = {"web": ("shared_cores", "100Mi", groups[0].path), "batch": ("reclaimed_cores", "1Mi", groups[1].path)}
+    pods = [
+        {
+            "name": name,
+            "annotations": {"katalyst.kubewharf.io/qos_level": level},
+            "containers": [{"name": name, "cgroup": path, "resources": {"requests": {"memory": memory}}}],
+        }
+        for name, (level, memory, path) in levels.items()
+    ]
+    (directory / "pods.yaml").write_bytes(msgspec.yaml.encode({"pods": pods}))
+    settings = {
+        "intervalS": 0.5, "advisor": {"policy": "none"}, "probes": [],
+        "eviction": {"plugins": [RSS], "intervalS": 0.5, **eviction},
+    }  # fmt: skip
+    (directory / "settings.yaml").write_bytes(msgspec.yaml.encode(settings))
+    files = ["--pods", str(directory / "pods.yaml"), "--config", str(directory / "settings.yaml")]
+    return [*files, "--state-dir", str(directory / "state"), "--act", act]
+
+
+def evictions(agent: Agent) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(agent.get("/api/v1/evictions"))
+    return found
+
+
+def reasons(agent: Agent) -> list[str]:
+    """What became of victims so far."""
+    return [entry["kill"]["reason"] for entry in evictions(agent) if entry["kill"]]
+
+
+def explained(agent: Agent, pod: str) -> str:
+    done = subprocess.run(
+        [DIOPTASE, "explain", pod, "--url", agent.url.rstrip("/")],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return " ".join(done.stdout.split())
+
+
+def test_a_pod_beyond_its_request_leaves_and_everybody_is_told(
+    groups: tuple[TestCgroup, TestCgroup], tmp_path: Path
+) -> None:
+    online, batch = run(groups[0], EIGHT_MIB + SLEEP), run(groups[1], EIGHT_MIB + SLEEP)
+    with Agent(*options(groups, tmp_path)) as agent:
+        eventually("it leaves", lambda: reasons(agent) == ["EvictCreated", "EvictSucceeded"])
+        assert (batch.wait(20), online.poll()) == (-signal.SIGTERM, None)
+        victim = evictions(agent)[0]["victim"]
+        assert (victim["pod"], victim["plugin"], victim["dry_run"]) == ("default/batch", RSS, False)
+        told = explained(agent, "default/batch")
+        assert "it has to leave, with the pod's own grace, says rss-overuse-eviction-plugin" in told
+        assert "above 1.05 times" in told
+        metrics = agent.get("/metrics")
+        assert f'dioptase_eviction_victims_total{{plugin="{RSS}",dry_run="false"}} 1' in metrics
+        assert 'dioptase_eviction_kills_total{reason="EvictSucceeded"} 1' in metrics
+        assert 'dioptase_source_up{source="eviction",detail=""} 1' in metrics
+        assert agent.view()["evictions"]["thresholds"][0]["plugin"] == RSS
+        assert "default/batch has to leave: Resident memory is" in agent.log
+        assert agent.end() == 0
+    lines = (tmp_path / "state" / "evictions.jsonl").read_text().splitlines()
+    assert [json.loads(line)["seq"] for line in lines] == [1, 2, 3]
+
+
+def test_a_dry_run_of_the_agent_shows_who_would_leave(groups: tuple[TestCgroup, TestCgroup], tmp_path: Path) -> None:
+    batch = run(groups[1], EIGHT_MIB + SLEEP)
+    with Agent(*options(groups, tmp_path, "dry-run")) as agent:
+        eventually("it is shown", lambda: len(evictions(agent)) == 1)
+        assert evictions(agent)[0]["victim"]["dry_run"]
+        shown = agent.view()["seq"]
+        eventually("some more rounds", lambda: agent.view()["seq"] >= shown + 4)
+        assert (batch.poll(), reasons(agent)) == (None, [])
+        assert "default/batch would have to leave: " in agent.log
+
+
+def test_an_agent_that_is_killed_in_the_middle_kills_nobody_and_the_next_one_begins_anew(
+    groups: tuple[TestCgroup, TestCgroup], tmp_path: Path
+) -> None:
+    batch = run(groups[1], EIGHT_MIB + DEAF)
+    grace_s = 2.0
+    asked = options(groups, tmp_path, rss={"graceS": grace_s})
+    with Agent(*asked) as agent:
+        eventually("it is asked", lambda: reasons(agent) == ["EvictCreated"])
+        agent.process.kill()
+        agent.process.wait()
+    time.sleep(1.5 * grace_s)
+    assert batch.poll() is None, "nobody is left who could end it"
+    with Agent(*asked) as agent:
+        eventually("the next one ends it", lambda: reasons(agent)[-1:] == ["EvictSucceeded"])
+        assert batch.wait(20) == -signal.SIGKILL
+        assert reasons(agent) == ["EvictCreated", "EvictCreated", "EvictSucceeded"]
+        assert [entry["seq"] for entry in evictions(agent)] == list(range(1, len(evictions(agent)) + 1))
+        assert agent.end() == 0
+
+
+def test_the_demo_lives_through_an_eviction_of_its_batch_job(tmp_path: Path) -> None:
+    require_writable_cgroups()
+    settings = tmp_path / "evict.yaml"
+    settings.write_text(f"advisor: {{policy: none}}\neviction: {{plugins: [{RSS}], rss: {{ratio: 0.05}}}}\n")
+    said = tmp_path / "said"
+    with said.open("wb") as output:
+        address = f"127.0.0.1:{free_port()}"
+        demo = subprocess.Popen(
+            [DIOPTASE, "demo", "--duration", "100", "--listen", address, "--config", str(settings)],
+            stdout=output, stderr=output, env={**os.environ, "COLUMNS": "200"},
+        )  # fmt: skip
+    try:
+        eventually("it leaves", lambda: demo.poll() is not None or "job was evicted" in said.read_text(), 90)
+        if "another demo is running" in said.read_text():
+            pytest.skip("somebody runs dioptase demo on this machine now")
+        demo.send_signal(signal.SIGINT)
+        assert demo.wait(40) == 0, said.read_text()
+    finally:
+        demo.kill()
+        demo.wait()
+    text = said.read_text()
+    assert "comes again in 10 s: Resident memory is" in text
+    assert "evictions      1 of the batch job: Resident memory is" in text
+    assert "none differs" in text
