@@ -16,7 +16,7 @@ from api.cpus import format_cpu_list, parse_cpu_list
 from api.facts import Limits
 from api.knobs import Knob
 from api.pods import Container, Pod
-from api.qos import QoSLevel
+from api.qos import Enhancements, QoSLevel
 from api.samples import CgroupSample, Snapshot
 from tests.agent.advisor.builders import S, pod, snapshot, topology
 
@@ -75,6 +75,20 @@ def test_a_dedicated_pod_that_was_refused_its_own_cpus_is_provided_for_where_it_
     assert sum(len(cpus) for cpus in pools.values()) == 8
     assert judged.placement is not None
     assert judged.placement.cpus["/db"] == pools["share"]
+
+
+def test_pods_on_the_cpus_of_one_that_owns_them_all_keep_off_those_that_it_lends() -> None:
+    """One NUMA node of 20 CPUs is the first pod's alone; the second has nowhere else, and a quarter is reclaimed pods'."""
+    enhancements = Enhancements(numa_binding=True, numa_exclusive=True)
+    alone = msgspec.structs.replace(pod("db", QoSLevel.DEDICATED), enhancements=enhancements)
+    known = Remembered()
+    for second in range(3):
+        seen = snapshot(second, [alone, WEB, BATCH], cpus=20, usage_s={"db": 0.0, "web": 0.0, "b": 0.0})
+        judged, known = judge(seen, settings(CANONICAL), known, seen.taken_at_ns)
+    assert judged.advice is not None
+    pools = {pool.name: set(pool.cpus) for pool in judged.advice.pools}
+    assert len(pools["reclaim"]) == 5
+    assert pools["share"] == set(range(20)) - pools["reclaim"]
 
 
 POD_PATHS = ("/kubepods", "/kubepods/burstable/web", "/kubepods/besteffort/b")

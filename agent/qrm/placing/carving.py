@@ -56,9 +56,10 @@ def carve(wants: Sequence[Want], sizes: Sequence[PoolSize], ground: Ground) -> d
     first = left - ground.layout.on(ground.bound)
     enough = len(first) >= sum(want.cpus for want in unbound)
     _divide(unbound, first if enough else left, NONE if enough else left - first, ground, pools)
-    pools = {pool: cpus or ground.everybody for pool, cpus in pools.items()}
-    pools[RECLAIM] = _reclaim(wants, sizes, pools, ground)
-    return pools
+    reclaim = _reclaim(wants, sizes, {pool: cpus or ground.everybody for pool, cpus in pools.items()}, ground)
+    # Who has to be on the CPUs of a pod that owns them all still keeps off those that it lends.
+    everybody = ground.everybody if ground.free else (ground.usable - reclaim or ground.usable)
+    return {**{pool: cpus or everybody for pool, cpus in pools.items()}, RECLAIM: reclaim}
 
 
 def _divide(
