@@ -155,7 +155,9 @@ def where_they_run(pods: Iterable[Pod], state: CpuState) -> tuple[Pod, ...]:
     """The pods with those dedicated ones as shared ones that were refused CPUs of their own: they run where all others do, and
     what is provided for them anywhere else lies idle."""
     return tuple(
-        msgspec.structs.replace(pod, qos=QoSLevel.SHARED)
+        msgspec.structs.replace(
+            pod, qos=QoSLevel.SHARED, enhancements=msgspec.structs.replace(pod.enhancements, cpuset_pool="")
+        )
         if pod.qos is QoSLevel.DEDICATED
         and any(entry.owner_pool_name == FALLBACK for entry in state.pod(pod.uid).values())
         else pod
