@@ -24,6 +24,13 @@ def _misfits(
     cpus = len(topology.cpus)
     yield from _placing(config.placing, topology)
     left = _left(config.placing, topology)
+    # Whoever is bound to no node stays off those with a quota: it would count, and nobody could use it.
+    several = config.advisor.provision.quota and len(topology.numa_nodes) > 1
+    if several and not config.placing.enable_reclaim_numa_binding:
+        yield (
+            "advisor.provision.quota: on several NUMA nodes only reclaimed pods that are bound to one may use its quota; "
+            "set placing.enableReclaimNumaBinding to true"
+        )
     yield from _advisor("advisor", config.advisor, topology, left)
     if config.shadow is not None:
         yield from _advisor("shadow", config.shadow, topology, left)

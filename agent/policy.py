@@ -17,13 +17,13 @@ from agent.advisor.headroom.foretold import FORECAST, foretold_memory
 from agent.advisor.headroom.found import policy_of, with_memory
 from agent.advisor.headroom.gather import capacity
 from agent.advisor.memory.advise import advise_memory
-from agent.advisor.memory.gather import named, situation_of
+from agent.advisor.memory.gather import named, nobody_else, situation_of
 from agent.advisor.memory.state import MemoryState
 from agent.advisor.reporter import ReporterMemory, report
 from agent.advisor.state import Memory
 from agent.config import Config
 from agent.qrm.asked import Asked, AskedMemory, ask
-from agent.qrm.cpu import YIELD, decide
+from agent.qrm.cpu import YIELD, decide, yielding
 from agent.qrm.placing.ceiling import Ceiling, below, ceiling_of, with_ceiling
 from agent.qrm.placing.place import place
 from agent.qrm.placing.state import FALLBACK, CpuState, Placement, where_they_run, with_bindings
@@ -74,22 +74,24 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """Of the node as a whole; None where nothing of it is switched on."""
     forecasts: tuple[Outlook, ...] = ()
     ceiling: Ceiling | None = None
-    reclaim_root: str = ""
-    """The cgroup that holds all reclaimed pods and nobody else; empty where there is none."""
+    reclaim_roots: tuple[str, ...] = ()
+    """Cgroups with reclaimed pods, of the whole node or of one NUMA node, and nobody else."""
 
     def decisions(self, snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]) -> tuple[Decision, ...]:
         """Every knob that something is to be said about, by the knobs that the kernel has for each cgroup: what the advice
         says of CPU comes first, and nothing that is wished for contradicts it."""
         inside = below(snapshot, self.ceiling)
         taken = () if self.advice is None else decide(self.advice, inside, knobs, self.placement)
-        wishes = (*self._together(), *(self.memory.wishes if self.memory is not None else ()), *self.asked.wishes)
+        together = self._together(frozenset[Knob]().union(*knobs.values()))
+        wishes = (*together, *(self.memory.wishes if self.memory is not None else ()), *self.asked.wishes)
         return (*taken, *resolve(wishes, snapshot, knobs, taken, self.named))
 
-    def _together(self) -> tuple[Wish, ...]:
+    def _together(self, known: Collection[Knob]) -> tuple[Wish, ...]:
         """Priority holds among the children of one parent: whoever is kept in a cgroup of its own has to yield with it."""
-        if self.advice is None or not self.advice.idle or not self.reclaim_root:
+        if self.advice is None or not self.advice.idle:
             return ()
-        return (Wish(cgroup=self.reclaim_root, knob=Knob.IDLE, value="1", verdict=YIELD),)
+        knob, value = yielding(known)
+        return tuple(Wish(cgroup=root, knob=knob, value=value, verdict=YIELD) for root in self.reclaim_roots)
 
 
 def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) -> tuple[Judged, Remembered]:
@@ -103,6 +105,8 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
     watched = look_ahead(previous, snapshot, known.forecasts, config.forecast, now_ns)
     before = msgspec.structs.replace(known.advisor, forecasts=watched.outlooks)
     provided_for = msgspec.structs.replace(snapshot, pods=where_they_run(snapshot.pods, known.cpus))
+    refused = {mine.key for mine, its in zip(snapshot.pods, provided_for.pods, strict=True) if mine.qos is not its.qos}
+    before = msgspec.structs.replace(before, refused=frozenset(refused))
     advice, advisor = advise(provided_for, config.advisor, before, now_ns, config.inference)
     advisor = msgspec.structs.replace(advisor, previous=snapshot)
     advice, advisor, placement, cpus = _placed(advice, advisor, snapshot, known.cpus, config, now_ns)
@@ -137,7 +141,7 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
         node=node,
         forecasts=watched.outlooks,
         ceiling=ceiling,
-        reclaim_root=situation.root.path,
+        reclaim_roots=tuple(root for root in situation.roots if nobody_else(whole, root)),
     )
     return judged, Remembered(
         advisor=advisor,

@@ -96,10 +96,12 @@ def refuse_misfit(policy: str, config: Config, topology: Topology, memory_bytes:
 
 
 def _held(rounds: Iterable[Round], configs: Mapping[str, Config]) -> Iterator[Round]:
-    """The same rounds, once the first has shown that the machine of the recording can hold all settings."""
-    for number, finished in enumerate(rounds):
-        if number == 0:
-            snapshot = finished.snapshot
+    """The same rounds, once one of them has shown that the machine of the recording can hold all settings."""
+    held = False
+    for finished in rounds:
+        snapshot = finished.snapshot
+        if not held and snapshot.topology.cpus:
+            held = True
             for policy, config in configs.items():
                 refuse_misfit(policy, config, snapshot.topology, snapshot.node.meminfo.get("MemTotal"))
         yield finished

@@ -78,6 +78,7 @@ def _latency(
         used = average(memory.reclaimed_use_cores, used, elapsed_ns / NS_PER_S, RECLAIMED_USE_WINDOW_S)
     half_ns = config.latency.target_wait_ms * NS_PER_MS / 2
     waits = online_waits(snapshot, change, memory.previous)
+    memory = replace(memory, own_waits_ns=_of_the_same(memory, snapshot))
     reclaimed = [c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers]
     blames = blames_of(
         breaching(waits, dict.fromkeys(waits, half_ns), config.latency), reclaimed, snapshot, memory.previous
@@ -123,6 +124,16 @@ def _latency(
         last_breach_ns=lending.last_breach_ns,
         last_wait_ns=lending.last_wait_ns,
     )
+
+
+def _of_the_same(memory: Memory, snapshot: Snapshot) -> dict[str, float]:
+    """What containers wait by themselves, but of those that were replaced: who has a path now is another than who had it."""
+    before = memory.previous.cgroups if memory.previous is not None else {}
+    return {
+        path: ns
+        for path, ns in memory.own_waits_ns.items()
+        if path not in snapshot.cgroups or path not in before or snapshot.cgroups[path].id == before[path].id
+    }
 
 
 def _provided(

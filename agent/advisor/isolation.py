@@ -35,6 +35,8 @@ def isolate(situation: Situation, memory: ProvisionMemory, config: IsolationConf
     numa_nodes = situation.snapshot.topology.numa_nodes
     pools: dict[str, list[Pod]] = {}
     for pod in situation.snapshot.pods:
+        if pod.key in situation.together:
+            continue
         if pod.qos is QoSLevel.SHARED and any(not _ramping(container, situation) for container in pod.containers):
             pools.setdefault(share_pool(pod, numa_nodes), []).append(pod)
     chosen: dict[str, Verdict] = {}

@@ -35,6 +35,8 @@ _CAREFUL, _CAREFUL_PACE = (0.75, 1.1), 0.1
 """Between these parts of what was harmful the last time, lending grows at a tenth of its pace."""
 _OWN_BREACH, _OWN_NEAR = 1.25, 1.1
 """Waits so many times a container's own are harm, and are too near to it to lend more."""
+_FORGETTING = 0.9
+"""What a container was seen to wait by itself goes down so in every round in which it is measured again."""
 _STEPS_PER_CORE = 20
 """Lent CPU moves in twentieths of a core: smaller changes are noise that would cost a write each."""
 
@@ -84,18 +86,22 @@ def lend(situation: Situation, memory: Memory, config: LatencyConfig) -> Lending
         since = situation.now_ns if memory.minimum_since_ns is None else memory.minimum_since_ns
     found = worst(situation.waits, config)
     own = _own_waits_ns(situation, memory, config, since)
-    ruling = _judge(situation, msgspec.structs.replace(memory, own_waits_ns=own), config, lent)
+    # Nothing that a container makes by itself excuses what batch work is seen to make of its waits now.
+    excused = {c: ns for c, ns in own.items() if not _batch_did(situation.blames.get(c), config)}
+    ruling = _judge(situation, msgspec.structs.replace(memory, own_waits_ns=excused), config, lent)
     level = min(max(ruling.lent_cores, minimum), most)
     before, new = _stepped(known, minimum), _stepped(level, minimum)
     text = ruling.text
     if level == most < node:
         text += f" No more than {most:.3g} of {node:g} cores may be lent: the rest is of pods that lend nothing."
-    blamed = None if found is None else situation.blames.get(found[0])
-    own_ns = None if found is None else own.get(found[0])
+    cgroup = ruling.cgroup or (None if found is None else found[0])
+    wait = None if cgroup is None else situation.waits[cgroup]
+    wait_ns = None if wait is None else wait_at(wait, config.quantile)
+    blamed, own_ns = (None, None) if cgroup is None else (situation.blames.get(cgroup), own.get(cgroup))
     inputs: dict[str, float | int | str | None] = {
-        "wait_ms": None if found is None else round(found[1] / NS_PER_MS, 3),
-        "waits": None if found is None else found[2],
-        "cgroup": None if found is None else found[0],
+        "wait_ms": None if wait_ns is None else round(wait_ns / NS_PER_MS, 3),
+        "waits": None if wait is None else wait.count,
+        "cgroup": cgroup,
         "quantile": config.quantile,
         "reclaimed_use_cores": _rounded(situation.reclaimed_use_cores),
         "requirement_cores": _rounded(situation.requirement_cores),
@@ -105,7 +111,8 @@ def lend(situation: Situation, memory: Memory, config: LatencyConfig) -> Lending
         "blame_ratio": None if blamed is None else round(blamed.reclaimed_ratio, 3),
         "other_culprit": None if blamed is None else blamed.other,
     }
-    harmful = None if own else memory.harmful_cores
+    # What was learnt just now may have been what was taken for harm.
+    harmful = None if own.keys() - memory.own_waits_ns.keys() else memory.harmful_cores
     held = "freeze" if ruling.rule.startswith("wait_unknown") else "hold"
     return Lending(
         lent_cores=new,
@@ -130,13 +137,15 @@ class _Ruling(NamedTuple):
     uneasy: bool = False
     """Whether calm has to be waited for again."""
     breach: bool = False
+    cgroup: str | None = None
+    """Whose wait it is about, where that is not the longest."""
 
 
 def _own_waits_ns(
     situation: Situation, memory: Memory, config: LatencyConfig, minimum_since_ns: int | None
 ) -> dict[str, float]:
-    """What online containers wait because of themselves: the most that was seen after batch work had been down to its minimum
-    for a while, and nobody knows that they waited for it all the same. Of none until then, nor once its waits are short."""
+    """What online containers wait because of themselves: what was seen after batch work had been down to its minimum for a
+    while, and nobody knows that they waited for it all the same. Of none until then, nor once its waits are short."""
     low = minimum_since_ns is not None and situation.now_ns - minimum_since_ns >= config.calm_s * NS_PER_S
     own = {}
     for cgroup, wait in situation.waits.items():
@@ -144,7 +153,7 @@ def _own_waits_ns(
         if wait is not None and not breaches(wait, config.target_wait_ms * NS_PER_MS / 2, config):
             continue
         if wait is not None and low and not _batch_did(situation.blames.get(cgroup), config):
-            known = max(known, wait_at(wait, config.quantile) or 0.0)
+            known = max(_FORGETTING * known, wait_at(wait, config.quantile) or 0.0)
         if known:
             own[cgroup] = known
     return own
@@ -221,7 +230,7 @@ def _breach(
         seen += f", and without batch work it was {own_ns / NS_PER_MS:.3g} ms"
     if ours:
         gross = wait_ns >= config.gross_breach_factor * limits[cgroup]
-        return _take_back(seen, situation, config, lent, gross=gross)
+        return _take_back(seen, situation, config, lent, gross=gross)._replace(cgroup=cgroup)
     blamed = situation.blames[cgroup]
     assert blamed is not None
     other = "its own tasks" if blamed.other == cgroup else blamed.other
@@ -229,7 +238,7 @@ def _breach(
         f"{seen}; batch work had the CPU for {blamed.reclaimed_ratio:.0%} of that time, and {other} for "
         f"{blamed.other_ns / blamed.total_ns:.0%}: nothing is taken from batch work, and nothing more is lent."
     )
-    return _Ruling(lent, "wait_by_others", text, config.target_wait_ms, uneasy=True)
+    return _Ruling(lent, "wait_by_others", text, config.target_wait_ms, uneasy=True, cgroup=cgroup)
 
 
 def _others_did(found: Blamed | None, config: LatencyConfig) -> bool:

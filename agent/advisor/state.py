@@ -40,6 +40,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     provision: ProvisionMemory = ProvisionMemory()
     pools: Mapping[str, tuple[int, ...]] = {}
     """CPUs of the pools as QRM placed them last; empty before it has."""
+    refused: frozenset[str] = frozenset()
+    """Dedicated pods that were refused CPUs of their own, and count as shared ones."""
     cpus: Mapping[str, tuple[int, ...]] = {}
     """The same of every listed container, by cgroup."""
     forecasts: tuple[Outlook, ...] = ()

@@ -211,8 +211,9 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     NUMA node where that has less than 64 GiB."""
     reclaim_root: str = ""
     """[reclaim-relative-root-cgroup-path] The cgroup above all reclaimed pods, such as `/kubepods/besteffort`: the guard limits
-    it, and `/kubepods/besteffort-0` for those that are bound to NUMA node 0; with policy `latency` it yields as a whole. Empty
-    where there is none; left alone where an online pod is below it."""
+    it, and `/kubepods/besteffort-0` for those that are bound to NUMA node 0; with policy `latency` each yields as a whole,
+    unless a process is below it that is of no listed reclaimed pod. Empty where there is none; left alone where an online pod
+    is below it."""
     usage_margin: Annotated[float, Meta(ge=1, le=10)] = 1.1
     """Estimated need of an online container = this x what it uses."""
     fallback_bytes: Bytes | None = None

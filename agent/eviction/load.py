@@ -18,8 +18,9 @@ from agent.eviction.rings import Ring, grown, part_above, recent
 from agent.eviction.situation import NS_PER_S, Situation, pools_of
 from api.evictions import Met
 from api.pods import Pod
+from api.qos import QoSLevel
 
-NAME = "cpu-pressure-load-plugin"
+NAME, DEDICATED = "cpu-pressure-load-plugin", "dedicated"
 SCOPE = "cpu.load.1min.container"
 CONDITION = "CPUPressure"
 SOFT_LEVEL, HARD_LEVEL = 1.0, 2.0
@@ -41,7 +42,8 @@ def judge(situation: Situation, memory: LoadMemory, config: LoadConfig) -> tuple
     if not pools:
         return (not_met(NAME, "no_pools", "No pool of online pods is placed.", SCOPE),), LoadMemory()
     homes = pools_of(situation)
-    members = {name: [pod for pod in situation.staying if homes.get(pod.key) == name] for name in pools}
+    judged_pods = [pod for pod in situation.staying if _judged(pod, config)]
+    members = {name: [pod for pod in judged_pods if homes.get(pod.key) == name] for name in pools}
     since = memory.sampled_at_ns
     if since is None or not 0 <= situation.now_ns - since < config.sample_s * NS_PER_S:
         memory = _sampled(situation, memory, members, config)
@@ -61,7 +63,13 @@ def _urgency(met: Met) -> int:
 
 
 def _counts(pool: str, config: LoadConfig) -> bool:
-    return pool.partition("-NUMA")[0] not in config.skip_pools and not pool.startswith("isolation")
+    base = DEDICATED if pool.startswith(f"{DEDICATED}-") else pool.partition("-NUMA")[0]
+    return base not in config.skip_pools and not pool.startswith("isolation")
+
+
+def _judged(pod: Pod, config: LoadConfig) -> bool:
+    """A dedicated pod that has no CPUs of its own is on those of a pool, and still none of those that this is about."""
+    return pod.qos is not QoSLevel.DEDICATED or DEDICATED not in config.skip_pools
 
 
 def _sampled(

@@ -74,7 +74,7 @@ def judge(situation: Situation, memory: EvictionMemory, config: EvictionConfig) 
         met_since_ns=met_since,
         conditions=conditions,
         sent=(*sent, *(_sent(victim, situation.now_ns) for victim in gone)),
-        evicted_at_ns={**memory.evicted_at_ns, **{victim.plugin: situation.now_ns for victim in victims}},
+        evicted_at_ns={**memory.evicted_at_ns, **{victim.plugin: situation.now_ns for victim in gone}},
         plugins=plugins,
     )
 

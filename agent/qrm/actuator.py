@@ -26,9 +26,11 @@ from agent.qrm.bounds import bound
 from agent.qrm.hands import weight_after_idle
 from agent.qrm.knobs import KnobFiles, Original, RawValue, canonical
 from agent.qrm.limits import limits_of, own_value
+from agent.qrm.notation import MAX
 from agent.qrm.offered import Offered
 from agent.qrm.once import Once
 from agent.qrm.originals import Originals
+from agent.qrm.places import LIMIT_WITH_SWAP
 from agent.qrm.plans import (
     Plan,
     RoundState,
@@ -303,7 +305,11 @@ class Actuator:
             self._moved(decision, Knob.BURST)
         swap = self._known_original(decision, Knob.SWAP_MAX)
         if swap is not None and self._files.version == "v1" and grows_memory(plan):
-            self._files.write_raw(swap.cgroup, swap.cgroup_id, swap.knob, swap.raw.texts)
+            held = self._files.read(decision.cgroup, decision.cgroup_id, Knob.SWAP_MAX)
+            grown = canonical(Knob.MEMORY_MAX, decision.value)
+            # What it may swap stays what it is, and may have been written a moment ago.
+            kept = {LIMIT_WITH_SWAP: str(int(grown) + int(held))} if MAX not in (grown, held) else swap.raw.texts
+            self._files.write_raw(swap.cgroup, swap.cgroup_id, swap.knob, kept)
             self._moved(decision, Knob.SWAP_MAX)
 
     def _moved(self, decision: Decision, knob: Knob) -> None:

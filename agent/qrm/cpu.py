@@ -108,13 +108,18 @@ def _claimed(why: Verdict, advice: Advice, cgroup: str) -> Verdict:
     return msgspec.structs.replace(why, text=text, inputs={**why.inputs, "claim": round(claim, 3)})
 
 
+def yielding(knobs: Collection[Knob]) -> tuple[Knob, str]:
+    """What makes a cgroup give way to its siblings, with these knobs: before Linux 5.15 there is only the smallest weight."""
+    return (Knob.IDLE, "1") if Knob.IDLE in knobs else (Knob.WEIGHT, MIN_WEIGHT)
+
+
 def _reclaimed(
     advice: Advice, quota: tuple[str, Verdict] | None, knobs: Collection[Knob]
 ) -> dict[Knob, tuple[str, Verdict]]:
     """Priority and limit of one reclaimed container."""
     values = {}
     if advice.idle:
-        knob, value = (Knob.IDLE, "1") if Knob.IDLE in knobs else (Knob.WEIGHT, MIN_WEIGHT)
+        knob, value = yielding(knobs)
         values[knob] = (value, YIELD)
     return values if quota is None else values | {Knob.QUOTA: quota}
 

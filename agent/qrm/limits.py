@@ -50,7 +50,9 @@ def limits_of(
     if knob in LISTS:
         above = (cgroup.rpartition("/")[0], knob)
         if above in state.lists:
-            return replace(machine, ceiling=parse_cpu_list(state.lists[above]))
+            # What lies below a container follows it, and what its owner pinned there stays within that.
+            whole, pinned = parse_cpu_list(state.lists[above]), set(parse_cpu_list(own))
+            return replace(machine, ceiling=tuple(cpu for cpu in whole if cpu in pinned) or whole)
         if above not in state.ceilings:
             state.ceilings[above] = files.ceiling(cgroup, knob)
         return replace(machine, ceiling=state.ceilings[above])

@@ -58,14 +58,15 @@ def suppress(
     containers = reclaimed_containers(snapshot)
     if config.policy == "cpuset":
         count = _cpu_count(wanted, capacity, config, memory)
-        verdict = _in_steps(verdict, count, wanted, config)
-        cpus = pick(snapshot.topology, count, memory.cpus or (), excluded)
+        verdict = _in_steps(verdict, count, wanted, config, None if memory.cpus is None else len(memory.cpus))
+        # Where others own them all, they stay where they were: without a wish they would get back what they had at first.
+        cpus = pick(snapshot.topology, count, memory.cpus or (), excluded) or memory.cpus or ()
         value = format_cpu_list(cpus)
         # No CPU of its own is no cpuset: an empty one would mean all of them on version 2.
         wishes = tuple(_wish(container, Knob.CPUSET, value, verdict) for container in containers if cpus)
         return wishes, SuppressMemory(cpus=cpus, cores=float(count))
     cores = _quota_cores(wanted, capacity, config, memory)
-    verdict = _in_steps(verdict, cores, wanted, config)
+    verdict = _in_steps(verdict, cores, wanted, config, memory.cores)
     total = sum(claim(container) for container in containers)
     wishes = tuple(
         _wish(container, Knob.QUOTA, _quota(cores * claim(container) / total, capacity), verdict)
@@ -105,8 +106,8 @@ def _held(given: float | None, verdict: Verdict) -> tuple[float, Verdict]:
     )
 
 
-def _in_steps(verdict: Verdict, cores: float, wanted: float, config: SuppressConfig) -> Verdict:
-    if cores >= wanted:
+def _in_steps(verdict: Verdict, cores: float, wanted: float, config: SuppressConfig, before: float | None) -> Verdict:
+    if cores >= wanted or cores == before:
         return verdict
     text = (
         f"{verdict.text} They get {cores:.2f} now: no more than {config.growth_ratio:.0%} of the node is added at once."

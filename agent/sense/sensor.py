@@ -7,6 +7,7 @@ Nothing is made up: what a source did not give this time is absent from this sna
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -266,12 +267,13 @@ def _first(names: Sequence[str], separator: str = ", ") -> str:
 
 def _strangers(pods: tuple[Pod, ...], root: str) -> list[str]:
     """Batch cgroups whose priority says nothing to an online one: it holds among the children of one parent. Those below
-    `root` have its priority."""
+    `root`, or that of a NUMA node, have its priority."""
     online, batch = (
         [container.cgroup for pod in pods if pod.qos.online is kind for container in pod.containers]
         for kind in (True, False)
     )
-    tops = {root if root and b.startswith(f"{root}/") else b for b in batch}
+    below = re.compile(rf"({re.escape(root)}(?:-\d+)?)/.*") if root else None
+    tops = {found[1] if below is not None and (found := below.fullmatch(b)) else b for b in batch}
     return [f"{b} beside {o}" for b in sorted(tops) for o in online if not o.startswith(b.rpartition("/")[0] + "/")]
 
 

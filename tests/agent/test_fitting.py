@@ -43,6 +43,14 @@ def held(text: str) -> str:
             "placing.interruptCpuList: of 8 CPUs none would be left to pods; take fewer",
         ),
         ("placing: {reservedCpus: 7}", ""),
+        (
+            "advisor: {provision: {quota: true, overlap: true}}",
+            "advisor.provision.quota: on several NUMA nodes only reclaimed pods that are bound to one may use its quota",
+        ),
+        (
+            "advisor: {provision: {quota: true, overlap: true}}\nplacing: {enableReclaimNumaBinding: true}",
+            "",
+        ),
         ("placing: {reservedCpus: 8}", "placing.reservedCpus: of 8 CPUs none would be left to pods; take fewer"),
         (
             "placing: {reservedCpus: 6, interruptCpuList: 0-1}",

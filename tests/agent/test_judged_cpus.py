@@ -13,10 +13,10 @@ from agent.qrm.cpu import managed
 from agent.qrm.placing.ceiling import Ceiling, ceiling_of
 from agent.settings import parse
 from api.cpus import format_cpu_list, parse_cpu_list
-from api.facts import Limits
+from api.facts import Limits, ThreadStates
 from api.knobs import Knob
 from api.pods import Container, Pod
-from api.qos import QoSLevel
+from api.qos import Enhancements, QoSLevel
 from api.samples import CgroupSample, Snapshot
 from tests.agent.advisor.builders import S, pod, snapshot, topology
 
@@ -75,6 +75,101 @@ def test_a_dedicated_pod_that_was_refused_its_own_cpus_is_provided_for_where_it_
     assert sum(len(cpus) for cpus in pools.values()) == 8
     assert judged.placement is not None
     assert judged.placement.cpus["/db"] == pools["share"]
+
+
+def test_pods_on_the_cpus_of_one_that_owns_them_all_keep_off_those_that_it_lends() -> None:
+    """One NUMA node of 20 CPUs is the first pod's alone; the second has nowhere else, and a quarter is reclaimed pods'. Where
+    priority keeps them apart, none of it is taken from online pods."""
+    enhancements = Enhancements(numa_binding=True, numa_exclusive=True)
+    alone = msgspec.structs.replace(pod("db", QoSLevel.DEDICATED), enhancements=enhancements)
+    known = Remembered()
+    for second in range(3):
+        seen = snapshot(second, [alone, WEB, BATCH], cpus=20, usage_s={"db": 0.0, "web": 0.0, "b": 0.0})
+        judged, known = judge(seen, settings(CANONICAL), known, seen.taken_at_ns)
+    assert judged.advice is not None
+    pools = {pool.name: set(pool.cpus) for pool in judged.advice.pools}
+    assert len(pools["reclaim"]) == 5
+    assert pools["share"] == set(range(20)) - pools["reclaim"]
+    for second in range(3):
+        seen = snapshot(second, [alone, WEB, BATCH], cpus=20, usage_s={"db": 0.0, "web": 0.0, "b": 0.0})
+        judged, known = judge(seen, Config(), Remembered() if second == 0 else known, seen.taken_at_ns)
+    assert judged.placement is not None
+    assert judged.placement.cpus["/web"] == tuple(range(20))
+
+
+def test_a_refused_binding_leaves_no_pool_where_the_pod_is_not() -> None:
+    """12 CPUs fit on neither node of 8: db runs with the others, and nothing is set aside on the node that it names."""
+    asks = msgspec.structs.replace(
+        pod("db", QoSLevel.DEDICATED, request=12.0), enhancements=Enhancements(numa_binding=True), bound_numa=(0,)
+    )
+    known = Remembered()
+    for second in range(4):
+        seen = snapshot(
+            second, [asks, WEB, BATCH], cpus=topology(16, numa=2), usage_s={"db": 0.0, "web": 0.0, "b": 0.0}
+        )
+        judged, known = judge(seen, settings(CANONICAL), known, seen.taken_at_ns)
+    assert judged.advice is not None
+    assert judged.advice.rejected.keys() == {"default/db"}
+    assert {pool.name for pool in judged.advice.pools} == {"share", "reclaim"}
+
+
+ROOT = "/kubepods/besteffort"
+
+
+@pytest.mark.parametrize(
+    ("beside", "threads", "idle"),
+    [
+        (f"{ROOT}/b/sandbox", 1, True),  # the pod's own
+        (f"{ROOT}/proxy/c", 12, False),
+        (f"{ROOT}/proxy/c", 0, True),
+        (f"{ROOT}/proxy/c", None, False),
+        ("/kubepods/besteffort-0/other", 3, True),  # another root
+    ],
+)
+def test_a_reclaim_root_yields_as_a_whole_if_nobody_else_is_in_it(beside: str, threads: int | None, idle: bool) -> None:
+    batch = msgspec.structs.replace(BATCH, containers=(Container(name="b", cgroup=f"{ROOT}/b/c"),))
+    seen = snapshot(0, [batch, WEB])
+    paths = {
+        "/kubepods": 3,
+        ROOT: 3,
+        f"{ROOT}/b": 3,
+        f"{ROOT}/b/c": 2,
+        beside.rpartition("/")[0]: threads,
+        beside: threads,
+    }
+    groups = {path: CgroupSample(path=path, id=50 + i, threads=n) for i, (path, n) in enumerate(paths.items())}
+    seen = msgspec.structs.replace(seen, cgroups={**seen.cgroups, **groups})
+    config = settings(f"memory: {{reclaimRoot: {ROOT}}}")
+    judged, _ = judge(seen, config, Remembered(), seen.taken_at_ns)
+    for knob, value in ((Knob.IDLE, "1"), (Knob.WEIGHT, "1")):
+        had = dict.fromkeys(managed(seen.pods), frozenset({knob}))
+        found = {d.cgroup: d.value for d in judged.decisions(seen, had) if d.knob is knob}
+        assert (found.get(ROOT) == value) == idle
+        assert found[f"{ROOT}/b/c"] == value
+
+
+def test_a_refused_pod_is_not_kept_apart_where_it_is_not() -> None:
+    """db has nine tasks to run on its one core, which keeps others apart; it runs with all of them in any case."""
+    config, known = (
+        settings("advisor: {policy: canonical, provision: {isolation: {enabled: true, lockInRounds: 1}}}"),
+        Remembered(),
+    )
+    db = pod("db", QoSLevel.DEDICATED, request=1.0)
+    webs = [pod(f"w{n}", QoSLevel.SHARED, request=4.0) for n in range(4)]
+    for second in range(40):
+        seen = snapshot(second, [db, *webs, BATCH], cpus=32, usage_s={p.name: 0.5 * second for p in (db, *webs, BATCH)})
+        busy = {
+            path: msgspec.structs.replace(
+                one,
+                threads_by_state=ThreadStates(
+                    runnable=9 if path == "/db" else 0, uninterruptible=0, iowait=None, sleeping=0
+                ),
+            )
+            for path, one in seen.cgroups.items()
+        }
+        judged, known = judge(msgspec.structs.replace(seen, cgroups=busy), config, known, seen.taken_at_ns)
+    assert judged.advice is not None
+    assert {pool.name for pool in judged.advice.pools} == {"share", "reclaim"}
 
 
 POD_PATHS = ("/kubepods", "/kubepods/burstable/web", "/kubepods/besteffort/b")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from posixpath import dirname
+
 import msgspec
 
 from agent.advisor.headroom.kept import lent_nodes
@@ -50,7 +53,7 @@ def named(situation: Situation, config: MemoryConfig) -> frozenset[str]:
     """Cgroups that are no container's and that the settings allow to be changed; also where they cannot be seen now."""
     snapshot, root = situation.snapshot, config.reclaim_root.rstrip("/")
     asked = {root, *(f"{root}-{numa}" for numa in snapshot.topology.numa_nodes)} if root else set()
-    roots = {situation.root.path, *situation.numa_roots.values(), *(asked - snapshot.cgroups.keys())} - {""}
+    roots = {*situation.roots, *(asked - snapshot.cgroups.keys())}
     dying = (path for path in snapshot.cgroups if is_named(path, config)) if config.offloading.dying else ()
     return frozenset(roots.union(config.offloading.cgroups, dying))
 
@@ -61,6 +64,27 @@ def _root(snapshot: Snapshot, path: str) -> str:
     if path not in snapshot.cgroups or any(_is_below(pod, path) for pod in snapshot.pods if _is_other(pod)):
         return ""
     return path
+
+
+def nobody_else(snapshot: Snapshot, root: str) -> bool:
+    """Whether all that runs below it is of listed reclaimed pods: what makes it give way would hold back whoever else is there.
+
+    What lies beside a container in its pod's cgroup (the sandbox) is the pod's too. A cgroup whose tasks cannot be counted
+    has some.
+    """
+    inside = [path for path in snapshot.cgroups if path.startswith(f"{root}/")]
+    listed = (c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers)
+    homes = {above if (above := dirname(path)).startswith(f"{root}/") else path for path in listed}
+    leaves = set(inside) - {dirname(path) for path in inside}
+    return all(snapshot.cgroups[path].threads == 0 or _is_in(path, homes, root) for path in leaves)
+
+
+def _is_in(path: str, homes: Collection[str], root: str) -> bool:
+    while len(path) > len(root):
+        if path in homes:
+            return True
+        path = dirname(path)
+    return False
 
 
 def _is_other(pod: Pod) -> bool:

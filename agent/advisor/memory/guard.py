@@ -33,7 +33,7 @@ class Guarded(NamedTuple):
 
 def guard(situation: Situation, config: MemoryConfig, before: Mapping[str, int]) -> Guarded:
     """What the reclaim root and those of NUMA nodes may use; `before` is what was asked for the last time."""
-    roots = {situation.root.path, *situation.numa_roots.values()} - {""}
+    roots = set(situation.roots)
     unseen = {root: size for root, size in before.items() if root not in situation.snapshot.cgroups}
     if not roots and unseen:
         text = f"{', '.join(sorted(unseen))} cannot be seen: the limit on reclaimed pods stays as it was."

@@ -60,6 +60,11 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     reclaim_numa: tuple[int, ...] | None = None
     """NUMA nodes of the reclaim pool; None is all."""
 
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """Cgroups above reclaimed pods alone: of all of them, and of those that are bound to one NUMA node."""
+        return tuple(sorted({self.root.path, *self.numa_roots.values()} - {""}))
+
     def lends(self, pod: Pod) -> bool:
         """Whether what the pod leaves idle may be lent."""
         return self.enable_reclaim and pod.key not in self.not_reclaimable

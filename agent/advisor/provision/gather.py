@@ -43,6 +43,7 @@ def situation_of(
             for path in memory.containers
             if (sample := snapshot.cgroups.get(path)) is not None and sample.threads_by_state is not None
         },
+        together=memory.refused,
         not_reclaimable=frozenset(pod.key for pod in snapshot.pods if not pod.profile.lends),
     )
 

@@ -49,6 +49,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """By cgroup of a container: tasks that run or wait for a CPU, for isolation."""
     not_reclaimable: frozenset[str] = frozenset()
     """Pods (`namespace/name`) of whose CPU nothing may be lent."""
+    together: frozenset[str] = frozenset()
+    """Pods that run with the others whatever they do: no pool of their own would hold them."""
 
 
 class Controller(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,9 +56,12 @@ def carve(wants: Sequence[Want], sizes: Sequence[PoolSize], ground: Ground) -> d
     first = left - ground.layout.on(ground.bound)
     enough = len(first) >= sum(want.cpus for want in unbound)
     _divide(unbound, first if enough else left, NONE if enough else left - first, ground, pools)
-    pools = {pool: cpus or ground.everybody for pool, cpus in pools.items()}
-    pools[RECLAIM] = _reclaim(wants, sizes, pools, ground)
-    return pools
+    reclaim = _reclaim(wants, sizes, {pool: cpus or ground.everybody for pool, cpus in pools.items()}, ground)
+    overlaid = {name for size in sizes if size.pool == RECLAIM for name in size.overlap}
+    # Who has to be on the CPUs of a pod that owns them all keeps off those that it lends, where pools are kept apart.
+    apart = ground.everybody if ground.free else (ground.usable - reclaim or ground.usable)
+    given = {pool: cpus or (ground.everybody if pool in overlaid else apart) for pool, cpus in pools.items()}
+    return {**given, RECLAIM: reclaim}
 
 
 def _divide(

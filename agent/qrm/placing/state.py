@@ -152,15 +152,22 @@ def with_bindings(pods: Iterable[Pod], state: CpuState) -> tuple[Pod, ...]:
 
 
 def where_they_run(pods: Iterable[Pod], state: CpuState) -> tuple[Pod, ...]:
-    """The pods with those dedicated ones as shared ones that were refused CPUs of their own: they run where all others do, and
-    what is provided for them anywhere else lies idle."""
-    return tuple(
-        msgspec.structs.replace(pod, qos=QoSLevel.SHARED)
-        if pod.qos is QoSLevel.DEDICATED
-        and any(entry.owner_pool_name == FALLBACK for entry in state.pod(pod.uid).values())
-        else pod
-        for pod in pods
-    )
+    """The pods as they were placed, whatever they ask for: dedicated ones that were refused CPUs of their own as shared ones,
+    and online ones that were bound to no NUMA node as unbound. What is provided for them anywhere else lies idle."""
+    return tuple(_as_placed(pod, tuple(state.pod(pod.uid).values())) for pod in pods)
+
+
+def _as_placed(pod: Pod, entries: Sequence[Allocation]) -> Pod:
+    if not pod.qos.online or not entries:
+        return pod
+    wishes, qos, bound = pod.enhancements, pod.qos, pod.bound_numa
+    if bound and not any(entry.bound_numa for entry in entries):
+        wishes, bound = msgspec.structs.replace(wishes, numa_binding=False), ()
+    if qos is QoSLevel.DEDICATED and any(entry.owner_pool_name == FALLBACK for entry in entries):
+        wishes, qos = msgspec.structs.replace(wishes, cpuset_pool=""), QoSLevel.SHARED
+    if wishes is pod.enhancements and qos is pod.qos:
+        return pod
+    return msgspec.structs.replace(pod, qos=qos, enhancements=wishes, bound_numa=bound)
 
 
 def bound_of(pod: Pod, state: CpuState) -> tuple[int, ...]:

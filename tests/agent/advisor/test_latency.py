@@ -354,6 +354,54 @@ def test_waits_for_batch_work_are_never_taken_for_the_pods_own(
     assert lending.lent_cores == lent
 
 
+def test_an_own_wait_excuses_nothing_that_batch_work_is_seen_to_do() -> None:
+    """30 ms are /api's own, as was learnt; now the kernel says that all of its 30 ms are batch work's."""
+    config, memory = (
+        LatencyConfig(target_wait_ms=5),
+        Memory(lent_cores=2.0, own_waits_ns={"/api": 30e6}, last_wait_ns=0),
+    )
+    for by_batch, rule, lent in ((100, "wait_far_above_target", 0.1), (9, "wait_is_own", 2.0)):
+        blame = Blamed(total_ns=100, by_reclaimed={"/b": by_batch}, other="/api", other_ns=100 - by_batch)
+        now = msgspec.structs.replace(
+            situation(waits({}), used=1.0), waits={"/api": waits({30000: 1000})}, blames={"/api": blame}
+        )
+        lending = lend(now, memory, config)
+        assert (lending.verdict.rule, lending.lent_cores) == (rule, lent)
+        assert lending.own_waits_ns == {"/api": 30e6}
+
+
+def test_what_was_harmful_is_forgotten_only_when_something_new_is_learnt() -> None:
+    calm = situation(waits({30000: 1000}), used=0.1)
+    learning = Memory(lent_cores=0.1, minimum_since_ns=0, harmful_cores=1.0, last_wait_ns=0)
+    assert lend(calm, learning, CONFIG).harmful_cores is None
+    known = msgspec.structs.replace(learning, own_waits_ns={"/web": 30e6}, lent_cores=1.0, minimum_since_ns=None)
+    assert lend(calm, known, CONFIG).harmful_cores == 1.0
+
+
+def test_the_reason_and_its_inputs_are_about_the_same_container() -> None:
+    """/api waits longer, and no longer than it always does; /web is the one that breaches."""
+    now = msgspec.structs.replace(
+        situation(waits({})), waits={"/api": waits({30000: 1000}), "/web": waits({16000: 1000})}
+    )
+    verdict = lend(now, Memory(lent_cores=2.0, own_waits_ns={"/api": 31e6}, last_wait_ns=0), CONFIG).verdict
+    assert "wait of /web is" in verdict.text
+    assert (verdict.inputs["cgroup"], verdict.inputs["own_wait_ms"]) == ("/web", None)
+    assert f"is {verdict.inputs['wait_ms']:.3g} ms" in verdict.text
+
+
+@pytest.mark.parametrize(("successor", "kept"), [(100, {"/web": 30e6}), (999, {})])
+def test_a_container_that_was_replaced_has_no_own_waits(successor: int, kept: dict[str, float]) -> None:
+    pods = [pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)]
+    first, later = (snapshot(at_s, pods, wait={"web": waits({})}) for at_s in (0, 1))
+    assert first.cgroups["/web"].id == 100
+    # Waits that began anew say nothing yet: only who it is decides.
+    other = msgspec.structs.replace(later.cgroups["/web"], id=successor, wait=None)
+    later = msgspec.structs.replace(later, cgroups={**later.cgroups, "/web": other})
+    memory = Memory(previous=first, own_waits_ns={"/web": 30e6}, lent_cores=1.0)
+    _, after = advise(later, AdvisorConfig(), memory, later.taken_at_ns)
+    assert after.own_waits_ns == kept
+
+
 def test_a_container_waits_in_the_groups_below_it_too() -> None:
     def nested(at_s: float, wait: Wait) -> Snapshot:
         bare = snapshot(at_s, [pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)], wait={"web": waits({})})

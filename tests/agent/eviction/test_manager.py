@@ -19,13 +19,13 @@ from agent.config.eviction_memory import (
 )
 from agent.eviction import manager
 from agent.eviction.choosing import CRITICAL_PRIORITY, EVICT_SCORE, SOFT_NOTIFY, Claim, chosen, protected
-from agent.eviction.judgement import Candidate, Finding
+from agent.eviction.judgement import Candidate, Finding, judged
 from agent.eviction.manager import judge
 from agent.eviction.network import SELECTED
 from agent.eviction.situation import RootfsUse, Situation
 from agent.eviction.state import EvictionMemory
 from api.advice import Headroom
-from api.evictions import Evictions, Threshold
+from api.evictions import Evictions, Met, Threshold
 from api.facts import Filesystem, Pressure
 from api.knobs import Verdict
 from api.memory_advice import MemoryEviction
@@ -191,6 +191,23 @@ def test_pods_that_ask_for_it_are_told_instead() -> None:
     # a hard threshold does not ask
     (evictions,), _ = play([pressed(100, [pod("a", cores=9, annotations={SOFT_NOTIFY: "true"})])], config(RECLAIMED))
     assert not evictions.victims[0].notify
+
+
+def test_telling_keeps_nobody_from_leaving_in_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin that waits 60 s between two victims tells one, and the other leaves 5 s later."""
+    pods = [pod("a", annotations={SOFT_NOTIFY: "true"}), pod("b")]
+    threshold = judged(RSS, Met.SOFT, "s", subject="x", value=1, observed=2, text="t", inputs={})
+
+    def ask(at: Situation, _config: object) -> tuple[Finding, ...]:
+        there = [each for each in pods if each.name == "a" or at.now_ns > 102e9]
+        candidates = tuple(Candidate(pod=each, text="t") for each in there)
+        return (Finding(threshold=threshold, candidates=candidates, cool_down_s=60.0),)
+
+    monkeypatch.setattr(manager, "_STATELESS", {RSS: ask})
+    result, _ = play([situation(at, pods) for at in (100, 105)], config(RSS))
+    assert [[(v.pod, v.notify) for v in each.victims] for each in result] == [
+        [("default/a", True)], [("default/b", False), ("default/a", True)],
+    ]  # fmt: skip
 
 
 def test_requests_softly_above_what_is_promised_make_nobody_leave() -> None:

@@ -163,6 +163,15 @@ def test_a_child_is_clamped_to_what_its_parent_is_getting(bench: Bench) -> None:
     assert inner.clamped_from == "0-3"
 
 
+def test_what_the_owner_pinned_below_stays_pinned_within_what_is_above(bench: Bench) -> None:
+    """As version 1 has it decided below a container too: 3 stays 3, and once it is not there any more, it follows."""
+    bench.tree.make("/batch/inner")
+    bench.tree.file("/batch/inner", "cpuset.cpus").write_text("3\n")
+    for whole, pinned in (("1-3", "3"), ("0-3", "3"), ("1-2", "1-2"), ("2-3", "3")):
+        _, inner = bench.apply(("/batch", Knob.CPUSET, whole), ("/batch/inner", Knob.CPUSET, whole))
+        assert inner.after == pinned
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_off_and_dry_run_write_nothing(tmp_path: Path, mode: str) -> None:
     bench = Bench(tmp_path, mode, Act.DRY_RUN)

@@ -203,6 +203,7 @@ VALUES = {
 @example([("/other", Knob.MEMS, 0), ("/batch", Knob.MEMS, 2)], "v2")
 @example([("/batch", Knob.BURST, 2), ("/batch", Knob.QUOTA, 1), ("/batch", Knob.QUOTA, 0)], "v2")
 @example([("/batch", Knob.SWAP_MAX, 2), ("/batch", Knob.MEMORY_MAX, 1), ("/batch", Knob.MEMORY_MAX, 0)], "v1")
+@example([("/batch/inner", Knob.MEMORY_MAX, value) for value in (1, 0, 1)], "v1")
 def test_what_is_remembered_changes_nothing_that_is_written(changes: list[tuple[str, Knob, int]], mode: str) -> None:
     """Two nodes, one of which is told the time: within the time of a recheck they come to the same."""
     wanted = {(path, knob): VALUES[knob][0] for path in PATHS for knob in KNOBS}

@@ -96,6 +96,23 @@ def test_cpus_grow_by_a_tenth_and_shrink_at_once(held: int | None, used: float, 
     assert wish.knob is Knob.CPUSET
 
 
+def test_where_others_own_all_cpus_suppressed_pods_stay_where_they_were() -> None:
+    seen, config = snapshot(0, [WEB, BATCH], cpus=8), SuppressConfig(policy="cpuset")
+    now = rates(2.0, {"web": 1.0, "batch": 1.0})
+    ((wish,), memory) = suppress(seen, now, config, SuppressMemory(), range(6))
+    assert wish.value == "6-7"
+    ((wish,), memory) = suppress(seen, now, config, memory, range(8))
+    assert (wish.value, memory.cpus) == ("6-7", (6, 7))
+
+
+def test_a_step_is_told_only_where_growth_was_cut() -> None:
+    config, before = SuppressConfig(policy="cfsQuota"), SuppressMemory(cores=10.0)
+    seen = snapshot(0, [WEB, BATCH], cpus=20)
+    for web, cores, cut in ((2.3, 10.0, False), (0.3, 12.0, True)):
+        (wish,), memory = suppress(seen, rates(web + 1, {"web": web, "batch": 0.4}), config, before)
+        assert (memory.cores, "at once" in wish.verdict.text) == (cores, cut)
+
+
 def test_small_changes_and_unknown_uses_leave_a_quota_as_it_is() -> None:
     seen, config = snapshot(0, [WEB, BATCH], cpus=20), SuppressConfig(policy="cfsQuota")
     held = SuppressMemory(cores=5.0)
