@@ -63,6 +63,7 @@ def test_there_is_a_stage_for_each_kernel_and_machine_and_none_is_left_out_of_al
     assert {name: commands[0][len(stages.GUEST) :] for name, commands in guests.items()} == {
         "vm-6.1": ["--kernel", "6.1"],
         "vm-6.12": ["--kernel", "6.12"],
+        "vm-four": ["--mark", "vm_four"],
         "vm-big": ["--mark", "vm_big"],
     }
     assert stages.main(["no-such-stage"]) == 2

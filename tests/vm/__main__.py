@@ -27,6 +27,7 @@ class Boot(NamedTuple):
 
 BOOTS = {
     "vm": Boot(USUAL, timeout_s=900),
+    "vm_four": Boot(Shape(cpus=8, nodes=4, memory_mib=4096), timeout_s=900),
     "vm_big": Boot(Shape(cpus=48, nodes=2, memory_mib=4096), timeout_s=900),
 }
 """By mark. Time limits are for a machine that is busy with other things too."""
@@ -80,8 +81,10 @@ def pytest(mark: str, root: Path = ROOT) -> list[str]:
     ]
     if not files:
         raise Missing(f"no test is marked {mark}")
+    color = "--color=yes" if sys.stdout.isatty() else "--color=no"
     return [
-        sys.executable, "-m", "pytest", "-v", "-m", mark, "-p", "no:cacheprovider", f"--junit-xml=/run/out/{REPORT}", *files
+        sys.executable, "-m", "pytest", "-v", color, "-m", mark, "-p", "no:cacheprovider",
+        f"--junit-xml=/run/out/{REPORT}", *files,
     ]  # fmt: skip
 
 

@@ -125,7 +125,7 @@ def watch(argv: Sequence[str], console: Path, timeout_s: float, files: Sequence[
                     return True
                 log.write(said)
                 log.flush()
-                sys.stdout.buffer.write(said.replace(b"\r", b""))
+                sys.stdout.buffer.write(said.replace(b"\r\n", b"\n"))
                 sys.stdout.flush()
             return False
         finally:

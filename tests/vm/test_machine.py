@@ -108,9 +108,9 @@ def test_only_files_that_name_the_mark_are_collected(tmp_path: Path) -> None:
 
 def test_a_program_that_goes_on_is_ended(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     console = tmp_path / "console"
-    said = [*PYTHON, "import time\nprint('so far\\r', end='', flush=True)\ntime.sleep(600)"]
+    said = [*PYTHON, "import time\nprint('first\\r\\nso far', end='', flush=True)\ntime.sleep(600)"]
     assert not watch(said, console, 1)
-    assert (console.read_bytes(), capfd.readouterr().out) == (b"so far\r", "so far")
+    assert (console.read_bytes(), capfd.readouterr().out) == (b"first\r\nso far", "first\nso far")
     assert watch([*PYTHON, "print('all')"], console, 600)
     assert console.read_bytes() == b"all\n"
 

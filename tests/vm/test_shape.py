@@ -11,20 +11,25 @@ from agent.hierarchy import detect
 from agent.sense.numa import distances
 from agent.sense.topology import read_topology
 
-pytestmark = pytest.mark.vm
+pytestmark = [pytest.mark.vm, pytest.mark.vm_four]
 
 SYS = Path("/sys")
 CONTROLLERS = {"cpu", "cpuset", "memory", "io", "pids"}
 
 
-def test_two_sockets_of_two_cpus_are_two_numa_nodes_of_the_same_size() -> None:
+def test_sockets_of_two_cpus_are_numa_nodes_of_the_same_size_and_equally_far_apart() -> None:
     topology = read_topology(SYS)
-    assert [(cpu.id, cpu.socket, cpu.numa) for cpu in topology.cpus] == [(0, 0, 0), (1, 0, 0), (2, 1, 1), (3, 1, 1)]
+    assert [(cpu.id, cpu.socket, cpu.numa) for cpu in topology.cpus] == [
+        (n, n // 2, n // 2) for n in range(os.cpu_count() or 0)
+    ]
+    assert len(topology.numa_nodes) in (2, 4)
     assert not topology.smt
-    nodes = [SYS / f"devices/system/node/node{node}" for node in (0, 1)]
-    assert [distances((node / "distance").read_bytes(), [0, 1]) for node in nodes] == [{0: 10, 1: 21}, {0: 21, 1: 10}]
-    kib = [int((node / "meminfo").read_text().split("MemTotal:")[1].split()[0]) for node in nodes]
-    assert all(1300 << 10 < size <= 1536 << 10 for size in kib), kib
+    nodes = list(topology.numa_nodes)
+    directories = [SYS / f"devices/system/node/node{node}" for node in nodes]
+    for node, directory in zip(nodes, directories, strict=True):
+        assert distances((directory / "distance").read_bytes(), nodes) == {n: 10 if n == node else 21 for n in nodes}
+    kib = [int((directory / "meminfo").read_text().split("MemTotal:")[1].split()[0]) for directory in directories]
+    assert max(kib) - min(kib) < 150 << 10, kib
 
 
 def test_version_2_is_the_only_hierarchy_and_its_controllers_are_there_for_every_cgroup() -> None:
