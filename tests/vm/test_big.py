@@ -37,10 +37,13 @@ Groups = Mapping[str, TestCgroup]
 
 @pytest.fixture
 def groups() -> Iterator[Groups]:
-    """A cgroup for each pod; something sleeps in those of the reclaimed ones."""
+    """A cgroup for each pod, with the cpuset that the kubelet writes; something sleeps in those of the reclaimed ones."""
     hierarchy = require_writable_cgroups()
     with ExitStack() as stack:
         made = {name: stack.enter_context(cgroup(hierarchy, name)) for name in LEVELS}
+        for group in made.values():
+            group.file("cpuset", "cpuset.cpus").write_text("0-47")
+            group.file("cpuset", "cpuset.mems").write_text("0-1")
         for name in ("batch", "more"):
             made[name].start(SLEEP)
         yield made
@@ -117,7 +120,7 @@ def test_a_share_pool_of_six_cpus_and_then_eight_and_the_rest_is_lent(
     kept = {0, 24} if reserved else set()
     options = ("--act", "on", "--pods", str(pods), "--config", str(config), "--state-dir", str(tmp_path / "state"))
     with Agent(*options) as agent:
-        settles(agent, groups, {"web": "", "batch": alone, "more": alone}, most)
+        settles(agent, groups, {"web": "0-47", "batch": alone, "more": alone}, most)
         list_pods(pods, groups, "web", "batch", "more")
         for burners, (share, lent, less) in zip((1, 2), grown, strict=False):
             groups["web"].burn(burners)
@@ -128,5 +131,5 @@ def test_a_share_pool_of_six_cpus_and_then_eight_and_the_rest_is_lent(
             assert ALL - web - batch == kept, "what is kept for the system is nobody's, and nothing else is"
         pools = agent.view()["pools"]
         assert (pools["share"], pools.get("reserve")) == (grown[-1][0], "0,24" if reserved else None)
-        assert agent.end() == 0
+        assert agent.end() == 0, agent.log
     assert texts(groups) == before
