@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -23,6 +24,13 @@ for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden/* instead of comparing with it")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    here = any(item.get_closest_marker(name) for name in ("kernel", "live"))
+    guest = any(item.get_closest_marker(name) for name in ("vm", "vm_four", "vm_big"))
+    if guest and not here and "DIOPTASE_VM" not in os.environ:
+        pytest.skip("needs a kernel of its own: python -m tests.vm boots one")
 
 
 @pytest.fixture

@@ -1,35 +1,100 @@
-"""`python -m tests.vm`: boot a kernel and run the tests that are marked `vm`, or a command, in it."""
+"""`python -m tests.vm`: boot a kernel and run the tests of one mark, or a command, in it.
+
+The exit status is that of the tests or the command; 125 if the guest panicked, hung, or came back without its results.
+"""
 
 from __future__ import annotations
 
 import argparse
+import re
+import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
 
-from tests.vm.kernels import METAPACKAGES, obtain
-from tests.vm.machine import Shape, run
+from tests.vm.kernels import METAPACKAGES, Missing, obtain
+from tests.vm.machine import LOST, ROOT, USUAL, Shape, run
+
+
+class Boot(NamedTuple):
+    """The machine that the tests of one mark need, and for how long at most."""
+
+    shape: Shape
+    timeout_s: float
+
+
+BOOTS = {
+    "vm": Boot(USUAL, timeout_s=900),
+    "vm_four": Boot(Shape(cpus=8, nodes=4, memory_mib=4096), timeout_s=900),
+    "vm_big": Boot(Shape(cpus=48, nodes=2, memory_mib=4096), timeout_s=900),
+}
+"""By mark. Time limits are for a machine that is busy with other things too."""
+REPORT = "junit.xml"
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.vm", description=__doc__)
     parser.add_argument("--kernel", choices=METAPACKAGES, default="6.1")
-    parser.add_argument("--cpus", type=int, default=4)
-    parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--memory", type=int, default=3072, help="MiB")
-    parser.add_argument("--timeout", type=float, default=900, help="seconds until the guest is ended")
-    parser.add_argument("--out", type=Path, help="where logs and results go")
-    parser.add_argument("--junit", type=Path, help="have the guest's JUnit report here")
+    parser.add_argument("--mark", choices=BOOTS, default="vm", help="which tests, and the machine that they need")
+    parser.add_argument("--cpus", type=int, help="in place of the machine of the mark")
+    parser.add_argument("--nodes", type=int, help="NUMA nodes, likewise")
+    parser.add_argument("--memory", type=int, help="MiB, likewise")
+    parser.add_argument("--timeout", type=float, help="seconds until the guest is ended, likewise")
+    parser.add_argument("--out", type=Path, help="where logs and results go; thrown away unless this is set")
+    parser.add_argument(
+        "--junit-xml", type=Path, help="have the guest's JUnit report here, and take its absence for a failure"
+    )
     parser.add_argument("command", nargs="*", help="what to run instead of the tests")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as temporary:
+    boot = BOOTS[options.mark]
+    shape = Shape(
+        options.cpus or boot.shape.cpus, options.nodes or boot.shape.nodes, options.memory or boot.shape.memory_mib
+    )
+    with tempfile.TemporaryDirectory(prefix="dioptase-vm-") as temporary:
         out = options.out or Path(temporary)
-        pytest = [sys.executable, "-m", "pytest", "-m", "vm", "-q", "-p", "no:cacheprovider", "--junit-xml=/run/out/junit.xml"]
-        shape = Shape(options.cpus, options.nodes, options.memory)
-        status = run(obtain(options.kernel), options.command or pytest, out, shape=shape, timeout_s=options.timeout)
-        if options.junit is not None and (out / "junit.xml").exists():
-            options.junit.write_bytes((out / "junit.xml").read_bytes())
+        (out / REPORT).unlink(missing_ok=True)
+        try:
+            kernel = obtain(options.kernel)
+            command = options.command or pytest(options.mark)
+            status = run(kernel, command, out, shape=shape, timeout_s=options.timeout or boot.timeout_s)
+        except Missing as error:
+            print(error, file=sys.stderr)
+            return LOST
+        whole = is_whole(out / REPORT)
+        if status == 0 and not whole and (options.junit_xml or not options.command):
+            print(f"the guest said that all is well, but brought no results: {REPORT} is missing or torn")
+            status = LOST
+        if whole and options.junit_xml:
+            shutil.copyfile(out / REPORT, options.junit_xml)
     return status
+
+
+def pytest(mark: str, root: Path = ROOT) -> list[str]:
+    """The command that runs the tests of a mark. Only files that name it are read: to collect all takes a minute in a guest."""
+    named = re.compile(rf"\bmark\.{mark}\b")
+    files = [
+        str(path.relative_to(root))
+        for path in sorted(root.glob("tests/**/test_*.py"))
+        if named.search(path.read_text())
+    ]
+    if not files:
+        raise Missing(f"no test is marked {mark}")
+    color = "--color=yes" if sys.stdout.isatty() else "--color=no"
+    return [
+        sys.executable, "-m", "pytest", "-v", color, "-m", mark, "-p", "no:cacheprovider",
+        f"--junit-xml=/run/out/{REPORT}", *files,
+    ]  # fmt: skip
+
+
+def is_whole(report: Path) -> bool:
+    """Whether a JUnit report is there and can be read to its end."""
+    try:
+        ElementTree.parse(report)
+    except (FileNotFoundError, ElementTree.ParseError):
+        return False
+    return True
 
 
 if __name__ == "__main__":

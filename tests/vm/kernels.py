@@ -1,12 +1,12 @@
-"""Debian's stock kernels, made ready to boot without a boot loader: unpacked, uncompressed, with an initramfs of their modules.
+"""Debian's stock kernels, made ready to boot without a boot loader: unpacked and uncompressed.
 
-Nothing is installed on this machine: the packages are downloaded and unpacked into a cache, once for each version.
+Nothing is installed on this machine: packages are downloaded by apt, from whatever sources it has, and unpacked into a cache,
+once for each version. A version is in the cache whole or not at all, whoever was killed and whatever disk was full.
 """
 
 from __future__ import annotations
 
-import gzip
-import io
+import fcntl
 import lzma
 import os
 import re
@@ -14,17 +14,19 @@ import shutil
 import struct
 import subprocess
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-HERE = Path(__file__).parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dioptase" / "kernels"
 METAPACKAGES = {"6.1": "linux-image-amd64", "6.12": "linux-image-6.12-amd64"}
-"""The packages that stand for the newest kernel of each series: bookworm's own, and the one from its backports."""
-MODULES = ("virtio_pci", "virtio_blk", "virtio_rng", "9pnet_virtio", "9p", "overlay")
-TOOLS = ("sh", "mount", "umount", "insmod", "mkdir", "switch_root", "echo", "cat", "poweroff")
+"""The packages that stand for the newest kernel of each series; Debian 12 has the second among its security updates."""
 _PAYLOAD, _SETUP_SECTORS, _SECTOR = 0x248, 0x1F1, 512
-_ELF = b"\x7fELF"
+_ELF, _XZ, _ZSTD, _GZIP = b"\x7fELF", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
+
+
+class Missing(Exception):
+    """Something that a boot needs is not there; the text says what, and what to do."""
 
 
 class Kernel(NamedTuple):
@@ -33,98 +35,97 @@ class Kernel(NamedTuple):
     version: str
     """As `uname -r` has it."""
     directory: Path
-    """Where its package is unpacked."""
-    vmlinux: Path
-    initramfs: Path
+    """Where its package is unpacked; its modules are in lib/modules."""
+
+    @property
+    def vmlinux(self) -> Path:
+        """The ELF file that QEMU enters."""
+        return self.directory / "vmlinux"
 
 
-def obtain(series: str) -> Kernel:
-    """The newest kernel of the series `6.1` or `6.12`, from the cache or from the distribution. Raises CalledProcessError."""
-    version = _newest(METAPACKAGES[series])
-    directory = CACHE / version
-    if not (directory / "complete").exists():
-        shutil.rmtree(directory, ignore_errors=True)
-        _unpack(version, directory)
-        (directory / "vmlinux").write_bytes(uncompressed((directory / "boot" / f"vmlinuz-{version}").read_bytes()))
-        (directory / "initramfs").write_bytes(_initramfs(version, directory))
-        (directory / "complete").touch()
-    return Kernel(version, directory, directory / "vmlinux", directory / "initramfs")
+def obtain(series: str, cache: Path = CACHE) -> Kernel:
+    """The newest kernel of the series `6.1` or `6.12`, from the cache or from the distribution. Raises Missing and OSError."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
+        # Who comes second waits for the download, and finds it in the cache. The lock dies with its holder.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        version = _newest(series)
+        if version is None or not (cache / version / "vmlinux").exists():
+            # What yesterday's lists name may be gone from the archive; and a new machine has no lists.
+            if os.geteuid() == 0:
+                asked(["apt-get", "update", "-q"])
+            version = _newest(series)
+        if version is None:
+            raise Missing(
+                f"apt knows no {METAPACKAGES[series]}: apt-get update, on Debian 12 with its security updates"
+            )
+        directory = cache / version
+        if not (directory / "vmlinux").exists():
+            fill(directory, version)
+    return Kernel(version, directory)
 
 
-def _newest(metapackage: str) -> str:
-    shown = subprocess.run(["apt-cache", "depends", metapackage], check=True, capture_output=True, text=True).stdout
-    found = re.search(r"Depends: linux-image-(\S+)", shown)
-    if found is None:
-        raise SystemExit(f"apt knows no {metapackage}: run apt-get update, on Debian 12 with its backports for 6.12")
-    return found[1]
-
-
-def _unpack(version: str, directory: Path) -> None:
-    directory.mkdir(parents=True)
+def fill(directory: Path, version: str) -> None:
+    """Download and unpack a version; the directory is there with all that belongs into it, or not there."""
     print(f"downloading and unpacking linux-image-{version}", flush=True)
-    subprocess.run(["apt-get", "download", "-q", f"linux-image-{version}"], check=True, cwd=directory)
-    (package,) = directory.glob("*.deb")
-    subprocess.run(["dpkg", "-x", str(package), str(directory)], check=True)
-    package.unlink()
-    subprocess.run(["depmod", "-b", str(directory), version], check=True)
+    part = directory.with_name(f"{directory.name}.part")
+    for left in (part, directory):
+        shutil.rmtree(left, ignore_errors=True)
+    try:
+        part.mkdir()
+        asked(["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", f"linux-image-{version}"], part)
+        (package,) = part.glob("*.deb")
+        asked(["dpkg", "-x", str(package), str(part)])
+        package.unlink()
+        asked(["depmod", "-b", str(part), version])
+        (part / "vmlinux").write_bytes(uncompressed((part / "boot" / f"vmlinuz-{version}").read_bytes()))
+        part.rename(directory)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def asked(command: Sequence[str], directory: Path | None = None) -> str:
+    """What a program prints, in English. Raises Missing with what it complained of, or if it is not installed."""
+    try:
+        done = subprocess.run(
+            command, cwd=directory, env={**os.environ, "LC_ALL": "C"}, check=True, capture_output=True, text=True
+        )
+    except FileNotFoundError:
+        raise Missing(f"{command[0]} is not installed: make packages-vm installs what a guest needs") from None
+    except subprocess.CalledProcessError as error:
+        raise Missing(f"{' '.join(command)}: {error.stderr.strip() or error.returncode}") from None
+    return done.stdout
+
+
+def newest_of(shown: str) -> str | None:
+    """The version that a metapackage depends on, as `apt-cache depends` shows it; None if it shows none."""
+    found = re.search(r"Depends: linux-image-(\d\S+)", shown)
+    return None if found is None else found[1]
+
+
+def _newest(series: str) -> str | None:
+    try:
+        return newest_of(asked(["apt-cache", "depends", METAPACKAGES[series]]))
+    except Missing:
+        return None
 
 
 def uncompressed(image: bytes) -> bytes:
-    """The ELF file in a bzImage (Documentation/arch/x86/boot.rst): QEMU enters it by PVH and need not decompress it."""
+    """The ELF file in a bzImage (Documentation/arch/x86/boot.rst): QEMU enters it by PVH and need not decompress it.
+
+    Raises ValueError where there is none.
+    """
     start = (image[_SETUP_SECTORS] + 1) * _SECTOR
     offset, length = struct.unpack_from("<II", image, _PAYLOAD)
     payload = image[start + offset : start + offset + length]
-    if payload.startswith(b"\xfd7zXZ"):
+    found = b""
+    if payload.startswith(_XZ):
         found = lzma.LZMADecompressor().decompress(payload)
-    elif payload.startswith(b"\x28\xb5\x2f\xfd"):
+    elif payload.startswith(_ZSTD):
         # The last four bytes are the size, which zstd does not expect.
         found = subprocess.run(["zstd", "-dcq"], input=payload[:-4], stdout=subprocess.PIPE, check=True).stdout
-    else:
+    elif payload.startswith(_GZIP):
         found = zlib.decompressobj(31).decompress(payload)
     if not found.startswith(_ELF):
         raise ValueError("the payload of the kernel image is no ELF file")
     return found
-
-
-def _initramfs(version: str, directory: Path) -> bytes:
-    """A cpio archive with busybox, the modules that the root file system needs in order, and init."""
-    archive = _Cpio()
-    for name in ("bin", "proc", "sys", "dev", "ro", "rw", "new", "m"):
-        archive.add(name, 0o040755, b"")
-    archive.add("bin/busybox", 0o100755, Path("/bin/busybox").read_bytes())
-    for tool in TOOLS:
-        archive.add(f"bin/{tool}", 0o120777, b"busybox")
-    names: list[str] = []
-    for module in MODULES:
-        shown = subprocess.run(
-            ["modprobe", "-d", str(directory), "-S", version, "--show-depends", module],
-            check=True, capture_output=True, text=True,
-        ).stdout  # fmt: skip
-        for path in (Path(line.split()[1]) for line in shown.splitlines() if line.startswith("insmod ")):
-            name = path.name.removesuffix(".xz")
-            if name not in names:
-                names.append(name)
-                content = path.read_bytes()
-                archive.add(f"m/{name}", 0o100644, lzma.decompress(content) if path.suffix == ".xz" else content)
-    archive.add("m/order", 0o100644, "".join(f"{name}\n" for name in names).encode())
-    archive.add("init", 0o100755, (HERE / "initramfs-init").read_bytes())
-    return archive.finish()
-
-
-class _Cpio:
-    """A `newc` archive (Documentation/driver-api/early-userspace/buffer-format.rst), compressed."""
-
-    def __init__(self) -> None:
-        self._out, self._inode = io.BytesIO(), 0
-
-    def add(self, name: str, mode: int, content: bytes) -> None:
-        self._inode += 1
-        fields = (self._inode, mode, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(name) + 1, 0)
-        self._out.write(b"070701" + b"".join(b"%08x" % field for field in fields))
-        for part in (name.encode() + b"\0", content):
-            self._out.write(part)
-            self._out.write(b"\0" * (-self._out.tell() % 4))
-
-    def finish(self) -> bytes:
-        self.add("TRAILER!!!", 0, b"")
-        return gzip.compress(self._out.getvalue(), 1)

@@ -7,20 +7,31 @@ is translated (TCG): nothing that takes time is to be measured there.
 from __future__ import annotations
 
 import os
+import select
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
-from tests.vm.kernels import HERE, Kernel
+from tests.vm.initramfs import initramfs
+from tests.vm.kernels import Kernel, Missing
 
-ROOT = HERE.parent.parent
+GUEST_INIT = Path(__file__).with_name("guest-init")
+ROOT = Path(__file__).resolve().parent.parent.parent
 LOST = 125
 """Exit status where the guest did not come back with one: a panic, a hang, a result that was lost."""
+DISKS = {"swap": 1 << 30, "data": 512 << 20}
+"""Bytes of each disk, by its serial number; they take the place of what is written to them."""
+CLOCKS = {"tcg": "tsc=reliable clocksource=tsc", "kvm": ""}
+"""Translated processors all count the ticks of one clock, but not fast enough to pass the kernel's test of that; it would
+ask the HPET for every time that a program wants to know, which costs a device access. With this Python starts twice as fast."""
+QEMU = "qemu-system-x86_64"
 _PROBE_S = 15.0
 _KVM = Path("/dev/kvm")
 
@@ -33,7 +44,12 @@ class Shape(NamedTuple):
     memory_mib: int = 3072
 
     def options(self) -> list[str]:
-        """Processors and memory for the command line of QEMU, NUMA nodes of the same size."""
+        """Processors and memory for the command line of QEMU: each NUMA node is a socket, all are of the same size.
+
+        Raises Missing where that does not come out even.
+        """
+        if self.cpus % self.nodes:
+            raise Missing(f"{self.cpus} CPUs cannot be shared out evenly to {self.nodes} NUMA nodes")
         each, memory = self.cpus // self.nodes, self.memory_mib // self.nodes
         options = ["-smp", f"{self.cpus},sockets={self.nodes},cores={each},threads=1", "-m", f"{memory * self.nodes}M"]
         for node in range(self.nodes):
@@ -41,91 +57,123 @@ class Shape(NamedTuple):
                 "-object", f"memory-backend-ram,id=m{node},size={memory}M",
                 "-numa", f"node,nodeid={node},cpus={node * each}-{(node + 1) * each - 1},memdev=m{node}",
             ]  # fmt: skip
-        for node in range(self.nodes):
-            options += [
-                word
-                for other in range(self.nodes)
-                if other != node
-                for word in ("-numa", f"dist,src={node},dst={other},val=21")
-            ]
-        return options
+        pairs = [(one, other) for one in range(self.nodes) for other in range(self.nodes) if one != other]
+        return options + [word for one, other in pairs for word in ("-numa", f"dist,src={one},dst={other},val=21")]
 
 
-def run(kernel: Kernel, command: Sequence[str], out: Path, *, shape: Shape = Shape(), timeout_s: float = 600) -> int:
+USUAL = Shape()
+
+
+def run(kernel: Kernel, command: Sequence[str], out: Path, *, shape: Shape = USUAL, timeout_s: float = 600) -> int:
     """Run a command as root in a guest whose root is this machine's, read-only; its exit status, or LOST.
 
     The guest may write to `out` alone, which it sees as /run/out; the console goes to `console.log` there and to the terminal.
+    Raises Missing and OSError.
     """
+    if shutil.which(QEMU) is None:
+        raise Missing(f"{QEMU} is not installed: make packages-vm installs what a guest needs")
     out.mkdir(parents=True, exist_ok=True)
     (out / "status").unlink(missing_ok=True)
     (out / "command").write_text(shlex.join(command) + "\n")
-    accelerator = _accelerator(kernel, out)
-    print(f"booting {kernel.version}: {shape.cpus} CPUs, {shape.nodes} NUMA nodes, {accelerator}", flush=True)
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory() as disks:
-        argv = _argv(kernel, accelerator, shape) + _disks(Path(disks)) + _shares(out)
-        argv += ["-append", _append(kernel, "panic=-1 oops=panic quiet"), "-serial", "stdio"]
-        _watch(argv, out / "console.log", timeout_s)
-    try:
-        status = int((out / "status").read_text())
-    except (FileNotFoundError, ValueError):
-        status = LOST
-        print(f"the guest was lost; {out / 'console.log'} has its last words", flush=True)
+    console, started = out / "console.log", time.monotonic()
+    with ExitStack() as stack:
+        first = stack.enter_context(_nameless())
+        first.write(initramfs(kernel))
+        first.flush()
+        accelerator = _accelerator(kernel, first, out)
+        print(f"booting {kernel.version}: {shape.cpus} CPUs, {shape.nodes} NUMA nodes, {accelerator}", flush=True)
+        disks = {name: stack.enter_context(_nameless()) for name in DISKS}
+        argv = [
+            *_argv(kernel, first, accelerator, shape), *_disks(disks), *_shares(out),
+            "-append", _append(kernel, f"panic=-1 oops=panic quiet {CLOCKS[accelerator]}"), "-serial", "stdio",
+        ]  # fmt: skip
+        ended = watch(argv, console, timeout_s, [file.fileno() for file in (first, *disks.values())])
+    status = status_of(out) if ended else LOST
+    if not ended:
+        print(
+            f"\nthe guest was still at it after {timeout_s:.0f} s and was ended; its last words are above", flush=True
+        )
+    elif status == LOST:
+        print("\nthe guest ended without a result; its last words are above", flush=True)
     print(f"the guest ended with {status} after {time.monotonic() - started:.0f} s", flush=True)
     return status
 
 
-def _watch(argv: Sequence[str], console: Path, timeout_s: float) -> None:
-    """Show and keep what the console says until the machine ends, or end it."""
+def status_of(out: Path) -> int:
+    """The exit status that the guest left, or LOST."""
+    try:
+        return int((out / "status").read_text())
+    except (FileNotFoundError, ValueError):
+        return LOST
+
+
+def watch(argv: Sequence[str], console: Path, timeout_s: float, files: Sequence[int] = ()) -> bool:
+    """Show and keep what a program says until it ends; it is killed when the time is over, and when this process dies.
+
+    Whether it ended by itself. It is given these open files. Raises OSError.
+    """
+    deadline = time.monotonic() + timeout_s
+    # Whoever kills this process, even by SIGKILL, must not find the machine running on.
+    bound = ["setpriv", "--pdeathsig", "KILL", *argv]
     with (
         console.open("wb") as log,
-        subprocess.Popen(["timeout", "-k", "5", str(timeout_s), *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as qemu,
-    ):  # fmt: skip
-        assert qemu.stdout is not None
-        for line in qemu.stdout:
-            log.write(line)
-            sys.stdout.buffer.write(line.replace(b"\r", b""))
-            sys.stdout.flush()
+        subprocess.Popen(bound, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, pass_fds=files) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            while select.select([process.stdout], [], [], max(deadline - time.monotonic(), 0))[0]:
+                # As it comes: a line that is not whole yet may be the last one for a long time.
+                said = os.read(process.stdout.fileno(), 1 << 16)
+                if not said:
+                    return True
+                log.write(said)
+                log.flush()
+                sys.stdout.buffer.write(said.replace(b"\r\n", b"\n"))
+                sys.stdout.flush()
+            return False
+        finally:
+            process.kill()
 
 
-def _accelerator(kernel: Kernel, out: Path) -> str:
+def _nameless() -> IO[bytes]:
+    # Gone with the last process that has it open, however that ends.
+    return tempfile.TemporaryFile()
+
+
+def _accelerator(kernel: Kernel, first: IO[bytes], out: Path) -> str:
     if not os.access(_KVM, os.W_OK):
         return "tcg"
     console = out / "kvm.log"
-    argv = [*_argv(kernel, "kvm", Shape(cpus=1, nodes=1)), "-append", _append(kernel, "guest.probe panic=-1")]
+    argv = [*_argv(kernel, first, "kvm", Shape(cpus=1, nodes=1)), "-append", _append(kernel, "guest.probe panic=-1")]
     try:
         subprocess.run(
-            [*argv, "-serial", f"file:{console}"], timeout=_PROBE_S, check=True, capture_output=True, stdin=subprocess.DEVNULL
-        )
+            [*argv, "-serial", f"file:{console}"],
+            timeout=_PROBE_S, check=True, capture_output=True, stdin=subprocess.DEVNULL, pass_fds=[first.fileno()],
+        )  # fmt: skip
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
         return "tcg"
     return "kvm" if "GUEST is up" in console.read_text(errors="replace") else "tcg"
 
 
-def _argv(kernel: Kernel, accelerator: str, shape: Shape) -> list[str]:
+def _argv(kernel: Kernel, first: IO[bytes], accelerator: str, shape: Shape) -> list[str]:
     how = ["kvm", "host"] if accelerator == "kvm" else ["tcg,thread=multi", "max"]
     return [
-        "qemu-system-x86_64", "-M", "q35", "-accel", how[0], "-cpu", how[1], *shape.options(),
-        "-kernel", str(kernel.vmlinux), "-initrd", str(kernel.initramfs),
+        QEMU, "-M", "q35", "-accel", how[0], "-cpu", how[1], *shape.options(),
+        "-kernel", str(kernel.vmlinux), "-initrd", f"/proc/self/fd/{first.fileno()}",
         "-device", "virtio-rng-pci", "-display", "none", "-nodefaults", "-no-reboot",
     ]  # fmt: skip
 
 
 def _append(kernel: Kernel, more: str) -> str:
-    return (
-        f"console=ttyS0 nokaslr guest.init={HERE / 'guest-init'} guest.kernel={kernel.directory} guest.cwd={ROOT} {more}"
-    )
+    return f"console=ttyS0 nokaslr guest.init={GUEST_INIT} guest.kernel={kernel.directory} guest.cwd={ROOT} {more}"
 
 
-def _disks(directory: Path) -> list[str]:
-    """A disk for swap and one for data, known by their serial numbers."""
+def _disks(disks: dict[str, IO[bytes]]) -> list[str]:
     options = []
-    for name, size in (("swap", 1 << 30), ("data", 512 << 20)):
-        path = directory / name
-        with path.open("wb") as file:
-            file.truncate(size)
+    for name, file in disks.items():
+        file.truncate(DISKS[name])
         options += [
-            "-drive", f"file={path},if=none,id={name},format=raw,cache=unsafe",
+            "-drive", f"file=/proc/self/fd/{file.fileno()},if=none,id={name},format=raw,cache=unsafe",
             "-device", f"virtio-blk-pci,drive={name},serial={name}",
         ]  # fmt: skip
     return options

@@ -1,0 +1,81 @@
+"""The runner of the stages counts what was tested, here and in guests, and takes nothing that is missing for success."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.vm.__main__ import BOOTS
+
+ROOT = Path(__file__).resolve().parent.parent
+WRITE = "import sys; open(sys.argv[-1].removeprefix('--junit-xml='), 'w').write({report!r}); sys.exit({status})"
+SUITE = "<testsuites><testsuite tests='{tests}' failures='{failures}' errors='{errors}' skipped='1'/></testsuites>"
+
+
+@pytest.fixture
+def stages() -> ModuleType:
+    """tests/run as a module: its name has no suffix."""
+    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+    try:
+        spec = spec_from_loader("stages", SourceFileLoader("stages", str(ROOT / "tests/run")))
+        assert spec is not None
+        assert spec.loader is not None
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.dont_write_bytecode = before
+    return module
+
+
+@pytest.mark.parametrize(
+    ("report", "status", "ok", "counts"),
+    [
+        (SUITE.format(tests=4, failures=0, errors=0), 0, True, (3, 0, 1)),
+        (SUITE.format(tests=4, failures=1, errors=1), 1, False, (1, 2, 1)),
+        (SUITE.format(tests=4, failures=0, errors=0), 125, False, (3, 1, 1)),  # the guest was lost after its last test
+        ("", 125, False, (0, 1, 0)),  # and before
+        ("", 0, False, (0, 1, 0)),  # a result that is not there is none
+        (SUITE.format(tests=0, failures=0, errors=0).replace("'1'", "'0'"), 0, False, (0, 1, 0)),
+    ],
+)
+def test_the_tests_of_a_guest_are_counted(
+    stages: ModuleType, report: str, status: int, ok: bool, counts: tuple[int, int, int]
+) -> None:
+    text = WRITE.format(report=report, status=status) if report else f"raise SystemExit({status})"
+    stages.GUEST[:] = [sys.executable, "-c", text]
+    stages.STAGES["one"] = ("a guest", [stages.GUEST])
+    result = stages.run_stage("one")
+    assert (result.ok, (result.passed, result.failed, result.skipped)) == (ok, counts)
+
+
+def test_there_is_a_stage_for_each_kernel_and_machine_and_none_is_left_out_of_all(stages: ModuleType) -> None:
+    guests = {
+        name: commands
+        for name, (_, commands) in stages.STAGES.items()
+        if commands[0][: len(stages.GUEST)] == stages.GUEST
+    }
+    assert {name: commands[0][len(stages.GUEST) :] for name, commands in guests.items()} == {
+        "vm-6.1": ["--kernel", "6.1"],
+        "vm-6.12": ["--kernel", "6.12"],
+        "vm-four": ["--mark", "vm_four"],
+        "vm-big": ["--mark", "vm_big"],
+    }
+    assert stages.main(["no-such-stage"]) == 2
+
+
+def test_every_mark_has_its_stage(stages: ModuleType) -> None:
+    """What the stage of pure tests leaves out runs in another one: a mark that is in neither would run nowhere."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    marks = {line.split(":")[0] for line in settings["markers"]}
+    commands = [command for _, listed in stages.STAGES.values() for command in listed]
+    selected = {command[-1] for command in commands if command[: len(stages.PYTEST)] == stages.PYTEST}
+    (left_out,) = (one for one in selected if one.startswith("not ("))
+    assert set(left_out.removeprefix("not (").removesuffix(")").split(" or ")) == marks
+    booted = [command for command in commands if command[: len(stages.GUEST)] == stages.GUEST]
+    assert marks - selected == set(BOOTS) == {command[-1] if "--mark" in command else "vm" for command in booted}
