@@ -1,0 +1,140 @@
+"""One machine of the Vagrantfile, in process, network and mount namespaces of its own: whatever it starts ends with them.
+
+libvirtd, its bridge, dnsmasq, packet filter and QEMU are in there, and so is the forwarded port: `get` asks 127.0.0.1 of that
+network, as a person would ask their own. `vagrant` and libvirt are the distribution's, the box is that of deploy/vagrant/box.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+PROGRAMS = {"vagrant": "vagrant", "libvirtd": "libvirt-daemon", "virsh": "libvirt-clients", "mmdebstrap": "mmdebstrap"}
+"""What is needed, and the package that has it."""
+_FETCH = "import sys, urllib.request as r; sys.stdout.buffer.write(r.urlopen(sys.argv[1], timeout=30).read())"
+URI = "qemu:///system"
+PORT = 9102
+LISTENS_WITHIN_S, ENDS_WITHIN_S, VAGRANT_WITHIN_S = 60.0, 60.0, 900
+
+
+def missing() -> str | None:
+    """A sentence about what this machine lacks, or None."""
+    if os.geteuid() != 0:
+        return "needs root: namespaces and the files of the box"
+    packages = [package for program, package in PROGRAMS.items() if shutil.which(program) is None]
+    return f"needs packages: deploy/install-packages vagrant ({', '.join(packages)})" if packages else None
+
+
+def box() -> Path:
+    """The directory with the box for these sources, built if there is none."""
+    built = subprocess.run([ROOT / "deploy/vagrant/box"], stdout=subprocess.PIPE, text=True, check=True)
+    return Path(built.stdout.strip())
+
+
+class Machine:
+    """Namespaces with libvirtd, and what `vagrant` makes in them. `close` ends all of it; so does the end of this process."""
+
+    def __init__(self, box_directory: Path) -> None:
+        self.box = box_directory
+        self.directory = Path(tempfile.mkdtemp(prefix="dioptase-vagrant-"))
+        self._environment = {
+            **os.environ,
+            "DIOPTASE_BOX": str(box_directory),
+            "VAGRANT_HOME": str(self.directory / "home"),
+            "VAGRANT_DOTFILE_PATH": str(self.directory / "machine"),
+            "VAGRANT_DEFAULT_PROVIDER": "libvirt",
+            "VAGRANT_CHECKPOINT_DISABLE": "1",
+            "VAGRANT_NO_COLOR": "1",
+        }
+        log = self.directory / "libvirtd.log"
+        with log.open("wb") as said:
+            # Were this process killed, unshare would be, and with it the first process of the namespaces, and so all in them.
+            self._unshare = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--net", "--pid", "--mount-proc", "--fork",
+                 "--kill-child", HERE / "namespaces-init", self.directory / "libvirt"],
+                stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+            )  # fmt: skip
+        deadline = time.monotonic() + LISTENS_WITHIN_S
+        while self._run(["virsh", "--connect", URI, "version"]).returncode != 0:
+            assert self._unshare.poll() is None, f"libvirtd ended: {log.read_text()}"
+            assert time.monotonic() < deadline, f"libvirtd does not answer: {log.read_text()}"
+            time.sleep(0.2)
+        self._pid_namespace = Path(f"/proc/{self._unshare.pid}/ns/pid_for_children").readlink()
+
+    def _inside(self, argv: Sequence[str]) -> list[str]:
+        ours = f"/proc/{self._unshare.pid}/ns"
+        return ["nsenter", f"--mount={ours}/mnt", f"--net={ours}/net", f"--pid={ours}/pid_for_children", "--", *argv]
+
+    def _run(self, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self._inside(argv), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    def vagrant(self, *arguments: str) -> str:
+        """Run `vagrant`, show what it says, and return that. Where it fails, that is the AssertionError."""
+        print(f"\n$ vagrant {shlex.join(arguments)}", flush=True)
+        started, lines = time.monotonic(), []
+        with subprocess.Popen(
+            ["timeout", "--kill-after", "5", str(VAGRANT_WITHIN_S), *self._inside(["vagrant", *arguments])],
+            cwd=ROOT, env=self._environment, text=True, errors="replace",
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        ) as running:  # fmt: skip
+            assert running.stdout is not None
+            for line in running.stdout:  # universal newlines: a progress bar is many lines
+                if "Progress:" not in line:
+                    print(line, end="", flush=True)
+                    lines.append(line)
+        print(f"({time.monotonic() - started:.0f} s)", flush=True)
+        said = "".join(lines)
+        assert running.returncode == 0, f"vagrant {shlex.join(arguments)} ended with {running.returncode}:\n{said}"
+        return said
+
+    def ssh(self, command: str) -> str:
+        """What a command of the shell says in the machine, as root; it must succeed."""
+        return self.vagrant("ssh", "--command", f"sudo sh -c {shlex.quote(command)}")
+
+    def get(self, path: str) -> bytes:
+        """What the agent in the machine serves, asked of the forwarded port on this side."""
+        asked = subprocess.run(
+            self._inside([sys.executable, "-c", _FETCH, f"http://127.0.0.1:{PORT}{path}"]),
+            capture_output=True,
+            check=False,
+        )
+        assert asked.returncode == 0, asked.stderr.decode(errors="replace")
+        return asked.stdout
+
+    def virsh(self, *arguments: str) -> str:
+        """What virsh says of libvirt in the namespaces."""
+        done = self._run(["virsh", "--connect", URI, "--quiet", *arguments])
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def processes(self) -> dict[int, str]:
+        """Processes that are in the namespaces, by the number that they have outside, and their names."""
+        found = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if (entry / "ns/pid").readlink() == self._pid_namespace:
+                    found[int(entry.name)] = (entry / "comm").read_text().strip()
+            except OSError:
+                continue  # it has ended
+        return found
+
+    def close(self) -> None:
+        """End the namespaces with everything in them, and remove their directory; once more is no harm."""
+        self._unshare.kill()
+        self._unshare.wait()
+        deadline = time.monotonic() + ENDS_WITHIN_S
+        while left := self.processes():
+            assert time.monotonic() < deadline, f"still there: {left}"
+            time.sleep(0.1)
+        shutil.rmtree(self.directory, ignore_errors=not self.directory.exists())
