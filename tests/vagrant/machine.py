@@ -46,6 +46,8 @@ class Machine:
     def __init__(self, box_directory: Path) -> None:
         self.box = box_directory
         self.directory = Path(tempfile.mkdtemp(prefix="dioptase-vagrant-"))
+        self._log = self.directory / "libvirtd.log"
+        self._pid_namespace: Path | None = None
         self._environment = {
             **os.environ,
             "DIOPTASE_BOX": str(box_directory),
@@ -55,24 +57,38 @@ class Machine:
             "VAGRANT_CHECKPOINT_DISABLE": "1",
             "VAGRANT_NO_COLOR": "1",
         }
-        log = self.directory / "libvirtd.log"
-        with log.open("wb") as said:
+        with self._log.open("wb") as said:
             # Were this process killed, unshare would be, and with it the first process of the namespaces, and so all in them.
             self._unshare = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--net", "--pid", "--mount-proc", "--fork",
                  "--kill-child", HERE / "namespaces-init", self.directory / "libvirt"],
                 stdin=subprocess.DEVNULL, stdout=said, stderr=said,
             )  # fmt: skip
+        try:
+            self._wait_for_libvirtd()
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait_for_libvirtd(self) -> None:
         deadline = time.monotonic() + LISTENS_WITHIN_S
         while self._run(["virsh", "--connect", URI, "version"]).returncode != 0:
-            assert self._unshare.poll() is None, f"libvirtd ended: {log.read_text()}"
-            assert time.monotonic() < deadline, f"libvirtd does not answer: {log.read_text()}"
+            assert self._unshare.poll() is None, f"libvirtd ended: {self._log.read_text()}"
+            assert time.monotonic() < deadline, f"libvirtd does not answer: {self._log.read_text()}"
             time.sleep(0.2)
         self._pid_namespace = Path(f"/proc/{self._unshare.pid}/ns/pid_for_children").readlink()
 
     def _inside(self, argv: Sequence[str]) -> list[str]:
         ours = f"/proc/{self._unshare.pid}/ns"
-        return ["nsenter", f"--mount={ours}/mnt", f"--net={ours}/net", f"--pid={ours}/pid_for_children", "--", *argv]
+        return [
+            "nsenter",
+            f"--wdns={ROOT}",
+            f"--mount={ours}/mnt",
+            f"--net={ours}/net",
+            f"--pid={ours}/pid_for_children",
+            "--",
+            *argv,
+        ]
 
     def _run(self, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -85,7 +101,7 @@ class Machine:
         started, lines = time.monotonic(), []
         with subprocess.Popen(
             ["timeout", "--kill-after", "5", str(VAGRANT_WITHIN_S), *self._inside(["vagrant", *arguments])],
-            cwd=ROOT, env=self._environment, text=True, errors="replace",
+            env=self._environment, text=True, errors="replace",
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         ) as running:  # fmt: skip
             assert running.stdout is not None
