@@ -6,12 +6,12 @@ network, as a person would ask their own. `vagrant` and libvirt are the distribu
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +21,8 @@ ROOT = HERE.parent.parent
 PROGRAMS = {"vagrant": "vagrant", "libvirtd": "libvirt-daemon", "virsh": "libvirt-clients", "mmdebstrap": "mmdebstrap"}
 """What is needed, and the package that has it."""
 _FETCH = "import sys, urllib.request as r; sys.stdout.buffer.write(r.urlopen(sys.argv[1], timeout=30).read())"
+DIRECTORY = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dioptase" / "vagrant"
+"""What a machine writes, GiBs of it; a run that was killed leaves it for the next one to remove."""
 URI = "qemu:///system"
 PORT = 9102
 LISTENS_WITHIN_S, ENDS_WITHIN_S, VAGRANT_WITHIN_S = 60.0, 60.0, 900
@@ -40,17 +42,37 @@ def box() -> Path:
     return Path(built.stdout.strip())
 
 
-class Machine:
-    """Namespaces with libvirtd, and what `vagrant` makes in them. `close` ends all of it; so does the end of this process."""
+def processes(namespace: Path | None) -> dict[int, str]:
+    """Processes in a process namespace, by the number that they have outside, and their names."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if (entry / "ns/pid").readlink() == namespace:
+                found[int(entry.name)] = (entry / "comm").read_text().strip()
+        except OSError:
+            continue  # it has ended
+    return found
 
-    def __init__(self, box_directory: Path) -> None:
-        self.box = box_directory
-        self.directory = Path(tempfile.mkdtemp(prefix="dioptase-vagrant-"))
+
+class Machine:
+    """Namespaces with libvirtd, and what `vagrant` makes in them. `close` ends all of it; so does the end of this process.
+
+    Without the directory of a box of our own the Vagrantfile names the public one, which can be validated and no more.
+    """
+
+    def __init__(self, box_directory: Path | None) -> None:
+        DIRECTORY.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = DIRECTORY.with_suffix(".lock").open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)  # another run is waited for
+        self.directory = DIRECTORY
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self.directory.mkdir()
         self._log = self.directory / "libvirtd.log"
-        self._pid_namespace: Path | None = None
+        self.namespace: Path | None = None
+        """What the process namespace is called in /proc/PID/ns."""
         self._environment = {
             **os.environ,
-            "DIOPTASE_BOX": str(box_directory),
+            **({"DIOPTASE_BOX": str(box_directory)} if box_directory else {}),
             "VAGRANT_HOME": str(self.directory / "home"),
             "VAGRANT_DOTFILE_PATH": str(self.directory / "machine"),
             "VAGRANT_DEFAULT_PROVIDER": "libvirt",
@@ -76,7 +98,7 @@ class Machine:
             assert self._unshare.poll() is None, f"libvirtd ended: {self._log.read_text()}"
             assert time.monotonic() < deadline, f"libvirtd does not answer: {self._log.read_text()}"
             time.sleep(0.2)
-        self._pid_namespace = Path(f"/proc/{self._unshare.pid}/ns/pid_for_children").readlink()
+        self.namespace = Path(f"/proc/{self._unshare.pid}/ns/pid_for_children").readlink()
 
     def _inside(self, argv: Sequence[str]) -> list[str]:
         ours = f"/proc/{self._unshare.pid}/ns"
@@ -134,23 +156,13 @@ class Machine:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def processes(self) -> dict[int, str]:
-        """Processes that are in the namespaces, by the number that they have outside, and their names."""
-        found = {}
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                if (entry / "ns/pid").readlink() == self._pid_namespace:
-                    found[int(entry.name)] = (entry / "comm").read_text().strip()
-            except OSError:
-                continue  # it has ended
-        return found
-
     def close(self) -> None:
         """End the namespaces with everything in them, and remove their directory; once more is no harm."""
         self._unshare.kill()
         self._unshare.wait()
         deadline = time.monotonic() + ENDS_WITHIN_S
-        while left := self.processes():
+        while left := processes(self.namespace):
             assert time.monotonic() < deadline, f"still there: {left}"
             time.sleep(0.1)
         shutil.rmtree(self.directory, ignore_errors=not self.directory.exists())
+        self._lock.close()
