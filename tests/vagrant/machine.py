@@ -119,7 +119,7 @@ class Machine:
 
     def vagrant(self, *arguments: str) -> str:
         """Run `vagrant`, show what it says, and return that. Where it fails, that is the AssertionError."""
-        print(f"\n$ vagrant {shlex.join(arguments)}", flush=True)
+        print(f"\n$ vagrant {' '.join(arguments)}", flush=True)
         started, lines = time.monotonic(), []
         with subprocess.Popen(
             ["timeout", "--kill-after", "5", str(VAGRANT_WITHIN_S), *self._inside(["vagrant", *arguments])],
