@@ -7,19 +7,22 @@ STAGE ?=
 KERNEL ?= 6.1
 ARGS ?=
 
-.PHONY: help run test test-vm check fmt setup setup-test setup-bench packages-run packages-test packages-vm packages-bench bench lock reset clean
+.PHONY: help run test test-vm test-vagrant check fmt setup setup-test setup-bench packages-run packages-test packages-vm packages-vagrant packages-bench bench lock reset clean
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: setup ## start the agent and the demo, with a live view here and a page on http://127.0.0.1:9102
 	@$(BIN)/dioptase demo $(ARGS)
 
-test: setup-test packages-vm ## pass every test; STAGE=unit runs one stage (see tests/run --list)
+test: setup-test ## pass every test on this machine; STAGE=unit runs one stage (see tests/run --list)
 	@$(BIN)/python tests/run $(STAGE)
 
 test-vm: setup-test packages-vm ## pass the tests that need a kernel of their own: KERNEL=6.1 or 6.12
 	@$(BIN)/python tests/run vm-$(KERNEL)
+
+test-vagrant: setup-test packages-vagrant ## `vagrant up` from a box built here, without KVM, and look at what it gives
+	@$(BIN)/python tests/run vagrant
 
 check: setup-test ## format, lint, types, import contracts and unit tests: seconds
 	@$(BIN)/python tests/run format types contracts unit
@@ -36,7 +39,7 @@ setup-test: $(VENV)/test.stamp ## install what testing needs, once
 
 setup-bench: setup-test packages-bench
 
-packages-run packages-test packages-vm packages-bench: packages-%:
+packages-run packages-test packages-vm packages-vagrant packages-bench: packages-%:
 	@deploy/install-packages $*
 
 # The stamps hang on the locks, and packages that are there are not asked for: a second `make run` touches no network. python3-bpfcc is the distribution's; where it cannot

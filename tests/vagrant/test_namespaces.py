@@ -1,0 +1,45 @@
+"""The namespaces without a machine: the Vagrantfile is valid as a person has it, and a killed run leaves no process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.live.running import eventually
+from tests.vagrant.machine import DIRECTORY, ROOT, Machine, missing, processes
+
+pytestmark = pytest.mark.vagrant
+KILLED = """
+import time
+from tests.vagrant.machine import Machine
+print(Machine(None).namespace, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _possible() -> None:
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
+
+
+def test_a_killed_run_leaves_no_process_and_the_next_begins_anew_with_the_public_box() -> None:
+    with subprocess.Popen([sys.executable, "-c", KILLED], cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        namespace = Path(run.stdout.readline().strip())
+        assert "libvirtd" in processes(namespace).values()
+        run.kill()
+    eventually("everything in the namespaces has ended", lambda: processes(namespace) == {}, 60)
+    left = DIRECTORY / "left"
+    left.touch()
+    machine = Machine(None)
+    try:
+        assert not left.exists()
+        assert "validated successfully" in machine.vagrant(
+            "validate"
+        )  # as a person has it, with the public box and KVM
+    finally:
+        machine.close()
