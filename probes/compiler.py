@@ -181,14 +181,16 @@ def _check_permission() -> None:
 def _try_form(compiler: Any, types: btf.Btf, job: dict[str, Any], form: dict[str, Any]) -> Built:
     macros = {**job["constants"], **form["constants"], **offsets(types, form)}
     programs = [program for program in form["programs"] if not program["needs"] or program["needs"] in macros]
+    targets = _targets(types, form, programs)
     started = time.monotonic()
     module = _compile(compiler, [Path(source) for source in job["sources"]], macros)
     compiled = time.monotonic()
     descriptors: list[int] = []
     try:
         maps = [_describe(module, name) for name in (*job["maps"], *form["maps"])]
-        for program in programs:
-            descriptors += _start(module.dump_func(program["function"].encode()), types, program, typed=form["typed"])
+        for program, target in zip(programs, targets, strict=True):
+            code = module.dump_func(program["function"].encode())
+            descriptors += _start(code, program, target, typed=form["typed"])
     except FormRefused:
         for fd in descriptors:
             os.close(fd)
@@ -229,14 +231,12 @@ def _describe(module: Any, name: str) -> tuple[int, dict[str, Any]]:
     return lib.bpf_table_fd(module.module, label), {"name": name, "key": key, "leaf": leaf}
 
 
-def _start(code: bytes, types: btf.Btf, program: dict[str, Any], *, typed: bool) -> list[int]:
+def _start(code: bytes, program: dict[str, Any], target: int, *, typed: bool) -> list[int]:
     """Descriptors of the loaded program and of the link that runs it. Raises FormRefused with the verifier's reason."""
     event, name, iterator = program["tracepoint"], program["name"], program["iterator"]
     kind, attach_type = bpf.TRACING if typed else bpf.RAW_TRACEPOINT, bpf.TRACE_ITER if iterator else bpf.TRACE_RAW_TP
     try:
-        loaded = bpf.load_program(kind, code, name, _target(types, program, typed=typed), attach_type)
-    except btf.BtfError as error:
-        raise FormRefused("fields", str(error), errno.ENOENT) from error
+        loaded = bpf.load_program(kind, code, name, target, attach_type)
     except bpf.Refused as error:
         raise FormRefused(f"load {name}", error.strerror or "", error.errno or 0, error.log) from error
     try:
@@ -244,6 +244,14 @@ def _start(code: bytes, types: btf.Btf, program: dict[str, Any], *, typed: bool)
     except OSError as error:
         os.close(loaded)
         raise FormRefused(f"attach {name} to {event}", error.strerror or "", error.errno or 0) from error
+
+
+def _targets(types: btf.Btf, form: dict[str, Any], programs: list[dict[str, Any]]) -> list[int]:
+    """Of each program, before anything is compiled. Raises FormRefused where this kernel lacks one, or passes it others."""
+    try:
+        return [_target(types, program, typed=form["typed"]) for program in programs]
+    except btf.BtfError as error:
+        raise FormRefused("fields", str(error), errno.ENOENT) from error
 
 
 def _target(types: btf.Btf, program: dict[str, Any], *, typed: bool) -> int:

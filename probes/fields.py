@@ -25,6 +25,13 @@ MEMBER: Fields = {
 PREEMPT_RT: Fields = {"SOFTIRQ_OF_TASK": [("task_struct", "softirq_disable_cnt", 4)]}
 """There on PREEMPT_RT kernels alone, where softirqs run in threads, and others may run in the middle of them."""
 
+TASK = ("struct task_struct *",)
+SWITCH = ("u8", *TASK, *TASK)
+"""What tracepoints pass first: one task, and those of `sched_switch`. In release candidates of Linux 5.18 another number stood
+before the tasks (from fa2c3254d7cf to 9c2136be0878)."""
+VECTOR = ("u32",)
+"""The kind of softirq."""
+
 
 def unified(proc: Path = Path("/proc")) -> dict[str, int]:
     """The macro UNIFIED where the cpu controller is in the version 2 hierarchy, as far as this process's own file tells."""

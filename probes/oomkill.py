@@ -5,7 +5,8 @@ of memory; a process that is dying anyway is marked too, so that it may use the 
 that it is in (version 1: in the cpu controller's hierarchy), which may lie below the one whose limit it was.
 
 What it cannot see: kills before it was opened, which the kernel's files have (memory.events, memory.oom_control), and those
-of a user-space killer. Kernels before 6.8 name the victim by its number alone and are refused: its cgroup would be a guess.
+of a user-space killer. Kernels that name the victim by its number alone are refused, for its cgroup would be a guess: those
+before 6.9, unless they have the stable updates of 2025.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _FIELDS: fields.Fields = {
     "LEADER": [("task_struct", "group_leader", 8)],
     "COMM": [("task_struct", "comm", 16)],
 }
-# The victim itself is passed since 72ba14deb40a (Linux 6.8); its number alone before that.
-_PROGRAMS = [Program("on_victim", "mark_victim", "dtse_oomkill", arguments=("struct task_struct *",))]
+# The victim itself is passed since 72ba14deb40a (Linux 6.9, and updates of 2025 to older series); its number alone before.
+_PROGRAMS = [Program("on_victim", "mark_victim", "dtse_oomkill", arguments=fields.TASK)]
 _FORMS = {
     "tp_btf": Form(name="tp_btf", typed=True, fields=_FIELDS, programs=_PROGRAMS, constants={"TYPED": 1}),
     "raw_tp": Form(name="raw_tp", typed=False, fields=_FIELDS, programs=_PROGRAMS),
@@ -135,7 +136,8 @@ def job(forms: Sequence[str], btf: Path = VMLINUX) -> Job:
         sources=[here / "kernel.bpf.h", here / "oomkill.bpf.c"],
         forms=[_FORMS[name] for name in forms],
         maps=["oomkill", "kills"],
-        remedy="use Linux 6.8 or later; without the probe, memory.events and memory.oom_control count the kills",
+        remedy="use Linux 6.9 or later, or an update of 2025 to an older series; without the probe, memory.events and"
+        " memory.oom_control count the kills",
         constants={"VICTIMS": RING, **fields.unified()},
         btf=btf,
     )

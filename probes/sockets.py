@@ -45,11 +45,13 @@ _FIELDS = {
     "SEGS_OUT": [("tcp_sock", "segs_out", 4)],
     "TOTAL_RETRANS": [("tcp_sock", "total_retrans", 4)],
 }
+_SOCKET = ("struct sock *",)
+_CALL = (*_SOCKET, "s32", "s32")
 _PROGRAMS = [
-    Program("on_send", "sock_send_length", "dtse_sock_send"),
-    Program("on_receive", "sock_recv_length", "dtse_sock_recv"),
-    Program("on_retransmit", "tcp_retransmit_skb", "dtse_sock_again"),
-    Program("on_state", "inet_sock_set_state", "dtse_sock_state"),
+    Program("on_send", "sock_send_length", "dtse_sock_send", arguments=_CALL[:2]),
+    Program("on_receive", "sock_recv_length", "dtse_sock_recv", arguments=_CALL),
+    Program("on_retransmit", "tcp_retransmit_skb", "dtse_sock_again", arguments=_SOCKET),
+    Program("on_state", "inet_sock_set_state", "dtse_sock_state", arguments=_CALL),
 ]
 _FORMS = {
     "tp_btf": Form(name="tp_btf", typed=True, fields=_FIELDS, programs=_PROGRAMS, constants={"TYPED": 1}),

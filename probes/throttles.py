@@ -36,8 +36,7 @@ _FIELDS: fields.Fields = {
     # Since 677ea015f231 (Linux 6.6).
     "SELF_TIME": [("cfs_rq", "throttled_clock_self_time", 8)],
 }
-_PASSED = ("u8", "struct task_struct *", "struct task_struct *")
-_PROGRAMS = [Program("on_switch", "sched_switch", "dtse_throttles", arguments=_PASSED)]
+_PROGRAMS = [Program("on_switch", "sched_switch", "dtse_throttles", arguments=fields.SWITCH)]
 _FORMS = {
     "tp_btf": Form(name="tp_btf", typed=True, fields=_FIELDS, programs=_PROGRAMS, constants={"TYPED": 1}),
     "raw_tp": Form(name="raw_tp", typed=False, fields=_FIELDS, programs=_PROGRAMS),
