@@ -13,7 +13,7 @@ from agent.hierarchy import Hierarchy
 from probes.btf import VMLINUX, Btf, BtfError
 from probes.compiler import FormRefused, _targets, offsets
 from tests.kernel.support import cgroup, require_writable_cgroups
-from tests.kernels_page import JOBS, came, kernels, named, programs, spelled, tables, version
+from tests.kernels_page import JOBS, came, event, kernels, named, programs, spelled, tables, version
 
 pytestmark = [pytest.mark.kernel, pytest.mark.vm]
 
@@ -67,23 +67,24 @@ def is_there(thing: str, types: Btf, blob: bytes) -> bool:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the page's versions of fields are those of x86")
-@pytest.mark.parametrize("thing", came())
+@pytest.mark.parametrize(
+    "thing", [thing for thing, when in came().items() if RUNNING in when or thing not in TAKEN_OVER]
+)
 def test_what_came_when_is_there_from_then_on(thing: str, types: Btf, blob: bytes) -> None:
-    known = RUNNING in came()[thing]
-    if not known and thing in TAKEN_OVER:
-        pytest.skip(f"{thing} may have been taken over by {RELEASE}")
-    assert is_there(thing, types, blob) == known
+    assert is_there(thing, types, blob) == (RUNNING in came()[thing])
 
 
 @pytest.mark.skipif(RUNNING not in COLUMNS, reason=f"the page has no column for Linux {RUNNING[0]}.{RUNNING[1]}")
 @pytest.mark.parametrize("name", JOBS)
-def test_the_form_that_this_kernel_is_said_to_take_is_the_first_that_finds_its_fields(name: str, types: Btf) -> None:
+def test_the_form_that_this_kernel_is_said_to_take_is_the_first_that_finds_its_fields(
+    name: str, types: Btf, blob: bytes
+) -> None:
     """By the functions that refuse forms before the compiler runs; that the rest load is for tests/kernel/test_registry.py."""
     row = next(row for row in tables("What runs where")[0][1:] if named(row[0]) == [name])
     said = row[1 + COLUMNS.index(RUNNING)]
-    events = {program.tracepoint for _, program in programs(name)}
-    if said == "-" and any(thing.partition("(")[0] in events for thing in TAKEN_OVER):
-        pytest.skip(f"{name} may run on {RELEASE} by an update")
+    updates = {event(program) for _, program in programs(name)} & TAKEN_OVER
+    if said == "-" and updates and all(is_there(thing, types, blob) for thing in updates):
+        said = "tp_btf"
     assert next(fitting(name, types), "-") == said
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from probes.btf import Btf, BtfError
-from probes.compiler import STUBS, FormRefused, _target, offsets, stub_tree
+from probes.compiler import STUBS, FormRefused, _target, _try_form, offsets, stub_tree
 from tests.probes.blob import Blob, sample
 
 
@@ -85,3 +86,17 @@ def test_a_tracepoint_that_passes_something_else_is_refused() -> None:
         for typed in (True, False):
             with pytest.raises(BtfError, match=r"wakeup of this kernel passes \(u32, struct sched_info \*\), not \("):
                 _target(types, program("wakeup", *arguments), typed=typed)
+
+
+@pytest.mark.parametrize(("event", "reason"), [("wakeup", "wakeup of this kernel passes"), ("gone", "btf_trace_gone")])
+def test_what_the_kernel_lacks_is_found_before_the_compiler_runs(event: str, reason: str) -> None:
+    """Compiling takes most of the time that a form takes, and a kernel may refuse all of them."""
+
+    def compiler(**_: object) -> None:
+        pytest.fail("compiled in vain")
+
+    wanted = {**form(), "constants": {}, "typed": True, "programs": [{**program(event, "s32"), "needs": ""}]}
+    with pytest.raises(FormRefused, match=reason) as refused:
+        _try_form(compiler, Btf(sample()), {"constants": {}, "sources": [], "maps": []}, wanted)
+    assert refused.value.facts["stage"] == "fields"
+    assert refused.value.facts["errno"] == errno.ENOENT
