@@ -80,7 +80,7 @@ def named(cell: str) -> list[str]:
 
 
 def probes(cell: str) -> set[str]:
-    """`one`, `other`, or all but those."""
+    """`one`, `other`, or all but those; in which of their forms is for people."""
     return set(JOBS) - set(named(cell)) if cell.startswith("all but") else set(named(cell))
 
 

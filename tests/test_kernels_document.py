@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from agent.qrm import table
 from agent.sense import fields
 from agent.sense.node import ASKED, SOURCES
 from probes import registry
-from probes.loader import Form, Job
+from probes.loader import Form, Program
 from tests.kernels_page import (
     JOBS,
     PAGE,
@@ -34,6 +35,7 @@ HELPERS_OF_OLD = {
 }  # fmt: skip
 """Those that raw tracepoints had when there were any (Linux 4.17)."""
 TRACEPOINTS_TYPED = "btf_trace_sched_switch"
+FUNCTIONS_TYPED = "BPF_TRACE_FENTRY"
 NEEDED_BESIDE = {"wakeups": ("per-CPU runqueues",)}
 """Without what its source, on x86, does not compile, although it is optional for the loader."""
 
@@ -44,7 +46,7 @@ def test_the_page_knows_every_probe() -> None:
 
 
 def test_tracepoints_and_what_they_pass_are_those_of_the_programs() -> None:
-    rows = tables("Tracepoints")[0][1:]
+    rows = tables("Tracepoints and functions")[0][1:]
     assert {row[0].strip("`"): set(named(row[1])) for row in rows} == {
         name: {event(program) for _, program in programs(name)} for name in JOBS
     }
@@ -104,12 +106,19 @@ def runs_on(name: str, form: Form, running: Version) -> bool:
     """Whether mainline of that version has all that the form needs; what the page does not list is older than all forms."""
     when = came()
     needs = [helpers(name, form), NEEDED_BESIDE.get(name, ())]
-    needs += [[event(program), *([] if program.iterator else [TRACEPOINTS_TYPED])] for program in form.programs]
+    needs += [(event(program), *kind(program, typed=form.typed)) for program in form.programs]
     either = [spelled(places) for places in form.fields.values()]
     has = {thing: running in kernels for thing, kernels in when.items()}
     return all(has.get(thing, True) for group in needs for thing in group) and all(
         any(has.get(thing, True) for thing in places) for places in either
     )
+
+
+def kind(program: Program, *, typed: bool) -> tuple[str, ...]:
+    """What else its kind of program needs."""
+    if program.at:
+        return (FUNCTIONS_TYPED,) if typed else ()
+    return () if program.iterator else (TRACEPOINTS_TYPED,)
 
 
 def best(name: str, running: Version) -> str:
@@ -149,24 +158,34 @@ def test_sources_of_the_node_are_those_that_it_has() -> None:
     assert sorted(told) == sorted([*(name for each in SOURCES.values() for name in each), *ASKED, "frequencies"])
 
 
-def functions(job: Job) -> dict[str, str]:
-    """Bodies of the functions that are run by events; two of a name, for two kinds of form, together."""
-    found: dict[str, str] = {}
-    for name, body in re.findall(r"^int (\w+)\(u64 \*ctx\)\n\{\n(.*?)^\}", job.sources[-1].read_text(), re.M | re.S):
-        found[name] = found.get(name, "") + body
-    return found
+def compiled(text: str, macros: Set[str]) -> str:
+    """What is left of C behind #ifdef, #ifndef and #else; both sides of other conditions."""
+    kept, state = [], [True]
+    for line in text.splitlines():
+        word, _, rest = line.lstrip("#").strip().partition(" ")
+        if line.startswith("#if"):
+            state.append({"ifdef": rest in macros, "ifndef": rest not in macros}.get(word, True))
+        elif line.startswith("#else"):
+            state[-1] = not state[-1]
+        elif line.startswith("#endif"):
+            state.pop()
+        elif all(state):
+            kept.append(line)
+    return "\n".join(kept)
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_every_argument_that_is_read_is_one_that_the_kernel_is_asked_for(name: str) -> None:
-    """Or the program would read whatever a later kernel passes in its place."""
-    bodies = functions(JOBS[name])
-    assert bodies
+    """Or the program would read whatever a later kernel passes in its place. What a function returns comes after them."""
+    text = JOBS[name].sources[-1].read_text()
     for form, program in programs(name):
         if program.iterator:
             continue
-        read = {int(form.constants.get(at, at)) for at in re.findall(r"\bctx\[(\w+)\]", bodies[program.function])}
-        assert read <= set(range(len(program.arguments))), f"{program.function} of {form.name}"
+        code = compiled(text, {*JOBS[name].constants, *form.constants, *form.fields})
+        (body,) = re.findall(rf"^int {program.function}\(u64 \*ctx\)\n\{{\n(.*?)^\}}", code, re.M | re.S)
+        read = {int(form.constants.get(at, at)) for at in re.findall(r"\bctx\[(\w+)\]", body)}
+        known = len(program.arguments) + (program.at == "return")
+        assert read <= set(range(known)), f"{program.function} of {form.name}"
 
 
 def test_the_page_can_be_found() -> None:
