@@ -1,26 +1,32 @@
-"""What the tests of the guest share: its cgroups and disks, and each BPF program built once for a module of tests.
+"""What the tests of the guest share: its cgroups and disks, and every BPF program, built once.
 
-Compiling is ten times slower under emulation. So there is one compiling child for all, and a module opens each probe in each
-form once, all at the same time: then the forms have seen the same events, and must agree.
+Compiling is ten times slower under emulation. So each probe is opened once in each form, in two compiling children, and all
+of them at the same time: then the forms see the same events, and must agree.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import pytest
 
 from agent.hierarchy import Hierarchy, detect
 from api.ports import Unavailable
-from probes import counters, runqlat
+from probes.counters import open_counters
 from probes.loader import Compiler, sharing
 from probes.registry import BY_NAME
+from probes.runqlat import open_waits
 from tests.kernel.test_counters import CLOCKS
+
+T = TypeVar("T")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -50,57 +56,72 @@ def data_disk() -> tuple[str, Path]:
     return (disks["data"] / "dev").read_text().strip(), Path("/run/data")
 
 
-VARIANTS: Mapping[str, Callable[..., Any]] = {
-    "runqlat": runqlat.open_waits,
-    "latency": partial(runqlat.open_waits, blame=False),
-    "counters": partial(counters.open_counters, events=CLOCKS),
-}
-"""Beside the registry: run-queue waits with and without blame, and counters with software events, because an emulated CPU has
-none in hardware."""
+WORKERS = 2
+"""Compiling children."""
 
 
 def forms_of(name: str) -> tuple[str, ...]:
     """All that a probe has, in its order of preference."""
-    module = "probes.runqlat" if name in ("runqlat", "latency") else BY_NAME[name].open.__module__
+    module = "probes.runqlat" if name == "runqlat" else BY_NAME[name].open.__module__
     forms: tuple[str, ...] = sys.modules[module].FORMS
     return forms
 
 
 class Programs:
-    """Probes of this module's tests, by name and form."""
+    """Run-queue waits and the probes of the registry, by name and form. What counts by hardware counters has software events,
+    because an emulated CPU has no others."""
 
-    def __init__(self, compiler: Compiler) -> None:
-        self._compiler = compiler
+    def __init__(self) -> None:
+        self._owned = ExitStack()
+        self._compilers: SimpleQueue[Compiler] = SimpleQueue()
+        for _ in range(WORKERS):
+            self._compilers.put(self._owned.enter_context(Compiler()))
         self._opened: dict[str, dict[str, Any]] = {}
         self.refused: dict[tuple[str, str], str] = {}
         """Why the kernel does not take a form."""
 
     def __call__(self, name: str) -> Mapping[str, Any]:
         """The probe in every form that this kernel takes."""
-        if name not in self._opened:
-            opened = self._opened[name] = {}
-            for form in forms_of(name):
-                try:
-                    with sharing(self._compiler):
-                        opened[form] = (VARIANTS.get(name) or BY_NAME[name].open)(forms=(form,))
-                except Unavailable as error:
-                    self.refused[name, form] = error.reason
+        self.open((name,))
         return self._opened[name]
 
+    def open(self, names: Iterable[str]) -> None:
+        """Have these, side by side."""
+        new = [name for name in names if name not in self._opened]
+        self._opened.update((name, {}) for name in new)
+        with ThreadPoolExecutor(WORKERS) as workers:
+            list(workers.map(self._open, *zip(*((name, form) for name in new for form in forms_of(name)), strict=True)))
+
+    def compiled(self, load: Callable[[], T]) -> T:
+        """What `load` loads, by a child that is there already."""
+        compiler = self._compilers.get()
+        try:
+            with sharing(compiler):
+                return load()
+        finally:
+            self._compilers.put(compiler)
+
     def close(self) -> None:
-        for probes in self._opened.values():
-            for probe in probes.values():
-                probe.close()
+        for probe in (probe for probes in self._opened.values() for probe in probes.values()):
+            probe.close()
+        self._owned.close()
+
+    def _open(self, name: str, form: str) -> None:
+        opener: Callable[..., Any]
+        if name == "runqlat":
+            opener = open_waits
+        elif name == "counters":
+            opener = partial(open_counters, events=CLOCKS)
+        else:
+            opener = BY_NAME[name].open
+        try:
+            self._opened[name][form] = self.compiled(partial(opener, forms=(form,)))
+        except Unavailable as error:
+            self.refused[name, form] = error.reason
 
 
 @pytest.fixture(scope="session")
-def compiler() -> Iterator[Compiler]:
-    with Compiler() as child:
-        yield child
-
-
-@pytest.fixture(scope="module")
-def programs(compiler: Compiler) -> Iterator[Programs]:
-    made = Programs(compiler)
+def programs() -> Iterator[Programs]:
+    made = Programs()
     yield made
     made.close()

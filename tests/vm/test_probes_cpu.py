@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -18,13 +20,13 @@ from api.facts import Blame, Durations, Load, Wait
 from api.histograms import BOUNDS_NS, slot_of
 from api.load import DECAYS, FIXED_1, SAMPLE_NS
 from probes.groups import ROOT_ID
-from probes.loader import Compiler, load, sharing
-from probes.threads import ProcWalk, TaskIterator, Threads, job
+from probes.loader import load
+from probes.threads import NOBODY, ProcWalk, TaskIterator, Threads, job
 from tests.kernel.blaming import limit, parts
 from tests.kernel.probing import LAST_CPU, PINNED, Schedstat, eventually, started_in
 from tests.kernel.support import BURN, TestCgroup, cgroup
-from tests.kernel.test_triggers import wait_ready
 from tests.vm.conftest import Programs
+from tests.vm.pressure import fires
 
 pytestmark = pytest.mark.vm
 
@@ -51,30 +53,48 @@ def near(value: float, expected: float, rel: float) -> bool:
 
 
 class Pair:
-    """Two cgroups that shared one CPU for a while, and what everybody says of their waits now that they have ended."""
+    """Two cgroups that shared one CPU for three seconds, and what everybody says of that. Before and after they stand still
+    while it is read, so that there is one window of time for all."""
 
     def __init__(self, programs: Programs, hierarchy: Hierarchy, first: TestCgroup, second: TestCgroup) -> None:
         self.groups = (first, second)
         self.probes = programs("runqlat")
-        files = SchedstatWaits(Path("/proc"), hierarchy)
-        live = {first.id: first.path, second.id: second.path}
-        self.live = {ROOT_ID: "/", **live}
-        files.read(live)
-        pids = [pinned(group)[0] for group in self.groups]
-        best = self.probes["tp_btf"]
-        assert eventually(lambda: all(best.read(self.live)[number].count > 20 for number in live), STARTED_S)
-        began, window = time.monotonic_ns(), [Schedstat(pid) for pid in pids]
+        self.live = {ROOT_ID: "/", first.id: first.path, second.id: second.path}
+        self._files = SchedstatWaits(Path("/proc"), hierarchy)
+        self.pids = [pinned(group)[0] for group in self.groups]
+        assert eventually(self._shared, STARTED_S)
+        self._tell(signal.SIGSTOP, "T")
+        before, window = self._read(), [Schedstat(pid) for pid in self.pids]
+        began = time.monotonic_ns()
+        self._tell(signal.SIGCONT, "R")
         time.sleep(3.0)
-        self.window = [stat.growth() for stat in window]
+        self._tell(signal.SIGSTOP, "T")
         self.elapsed = time.monotonic_ns() - began
-        self.by_files = files.read(live)
-        self.kernel = [tuple(map(int, Path(f"/proc/{pid}/schedstat").read_text().split())) for pid in pids]
-        end(*self.groups)
-        files.close()
-        self.waits = {form: probe.read(self.live) for form, probe in self.probes.items()}
+        self.kernel, self.after = [stat.growth() for stat in window], self._read()
+        self._files.close()
+        self.grown = {
+            form: [
+                (now.sum_ns - earlier.sum_ns, now.count - earlier.count)
+                for now, earlier in zip(self.after[form], before[form], strict=True)
+            ]
+            for form in self.after
+        }
 
-    def of(self, form: str) -> list[Wait]:
-        return [self.waits[form][group.id] for group in self.groups]
+    def _shared(self) -> bool:
+        """Whether both want the same CPU by now."""
+        waits = self.probes["tp_btf"].read(self.live)
+        return all(os.sched_getaffinity(pid) == {LAST_CPU} for pid in self.pids) and all(
+            waits[group.id].sum_ns > 300 * MS for group in self.groups
+        )
+
+    def _tell(self, number: int, state: str) -> None:
+        for pid in self.pids:
+            os.kill(pid, number)
+        assert eventually(lambda: all(f") {state} " in Path(f"/proc/{pid}/stat").read_text() for pid in self.pids))
+
+    def _read(self) -> dict[str, list[Wait]]:
+        seen = {form: probe.read(self.live) for form, probe in (*self.probes.items(), ("schedstat", self._files))}
+        return {form: [waits[group.id] for group in self.groups] for form, waits in seen.items()}
 
 
 @pytest.fixture(scope="module")
@@ -84,42 +104,35 @@ def pair(programs: Programs, hierarchy: Hierarchy) -> Iterator[Pair]:
 
 
 def test_a_pair_on_one_cpu_waits_for_what_it_does_not_run(pair: Pair) -> None:
-    for ran, waited, _ in pair.window:
-        assert near(ran + waited, pair.elapsed, 0.05), "it wants the CPU all the time"
-        assert waited > 0.3 * pair.elapsed, "half of it is the other one's"
+    """What is missing is the time of interrupts, which this kernel keeps out of everybody's books."""
+    for ran, waited, _ in pair.kernel:
+        assert near(ran + waited, pair.elapsed, 0.2)
+        assert near(waited, pair.elapsed / 2, 0.4), "half of it is the other one's"
 
 
-def test_typed_and_raw_tracepoints_see_the_same_waits_to_the_nanosecond(pair: Pair) -> None:
-    assert pair.of("tp_btf") == pair.of("raw_tp")
-
-
-def test_their_sums_are_those_of_the_kernel(pair: Pair) -> None:
-    """/proc/PID/schedstat, whose third number counts turns; read a moment before the pair was ended."""
-    for wait, (_, waited, runs) in zip(pair.of("tp_btf"), pair.kernel, strict=True):
-        assert near(wait.sum_ns, waited, 0.1)
-        assert near(wait.count, runs, 0.1)
+@pytest.mark.parametrize("form", ["tp_btf", "raw_tp", "schedstat"])
+def test_waits_are_the_kernels_own_to_the_nanosecond(pair: Pair, form: str) -> None:
+    """Time waited and turns of /proc/PID/schedstat, by the same stamps."""
+    assert pair.grown[form] == [(waited, turns) for _, waited, turns in pair.kernel]
+    assert all(turns > 50 for _, _, turns in pair.kernel)
 
 
 def test_our_own_stamps_agree_within_a_tenth(pair: Pair) -> None:
-    for ours, kernels in zip(pair.of("classic"), pair.of("tp_btf"), strict=True):
-        assert near(ours.sum_ns, kernels.sum_ns, 0.1)
-        assert near(ours.count, kernels.count, 0.1)
-
-
-def test_so_does_the_form_without_any_program(pair: Pair) -> None:
-    for group, wait in zip(pair.groups, pair.of("tp_btf"), strict=True):
-        assert near(pair.by_files[group.id].sum_ns, wait.sum_ns, 0.1)
+    for (sum_ns, count), (_, waited, turns) in zip(pair.grown["classic"], pair.kernel, strict=True):
+        assert near(sum_ns, waited, 0.1)
+        assert near(count, turns, 0.1)
 
 
 def test_each_is_to_blame_for_the_others_waits(pair: Pair) -> None:
     """The parts add up to the waits exactly, in both forms that know them."""
     for form in ("tp_btf", "raw_tp"):
+        waits = pair.probes[form].read(pair.live)
         blames = pair.probes[form].blames(pair.live)
         for group, other in (pair.groups, pair.groups[::-1]):
-            blame, wait = blames[group.id], pair.waits[form][group.id]
+            blame, wait = blames[group.id], waits[group.id]
             assert isinstance(blame, Blame)
             assert parts(blame) == wait.sum_ns
-            assert blame.by_cgroup[other.path] > 0.8 * wait.sum_ns
+            assert blame.by_cgroup[other.path] > 0.7 * wait.sum_ns
             assert blame.throttled_ns == 0
 
 
@@ -167,11 +180,12 @@ def test_the_kernels_file_is_what_the_agent_reads(throttled: Throttled) -> None:
 
 
 def test_functions_of_the_kernel_say_exactly_what_its_file_says(throttled: Throttled) -> None:
-    """Throttled periods, and their time to the microsecond: fentry with fexit, and a kprobe with a kretprobe."""
+    """The time to the microsecond: fentry with fexit, and a kprobe with a kretprobe. A throttle is a throttled period, but for
+    a timer that comes late, as it does under emulation: then one throttle lasts for several."""
     by_function = [throttled.by_form[form] for form in ("fentry", "kprobe")]
     assert by_function[0] == by_function[1]
     assert by_function[0].sum_ns // 1000 == throttled.stat["throttled_usec"]
-    assert abs(by_function[0].count - throttled.stat["nr_throttled"]) <= 1
+    assert 0.7 * throttled.stat["nr_throttled"] <= by_function[0].count <= throttled.stat["nr_throttled"] + 1
 
 
 def test_so_do_switches_but_for_the_last_throttle(throttled: Throttled, series: str) -> None:
@@ -181,7 +195,8 @@ def test_so_do_switches_but_for_the_last_throttle(throttled: Throttled, series: 
         assert not found, "the kernel keeps the sum that they need since 6.6"
         return
     assert found[0] == found[1]
-    assert throttled.stat["nr_throttled"] - 3 <= found[0].count <= throttled.stat["nr_throttled"]
+    ended = throttled.by_form["fentry"].count
+    assert ended - 3 <= found[0].count <= ended
     missing_us = throttled.stat["throttled_usec"] - found[0].sum_ns // 1000
     assert 0 <= missing_us <= 300_000
 
@@ -192,7 +207,6 @@ def test_most_throttles_last_four_fifths_of_a_period(throttled: Throttled) -> No
     assert slots is not None
     slot = slot_of(80 * MS)
     assert BOUNDS_NS[slot] == 131_072_000
-    assert sum(slots[slot + 1 :]) == 0
     assert slots[slot] >= 0.6 * sum(slots)
 
 
@@ -205,26 +219,25 @@ def known_threads(hierarchy: Hierarchy) -> Iterator[TestCgroup]:
         yield group
 
 
-def test_threads_by_the_iterator_and_by_proc(compiler: Compiler, hierarchy: Hierarchy) -> None:
+def test_threads_by_the_iterator_and_by_proc(programs: Programs, hierarchy: Hierarchy) -> None:
     """Three burn and four sleep. A minute of samples on a clock of our own, five seconds apart, makes a load of
     3 * (1 - 0.92**12) by the kernel's arithmetic."""
     now_ns = 0
-    with known_threads(hierarchy) as group, sharing(compiler):
+    iterator = TaskIterator(programs.compiled(lambda: load(job())))
+    probe = Threads(iterator, clock=lambda: now_ns)
+    with known_threads(hierarchy) as group:
         live = {group.id: group.path}
-        iterator = TaskIterator(load(job()))
         for census in (iterator, ProcWalk(Path("/proc"))):
 
             def as_expected(census: TaskIterator | ProcWalk = census) -> bool:
-                found = census.count(live)[group.id]
+                found = census.count(live).get(group.id, NOBODY)
                 return (found.runnable, found.uninterruptible, found.sleeping) == (SPINNERS, 0, SLEEPERS)
 
             assert eventually(lambda: all(as_expected() for _ in range(5)), STARTED_S), census.count(live)
-        probe = Threads(iterator, clock=lambda: now_ns)
         for _ in range(SAMPLES):
             now_ns += SAMPLE_NS
-            seen = probe.read(live)
-        probe.close()
-    found = seen.cgroups[group.id]["load"]
+            found = probe.read(live).cgroups[group.id]["load"]
+    probe.close()
     assert isinstance(found, Load)
     assert found.runnable_one == found.one
     assert found.one == pytest.approx(SPINNERS * (1 - (DECAYS[0] / FIXED_1) ** SAMPLES), abs=0.02)
@@ -235,7 +248,7 @@ def test_waiting_for_the_cpu_is_pressure_that_fires_a_trigger(hierarchy: Hierarc
     with cgroup(hierarchy, "pressed") as group:
         file = group.file("cpu", "cpu.pressure")
         trigger = open_trigger(file, 150_000, 1_000_000)
-        assert not wait_ready(trigger.fileno(), 1.0), "nothing runs there yet"
+        assert not fires(trigger, 1.0), "nothing runs there yet"
         pinned(group, 2)
-        assert wait_ready(trigger.fileno(), STARTED_S)
+        assert fires(trigger, STARTED_S)
         trigger.close()

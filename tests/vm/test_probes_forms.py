@@ -29,7 +29,8 @@ from tests.vm.conftest import Programs, forms_of
 
 pytestmark = pytest.mark.vm
 
-NAMES = ("runqlat", "latency", *registry.NAMES)
+NAMES = ("runqlat", *(name for name in registry.NAMES if name != "blame"))
+"""Blame has the programs of run-queue waits."""
 MISSING = {
     "6.1": {
         # Since 6.3.
@@ -52,6 +53,11 @@ def same(read: Mapping[str, Any]) -> Any:
     return next(iter(read.values()))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _all_at_once(programs: Programs) -> None:
+    programs.open(NAMES)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_form_loads_but_those_that_this_kernel_lacks(programs: Programs, series: str, name: str) -> None:
     opened = programs(name)
@@ -59,9 +65,15 @@ def test_every_form_loads_but_those_that_this_kernel_lacks(programs: Programs, s
     expected = {form: words for (probe, form), words in MISSING[series].items() if probe == name}
     assert refused.keys() == expected.keys(), refused
     assert all(words in refused[form] for form, words in expected.items()), refused
-    assert tuple(opened) == tuple(form for form in forms_of(name) if form not in expected)
+    assert opened.keys() == set(forms_of(name)) - expected.keys()
     assert {form: probe.form for form, probe in opened.items()} == {form: form for form in opened}
     assert all(probe.problem() is None for probe in opened.values())
+
+
+def test_blame_is_told_by_the_programs_that_count_waits(programs: Programs) -> None:
+    assert {form: waits.blaming for form, waits in programs("runqlat").items()} == {
+        "tp_btf": True, "raw_tp": True, "classic": False,
+    }  # fmt: skip
 
 
 def test_what_one_sends_the_other_receives_in_every_form(programs: Programs, hierarchy: Hierarchy) -> None:

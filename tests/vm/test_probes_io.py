@@ -10,8 +10,9 @@ import pytest
 from agent.hierarchy import Hierarchy
 from agent.sense.cgroups import CgroupReader
 from api.facts import BlockIo
+from tests.kernel.probing import started_in
 from tests.kernel.support import TestCgroup, cgroup
-from tests.kernel.test_blockio import BUFFERED, direct, started_in
+from tests.kernel.test_blockio import direct
 from tests.vm.conftest import Programs
 
 pytestmark = pytest.mark.vm
@@ -19,6 +20,13 @@ pytestmark = pytest.mark.vm
 BLOCK, BLOCKS = 64 << 10, 48
 RATE = 1 << 20
 """Bytes a second."""
+DIRTY = """
+import sys
+with open(sys.argv[1], "xb") as file:
+    file.write(b"y" * int(sys.argv[2]))
+print("dirty", flush=True)
+"""
+"""Makes a file: the kernel charges the writing back of a file to whoever began to write it, and changes its mind slowly."""
 
 
 def block_io(programs: Programs, group: TestCgroup, device: str) -> BlockIo:
@@ -83,10 +91,9 @@ def test_what_is_written_back_later_is_the_writers(
     """On version 2 the kernel charges whoever dirtied the pages, though one of its own threads writes them."""
     device, directory = data_disk
     programs("blockio")
-    size = 4 << 20
-    file = written(directory, size)
+    size, file = 4 << 20, directory / f"dioptase-test-{os.getpid()}-dirty"
     with cgroup(hierarchy, "dirty") as group:
-        writer = started_in(group, BUFFERED, str(file), str(size))
+        writer = started_in(group, DIRTY, str(file), str(size))
         assert writer.stdout is not None
         assert writer.stdout.readline() == b"dirty\n"
         assert writer.wait() == 0

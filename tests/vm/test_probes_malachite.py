@@ -148,7 +148,7 @@ def agreed(told: Any, read: Any) -> tuple[Any, Any]:
         time.sleep(0.3)
         return bool(last[0][0] == last[0][1])
 
-    eventually(same, 60.0)
+    eventually(same, 30.0)
     return last[0]
 
 
