@@ -6,19 +6,13 @@
  * the request: the submitter's own, or the root's for what kernel threads submit. Between insertion and completion the
  * request is remembered by its address, which the kernel uses again and again.
  *
- * One signature serves all: the context of a raw tracepoint is the array of its arguments.
+ * One signature serves all: the context of a raw tracepoint is the array of its arguments. FIRST, from the loader, is where
+ * the request stands among them on the way to the driver.
  */
 #include "common.bpf.h"
 
 #define REQ_OP_MASK 0xFF
 #define REQ_OP_WRITE 1 /* 0 is REQ_OP_READ; from 2 on requests move no data of anybody's */
-
-/* Since a54895fa057c (Linux 5.11) the queue is not an argument any more; struct hd_struct left with it. */
-#ifdef HD_STRUCT
-#define FIRST 1
-#else
-#define FIRST 0
-#endif
 
 struct owner {
 	u64 cgroup_id;

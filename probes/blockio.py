@@ -54,23 +54,34 @@ _OPTIONAL = {
     # The disk moved from the request to the queue with d152c682f03c and f3fa33acca9f (Linux 5.15 and 5.17).
     "RQ_DISK": [("request", "rq_disk", 8)],
     "QUEUE_DISK": [("request_queue", "disk", 8)],
-    "HD_STRUCT": [("hd_struct", "partno", 4)],
     # CONFIG_BLK_CGROUP
     "BIO_BLKG": [("bio", "bi_blkg", 8)],
     "BLKG_BLKCG": [("blkcg_gq", "blkcg", 8)],
     "BLKCG_CGROUP": [("blkcg", "css.cgroup", 8)],
 }
-_PROGRAMS = [
-    Program("on_insert", "block_rq_insert", "dtse_bio_insert"),
-    Program("on_issue", "block_rq_issue", "dtse_bio_issue"),
-    Program("on_complete", "block_rq_complete", "dtse_bio_done"),
-]
-_FORMS = {
-    "tp_btf": Form(
-        name="tp_btf", typed=True, fields=_FIELDS, optional=_OPTIONAL, programs=_PROGRAMS, constants={"TYPED": 1}
-    ),
-    "raw_tp": Form(name="raw_tp", typed=False, fields=_FIELDS, optional=_OPTIONAL, programs=_PROGRAMS),
-}
+_REQUEST = ("struct request *",)
+_KNOWN = (((), "u8"), ((), "s32"), (("struct request_queue *",), "s32"))
+"""What kernels pass: before the request on its way to the driver, its queue until a54895fa057c (Linux 5.11); behind it on the
+way back, how it went, an errno until Linux 5.16."""
+
+
+def _form(name: str, before: Sequence[str], status: str, *, typed: bool) -> Form:
+    there, back = (*before, *_REQUEST), (*_REQUEST, status, "u32")
+    return Form(
+        name=name,
+        typed=typed,
+        fields=_FIELDS,
+        optional=_OPTIONAL,
+        programs=[
+            Program("on_insert", "block_rq_insert", "dtse_bio_insert", arguments=there),
+            Program("on_issue", "block_rq_issue", "dtse_bio_issue", arguments=there),
+            Program("on_complete", "block_rq_complete", "dtse_bio_done", arguments=back),
+        ],
+        constants={"FIRST": len(before), **({"TYPED": 1} if typed else {})},
+    )
+
+
+_FORMS = {name: [_form(name, *known, typed=name == "tp_btf") for known in _KNOWN] for name in FORMS}
 
 
 class BlockIoProbe:
@@ -161,7 +172,7 @@ def job(forms: Sequence[str], btf: Path = VMLINUX) -> Job:
     here = Path(__file__).parent
     return Job(
         sources=[here / "common.bpf.h", here / "blockio.bpf.c"],
-        forms=[_FORMS[name] for name in forms],
+        forms=[form for name in forms for form in _FORMS[name]],
         maps=["blockio", "lost"],
         constants={"SLOTS": SLOTS, "SEATS": 1, "PLACES": 1, "PAIRS": PAIRS, "REQUESTS": REQUESTS},
         btf=btf,

@@ -20,10 +20,11 @@ MAP_CREATE, MAP_LOOKUP_ELEM, MAP_UPDATE_ELEM, MAP_DELETE_ELEM, MAP_GET_NEXT_KEY 
 PROG_LOAD, PROG_GET_NEXT_ID, PROG_GET_FD_BY_ID, OBJ_GET_INFO_BY_FD = 5, 11, 13, 15
 RAW_TRACEPOINT_OPEN, MAP_LOOKUP_BATCH, LINK_CREATE, ENABLE_STATS, ITER_CREATE = 17, 24, 28, 32, 33
 
-RAW_TRACEPOINT, TRACING = 17, 26
+KPROBE, RAW_TRACEPOINT, TRACING = 2, 17, 26
 """Program types."""
-TRACE_RAW_TP, TRACE_ITER = 23, 28
-"""Attach types of a TRACING program: at a tracepoint, or over all objects of a kind whenever somebody reads."""
+TRACE_RAW_TP, TRACE_FENTRY, TRACE_FEXIT, TRACE_ITER = 23, 24, 25, 28
+"""Attach types of a TRACING program: at a tracepoint, at the entry of a kernel function or behind its return, or over all
+objects of a kind whenever somebody reads."""
 HASH, ARRAY, PERCPU_HASH, PERCPU_ARRAY, LRU_HASH, LRU_PERCPU_HASH = 1, 2, 5, 6, 9, 10
 """Map types."""
 PER_CPU = frozenset({PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH})
@@ -166,8 +167,8 @@ class Refused(OSError):
 
 
 def load_program(kind: int, code: bytes, name: str, btf_id: int = 0, attach_type: int = TRACE_RAW_TP) -> int:
-    """Descriptor of a loaded program. `btf_id` and `attach_type` are for TRACING programs: the typedef btf_trace_NAME, or
-    the function bpf_iter_NAME with TRACE_ITER.
+    """Descriptor of a loaded program. `btf_id` and `attach_type` are for TRACING programs: the typedef btf_trace_NAME, the
+    function itself with TRACE_FENTRY and TRACE_FEXIT, or the function bpf_iter_NAME with TRACE_ITER.
 
     Raises Refused with the verifier's log, which is asked for only then: writing it costs the kernel many milliseconds.
     """

@@ -169,9 +169,19 @@ class Btf:
         function = self._type(self._strip(pointer.size)) if pointer.kind == PTR else _VOID
         if function.kind != FUNC_PROTO:
             raise BtfError(f"btf_trace_{tracepoint} of this kernel's BTF is not a pointer to a function")
+        return self._parameters(function)[1:]  # the first is whatever the program registered
+
+    def parameters(self, function: str) -> tuple[str, ...]:
+        """What a function of the kernel is passed, spelled as `arguments` does. Raises BtfError where the kernel has none."""
+        found = self._type(self._strip(self._type(self.function_id(function)).size))
+        if found.kind != FUNC_PROTO:
+            raise BtfError(f"{function} of this kernel's BTF is no function")
+        return self._parameters(found)
+
+    def _parameters(self, function: _Type) -> tuple[str, ...]:
         start = function.at + 12
         numbers = [number for _, number in struct.iter_unpack("=II", self._blob[start : start + 8 * function.items])]
-        return tuple(self._spelled(number) for number in numbers[1:])  # the first is whatever the program registered
+        return tuple(self._spelled(number) for number in numbers)
 
     def _spelled(self, number: int) -> str:
         stars = ""

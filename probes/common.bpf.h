@@ -2,7 +2,7 @@
  * What every probe per cgroup shares beyond kernel.bpf.h: the log2 slot of a wait, and the table that gives each
  * cgroup a place in the probe's per-CPU array.
  *
- * Constants come from the loader as -D macros: TYPED where the verifier knows the types of the arguments (tp_btf),
+ * Constants come from the loader as -D macros: TYPED where the verifier knows the types of the arguments (tp_btf, fentry),
  * offsets of kernel fields from BTF, PLACES, SEATS (a power of two) and SLOTS.
  */
 #ifndef DIOPTASE_COMMON_BPF_H

@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING or __package__:
-    from probes import bpf, btf
+    from probes import bpf, btf, perf_event
 else:
     import bpf
     import btf
+    import perf_event
 
 LOG_TAIL = 1500
 """Characters of a verifier's or compiler's message that are passed on; the reason stands at the end."""
@@ -181,14 +182,16 @@ def _check_permission() -> None:
 def _try_form(compiler: Any, types: btf.Btf, job: dict[str, Any], form: dict[str, Any]) -> Built:
     macros = {**job["constants"], **form["constants"], **offsets(types, form)}
     programs = [program for program in form["programs"] if not program["needs"] or program["needs"] in macros]
+    targets = _targets(types, form, programs)
     started = time.monotonic()
     module = _compile(compiler, [Path(source) for source in job["sources"]], macros)
     compiled = time.monotonic()
     descriptors: list[int] = []
     try:
         maps = [_describe(module, name) for name in (*job["maps"], *form["maps"])]
-        for program in programs:
-            descriptors += _start(module.dump_func(program["function"].encode()), types, program, typed=form["typed"])
+        for program, target in zip(programs, targets, strict=True):
+            code = module.dump_func(program["function"].encode())
+            descriptors += _start(code, program, target, typed=form["typed"])
     except FormRefused:
         for fd in descriptors:
             os.close(fd)
@@ -229,21 +232,45 @@ def _describe(module: Any, name: str) -> tuple[int, dict[str, Any]]:
     return lib.bpf_table_fd(module.module, label), {"name": name, "key": key, "leaf": leaf}
 
 
-def _start(code: bytes, types: btf.Btf, program: dict[str, Any], *, typed: bool) -> list[int]:
+def _start(code: bytes, program: dict[str, Any], target: int, *, typed: bool) -> list[int]:
     """Descriptors of the loaded program and of the link that runs it. Raises FormRefused with the verifier's reason."""
-    event, name, iterator = program["tracepoint"], program["name"], program["iterator"]
-    kind, attach_type = bpf.TRACING if typed else bpf.RAW_TRACEPOINT, bpf.TRACE_ITER if iterator else bpf.TRACE_RAW_TP
+    event, name = program["tracepoint"], program["name"]
     try:
-        loaded = bpf.load_program(kind, code, name, _target(types, program, typed=typed), attach_type)
-    except btf.BtfError as error:
-        raise FormRefused("fields", str(error), errno.ENOENT) from error
+        loaded = bpf.load_program(code=code, name=name, btf_id=target, **_kind(program, typed=typed))
     except bpf.Refused as error:
         raise FormRefused(f"load {name}", error.strerror or "", error.errno or 0, error.log) from error
     try:
-        return [loaded, bpf.attach_iterator(loaded) if iterator else bpf.attach(loaded, None if typed else event)]
+        return [loaded, _attach(loaded, program, typed=typed)]
     except OSError as error:
         os.close(loaded)
         raise FormRefused(f"attach {name} to {event}", error.strerror or "", error.errno or 0) from error
+
+
+def _targets(types: btf.Btf, form: dict[str, Any], programs: list[dict[str, Any]]) -> list[int]:
+    """Of each program, before anything is compiled. Raises FormRefused where this kernel lacks one, or passes it others."""
+    try:
+        return [_target(types, program, typed=form["typed"]) for program in programs]
+    except btf.BtfError as error:
+        raise FormRefused("fields", str(error), errno.ENOENT) from error
+
+
+def _kind(program: dict[str, Any], *, typed: bool) -> dict[str, int]:
+    if program["iterator"]:
+        return {"kind": bpf.TRACING, "attach_type": bpf.TRACE_ITER}
+    if not program["at"]:
+        return {"kind": bpf.TRACING if typed else bpf.RAW_TRACEPOINT}
+    if not typed:
+        return {"kind": bpf.KPROBE}
+    return {"kind": bpf.TRACING, "attach_type": bpf.TRACE_FEXIT if program["at"] == "return" else bpf.TRACE_FENTRY}
+
+
+def _attach(loaded: int, program: dict[str, Any], *, typed: bool) -> int:
+    """Descriptor of what runs the program as long as it is open. Raises OSError."""
+    if program["iterator"]:
+        return bpf.attach_iterator(loaded)
+    if program["at"] and not typed:
+        return perf_event.attach_to_function(loaded, program["tracepoint"], returning=program["at"] == "return")
+    return bpf.attach(loaded, None if typed else program["tracepoint"])
 
 
 def _target(types: btf.Btf, program: dict[str, Any], *, typed: bool) -> int:
@@ -251,12 +278,16 @@ def _target(types: btf.Btf, program: dict[str, Any], *, typed: bool) -> int:
 
     Raises BtfError where this kernel has no such thing, or one that passes other arguments than the source reads.
     """
-    event, wanted = program["tracepoint"], tuple(program["arguments"])
+    event, wanted, at = program["tracepoint"], tuple(program["arguments"]), program["at"]
     if program["iterator"]:
         return types.function_id(f"bpf_iter_{event}")
-    if wanted and (passed := types.arguments(event))[: len(wanted)] != wanted:
+    passed = (types.parameters if at else types.arguments)(event) if wanted else ()
+    # What a function returns is found behind all of its parameters.
+    if wanted != (passed if at == "return" else passed[: len(wanted)]):
         raise btf.BtfError(f"{event} of this kernel passes ({', '.join(passed)}), not ({', '.join(wanted)}, ...)")
-    return types.typedef_id(f"btf_trace_{event}") if typed else 0
+    if not typed:
+        return 0
+    return types.function_id(event) if at else types.typedef_id(f"btf_trace_{event}")
 
 
 def answer(parent: socket.socket, job: dict[str, Any]) -> None:

@@ -47,8 +47,7 @@ _NO_COUNTERS = (
 )
 _TAKEN = "end whoever else holds counters on all CPUs, such as perf, or the watchdog: sysctl kernel.nmi_watchdog=0"
 _FIELDS: fields.Fields = {**fields.GROUP, "PID": [("task_struct", "pid", 4)]}
-_PASSED = ("u8", "struct task_struct *", "struct task_struct *")
-_PROGRAMS = [Program("on_switch", "sched_switch", "dtse_counters", arguments=_PASSED)]
+_PROGRAMS = [Program("on_switch", "sched_switch", "dtse_counters", arguments=fields.SWITCH)]
 _FORMS = {
     "tp_btf": Form(name="tp_btf", typed=True, fields=_FIELDS, programs=_PROGRAMS, constants={"TYPED": 1}),
     "raw_tp": Form(name="raw_tp", typed=False, fields=_FIELDS, programs=_PROGRAMS),

@@ -22,8 +22,18 @@ MEMBER: Fields = {
 }
 """The cgroup that a task is in, whether it has the cpu controller or not."""
 
+ARGUMENT: Fields = {"ARGUMENT_AT": [("pt_regs", "di", 8), ("pt_regs", "regs", 31 * 8)]}
+"""Where a kprobe finds the first argument of its function: a register of x86, the first of those of arm64."""
+
 PREEMPT_RT: Fields = {"SOFTIRQ_OF_TASK": [("task_struct", "softirq_disable_cnt", 4)]}
 """There on PREEMPT_RT kernels alone, where softirqs run in threads, and others may run in the middle of them."""
+
+TASK = ("struct task_struct *",)
+SWITCH = ("u8", *TASK, *TASK)
+"""What tracepoints pass first: one task, and those of `sched_switch`. In release candidates of Linux 5.18 another number stood
+before the tasks (from fa2c3254d7cf to 9c2136be0878)."""
+VECTOR = ("u32",)
+"""The kind of softirq."""
 
 
 def unified(proc: Path = Path("/proc")) -> dict[str, int]:

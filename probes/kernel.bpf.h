@@ -2,8 +2,8 @@
  * Reading kernel fields, and the cgroup that somebody belongs to. Declares no map, so that a probe without a table per
  * cgroup can use it alone.
  *
- * Constants come from the loader as -D macros: TYPED where the verifier knows the types of the arguments (tp_btf and
- * iterators), UNIFIED where the cpu controller is in the version 2 hierarchy, offsets of kernel fields from BTF.
+ * Constants come from the loader as -D macros: TYPED where the verifier knows the types of the arguments (tp_btf,
+ * fentry and iterators), UNIFIED where the cpu controller is in the version 2 hierarchy, offsets of kernel fields from BTF.
  */
 #ifndef DIOPTASE_KERNEL_BPF_H
 #define DIOPTASE_KERNEL_BPF_H
@@ -20,6 +20,13 @@
 		value_;                                                                \
 	})
 #define CURRENT() ((u64)bpf_get_current_task())
+#endif
+
+/* The first argument of the kernel function that runs the program, at its entry. */
+#ifdef TYPED
+#define ARGUMENT(ctx) ((ctx)[0])
+#elif defined ARGUMENT_AT
+#define ARGUMENT(ctx) ((ctx)[ARGUMENT_AT / 8])
 #endif
 
 #define ROOT_CGROUP_ID 1

@@ -42,7 +42,7 @@ class Program(msgspec.Struct, frozen=True):
 
     function: str
     tracepoint: str
-    """Or, of an iterator, the kind of objects it goes through: `task`."""
+    """Or, of an iterator, the kind of objects it goes through: `task`; with `at`, a function of the kernel."""
     name: str
     needs: str = ""
     """Macro of an optional field; where the kernel lacks it, the source does not have this function either."""
@@ -50,6 +50,9 @@ class Program(msgspec.Struct, frozen=True):
     """What the tracepoint must pass first, as `Btf.arguments` spells it: kernels differ, and a wrong one would be misread."""
     iterator: bool = False
     """Whether it runs not at an event but over all objects of a kind, whenever somebody reads `Loaded.records`."""
+    at: str = ""
+    """`entry` or `return` of a kernel function, for what has no tracepoint: as fentry and fexit in a typed form, as kprobe and
+    kretprobe in another one. At the return a kretprobe knows the arguments no more, and fexit has the result behind them."""
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +60,8 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     typed: bool
-    """A BTF-typed tracepoint: fields are plain loads. Otherwise a raw tracepoint, whose fields are copied by a helper."""
+    """A BTF-typed tracepoint or function: fields are plain loads. Otherwise a raw tracepoint or a kprobe, whose fields are
+    copied by a helper."""
     fields: Mapping[str, Sequence[tuple[str, str, int]]]
     """Macro to alternatives of (struct, member, size in bytes); the first that this kernel has gives the offset. Size 0 is a
     bitfield of one bit, whose mask is the macro with `_BIT` behind it. Without a struct it is a per-CPU variable of the kernel

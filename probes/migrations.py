@@ -31,7 +31,7 @@ _FIELDS: fields.Fields = {
     # Moved into thread_info by bcf9033e5449 (Linux 5.16).
     "TASK_CPU": [("task_struct", "thread_info.cpu", 4), ("task_struct", "cpu", 4)],
 }
-_PROGRAMS = [Program("on_migrate", "sched_migrate_task", "dtse_migrations", arguments=("struct task_struct *", "s32"))]
+_PROGRAMS = [Program("on_migrate", "sched_migrate_task", "dtse_migrations", arguments=(*fields.TASK, "s32"))]
 _FORMS = {
     "tp_btf": Form(name="tp_btf", typed=True, fields=_FIELDS, programs=_PROGRAMS, constants={"TYPED": 1}),
     "raw_tp": Form(name="raw_tp", typed=False, fields=_FIELDS, programs=_PROGRAMS),

@@ -13,10 +13,9 @@ struct victim {
 BPF_ARRAY(oomkill, struct victim, VICTIMS);
 BPF_ARRAY(kills, u64, 1);
 
-/* mark_victim(struct task_struct *task, uid_t uid) */
-int on_victim(u64 *ctx)
+static __always_inline int remember(u64 task)
 {
-	u64 task = ctx[0], leader, *count;
+	u64 leader, *count;
 	struct victim *victim;
 	u32 at = 0;
 
@@ -35,3 +34,19 @@ int on_victim(u64 *ctx)
 	(*count)++;
 	return 0;
 }
+
+#ifndef OOM_MM
+/* mark_victim(struct task_struct *task, uid_t uid) */
+int on_victim(u64 *ctx)
+{
+	return remember(ctx[0]);
+}
+#else
+/* mark_oom_victim(struct task_struct *tsk), which notes the memory of a process that was not marked before */
+int on_mark(u64 *ctx)
+{
+	u64 task = ARGUMENT(ctx), signal = FIELD(u64, task, SIGNAL);
+
+	return FIELD(u64, signal, OOM_MM) ? 0 : remember(task);
+}
+#endif

@@ -5,7 +5,8 @@ of memory; a process that is dying anyway is marked too, so that it may use the 
 that it is in (version 1: in the cpu controller's hierarchy), which may lie below the one whose limit it was.
 
 What it cannot see: kills before it was opened, which the kernel's files have (memory.events, memory.oom_control), and those
-of a user-space killer. Kernels before 6.8 name the victim by its number alone and are refused: its cgroup would be a guess.
+of a user-space killer. Kernels before 6.9, without the stable updates of 2025, name the victim by its number alone, which would
+make its cgroup a guess: there the function that marks it is probed (fentry or kprobe).
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
 from probes.losses import Losses
 from probes.maps import Map
 
-FORMS = ("tp_btf", "raw_tp")
-"""In order of preference, which is that of their cost."""
+FORMS = ("tp_btf", "raw_tp", "fentry", "kprobe")
+"""In order of preference."""
 RING = 256
 """Victims that the kernel's side remembers until they are read."""
 LATEST = 32
@@ -37,11 +38,19 @@ _FIELDS: fields.Fields = {
     "LEADER": [("task_struct", "group_leader", 8)],
     "COMM": [("task_struct", "comm", 16)],
 }
-# The victim itself is passed since 72ba14deb40a (Linux 6.8); its number alone before that.
-_PROGRAMS = [Program("on_victim", "mark_victim", "dtse_oomkill", arguments=("struct task_struct *",))]
+_MARK_FIELDS: fields.Fields = {
+    **_FIELDS,
+    "SIGNAL": [("task_struct", "signal", 8)],
+    "OOM_MM": [("signal_struct", "oom_mm", 8)],
+}
+# The victim itself is passed since 72ba14deb40a (Linux 6.9, and updates of 2025 to older series); its number alone before.
+_PROGRAMS = [Program("on_victim", "mark_victim", "dtse_oomkill", arguments=fields.TASK)]
+_MARK = [Program("on_mark", "mark_oom_victim", "dtse_oommark", arguments=fields.TASK, at="entry")]
 _FORMS = {
     "tp_btf": Form(name="tp_btf", typed=True, fields=_FIELDS, programs=_PROGRAMS, constants={"TYPED": 1}),
     "raw_tp": Form(name="raw_tp", typed=False, fields=_FIELDS, programs=_PROGRAMS),
+    "fentry": Form(name="fentry", typed=True, fields=_MARK_FIELDS, programs=_MARK, constants={"TYPED": 1}),
+    "kprobe": Form(name="kprobe", typed=False, fields={**_MARK_FIELDS, **fields.ARGUMENT}, programs=_MARK),
 }
 
 
@@ -135,7 +144,8 @@ def job(forms: Sequence[str], btf: Path = VMLINUX) -> Job:
         sources=[here / "kernel.bpf.h", here / "oomkill.bpf.c"],
         forms=[_FORMS[name] for name in forms],
         maps=["oomkill", "kills"],
-        remedy="use Linux 6.8 or later; without the probe, memory.events and memory.oom_control count the kills",
+        remedy="use Linux 6.9 or later, or one with fentry or kprobes; without the probe,"
+        " memory.events and memory.oom_control count the kills",
         constants={"VICTIMS": RING, **fields.unified()},
         btf=btf,
     )

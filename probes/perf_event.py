@@ -1,12 +1,15 @@
-"""The perf_event_open(2) system call, as much of it as counting on a CPU needs; layouts of include/uapi/linux/perf_event.h."""
+"""The perf_event_open(2) system call, as much of it as counting on a CPU and probing a function need; layouts of
+include/uapi/linux/perf_event.h. Standard library only, as the compiling child uses it."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import platform
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 HARDWARE, SOFTWARE = 0, 1
@@ -19,6 +22,8 @@ _TOTAL_TIMES = 1 | 2
 _PINNED = 1 << 2
 _CLOSE_ON_EXEC = 1 << 3
 _ANY_TASK, _NO_GROUP = -1, -1
+_SET_BPF, _ENABLE = 0x40042408, 0x2400
+"""PERF_EVENT_IOC_SET_BPF and _ENABLE, of x86 and arm64: the architectures whose registers `fields.ARGUMENT` knows."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -34,17 +39,38 @@ class _Attr(ctypes.Structure):
     _fields_ = (
         ("type", ctypes.c_uint32), ("size", ctypes.c_uint32), ("config", ctypes.c_uint64),
         ("sample_period", ctypes.c_uint64), ("sample_type", ctypes.c_uint64), ("read_format", ctypes.c_uint64),
-        ("flags", ctypes.c_uint64), ("rest", ctypes.c_uint8 * 16),
+        ("flags", ctypes.c_uint64), ("wakeup", ctypes.c_uint64), ("function", ctypes.c_uint64),
     )  # fmt: skip
 
 
 def open_on_cpu(event: Event, cpu: int) -> int:
     """Descriptor of an event that counts whatever runs on that CPU, pinned to a counter. Raises OSError."""
+    return _open(_Attr(type=event.type, config=event.config, read_format=_TOTAL_TIMES, flags=_PINNED), cpu)
+
+
+def attach_to_function(program: int, function: str, *, returning: bool, sys_root: Path = Path("/sys")) -> int:
+    """Descriptor that has a loaded program run at the entry of a kernel function, or behind its return, on all CPUs, as long as
+    it is open. Raises OSError: where the kernel has no kprobes (CONFIG_KPROBES), where the function cannot be probed."""
+    source = sys_root / "bus/event_source/devices/kprobe"
+    number = int((source / "type").read_text())
+    bit = int((source / "format/retprobe").read_text().strip().removeprefix("config:"))
+    name = ctypes.create_string_buffer(function.encode())
+    fd = _open(_Attr(type=number, config=returning << bit, function=ctypes.addressof(name)), cpu=0)
+    try:
+        fcntl.ioctl(fd, _SET_BPF, program)
+        fcntl.ioctl(fd, _ENABLE, 0)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _open(attr: _Attr, cpu: int) -> int:
     number = _NUMBERS.get(platform.machine())
     if number is None:
         raise OSError(errno.ENOSYS, f"the number of perf_event_open(2) on {platform.machine()} is not known")
-    attr = _Attr(type=event.type, size=_SIZE, config=event.config, read_format=_TOTAL_TIMES, flags=_PINNED)
     assert ctypes.sizeof(attr) == _SIZE
+    attr.size = _SIZE
     fd = int(_libc.syscall(number, ctypes.byref(attr), _ANY_TASK, cpu, _NO_GROUP, _CLOSE_ON_EXEC))
     if fd < 0:
         code = ctypes.get_errno()

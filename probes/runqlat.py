@@ -67,13 +67,13 @@ _CLASSIC_FIELDS = {
     # Renamed and narrowed by 2f064a59a11f (Linux 5.14).
     "STATE": [("task_struct", "__state", 4), ("task_struct", "state", 8)],
 }
-_SWITCH = Program("on_switch", "sched_switch", "dtse_runqlat")
-_MOVE = Program("on_migrate", "sched_migrate_task", "dtse_rql_move")
+_SWITCH = Program("on_switch", "sched_switch", "dtse_runqlat", arguments=fields.SWITCH)
+_MOVE = Program("on_migrate", "sched_migrate_task", "dtse_rql_move", arguments=fields.TASK)
 _STAMPED = [_SWITCH, msgspec.structs.replace(_MOVE, needs="DELAYED")]
 _CLASSIC = [
     _SWITCH,
-    Program("on_wakeup", "sched_wakeup", "dtse_rql_wakeup"),
-    Program("on_wakeup", "sched_wakeup_new", "dtse_rql_new"),
+    Program("on_wakeup", "sched_wakeup", "dtse_rql_wakeup", arguments=fields.TASK),
+    Program("on_wakeup", "sched_wakeup_new", "dtse_rql_new", arguments=fields.TASK),
 ]
 _FORMS = {
     "tp_btf": Form(

@@ -1,7 +1,8 @@
 /*
  * What the tasks of each cgroup send and receive on TCP and UDP sockets.
  *
- * Bytes are what the calls returned: sock_send_length and sock_recv_length run in the task that called. Segments and
+ * Bytes are what the calls returned: sock_send_length and sock_recv_length run in the task that called, and where the kernel
+ * does not have them (BY_CALL), the functions of both protocol families that do the work are seen to return. Segments and
  * retransmits are the socket's own counters in struct tcp_sock: at each call, at a retransmit and at the end of the
  * connection, what they have grown by since the last look goes to the cgroup that called last. What a look found is
  * remembered by the socket's address in `flows`, which drops the socket that was quiet for longest when it is full.
@@ -126,6 +127,7 @@ static __always_inline int moved(u64 sock, s32 bytes, u32 way)
 	return 0;
 }
 
+#ifndef BY_CALL
 /* sock_send_length(struct sock *sk, int ret, int flags) */
 int on_send(u64 *ctx)
 {
@@ -137,6 +139,19 @@ int on_receive(u64 *ctx)
 {
 	return (u32)ctx[2] & (MSG_PEEK | MSG_ERRQUEUE) ? 0 : moved(ctx[0], ctx[1], RECEIVED);
 }
+#else
+/* inet_sendmsg(struct socket *sock, struct msghdr *msg, size_t size), inet6_sendmsg and what it returns */
+int on_send(u64 *ctx)
+{
+	return moved(FIELD(u64, ctx[0], SOCKET_SK), ctx[3], SENT);
+}
+
+/* inet_recvmsg(struct socket *sock, struct msghdr *msg, size_t size, int flags), inet6_recvmsg and what it returns */
+int on_receive(u64 *ctx)
+{
+	return (u32)ctx[3] & (MSG_PEEK | MSG_ERRQUEUE) ? 0 : moved(FIELD(u64, ctx[0], SOCKET_SK), ctx[4], RECEIVED);
+}
+#endif
 
 /* Count for the cgroup that called last, whoever runs now, if it still has the place that it had then. */
 static __always_inline struct flow *settle(u64 sock, u64 tcp)

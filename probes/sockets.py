@@ -7,7 +7,7 @@ socket counts them, acknowledgements and retransmits included; they are added at
 belong to the cgroup that called last. A UDP packet is one call that sent or received, and one datagram unless the program
 uses UDP_SEGMENT or UDP_GRO, which take several in one call. Traffic between tasks of one node counts on both sides.
 
-What it cannot see: what does not pass through a socket call: sendfile on Linux 6.3 and 6.4, receiving by splice or
+What it cannot see: what does not pass through a socket call: sendfile before Linux 6.5, receiving by splice or
 TCP_ZEROCOPY_RECEIVE, kernel services such as NFS other than as the root's, and packets that a node merely forwards. Segments
 of a connection count from the first look at it: those that were open before the probe have lost nothing but their past. Where
 two CPUs look at one connection at the same moment, such as for a thread that sends and one that receives, a segment may be
@@ -31,8 +31,8 @@ from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
 from probes.maps import possible_cpus
 from probes.tabled import Tabled
 
-FORMS = ("tp_btf", "raw_tp")
-"""In order of preference."""
+FORMS = ("tp_btf", "raw_tp", "fentry")
+"""In order of preference. The last is for kernels before 6.3, where no tracepoint says what a call has moved."""
 FLOWS = 1 << 14
 """TCP sockets whose counters are remembered: 1.5 MiB."""
 COUNTERS = 9
@@ -45,15 +45,36 @@ _FIELDS = {
     "SEGS_OUT": [("tcp_sock", "segs_out", 4)],
     "TOTAL_RETRANS": [("tcp_sock", "total_retrans", 4)],
 }
+_SOCKET = ("struct sock *",)
+_CALL = (*_SOCKET, "s32", "s32")
+_CONNECTIONS = [
+    Program("on_retransmit", "tcp_retransmit_skb", "dtse_sock_again", arguments=_SOCKET),
+    Program("on_state", "inet_sock_set_state", "dtse_sock_state", arguments=_CALL),
+]
 _PROGRAMS = [
-    Program("on_send", "sock_send_length", "dtse_sock_send"),
-    Program("on_receive", "sock_recv_length", "dtse_sock_recv"),
-    Program("on_retransmit", "tcp_retransmit_skb", "dtse_sock_again"),
-    Program("on_state", "inet_sock_set_state", "dtse_sock_state"),
+    Program("on_send", "sock_send_length", "dtse_sock_send", arguments=_CALL[:2]),
+    Program("on_receive", "sock_recv_length", "dtse_sock_recv", arguments=_CALL),
+    *_CONNECTIONS,
+]
+_SENDS = ("struct socket *", "struct msghdr *", "u64")
+_RECEIVES = (*_SENDS, "s32")
+_CALLS = [
+    Program("on_send", "inet_sendmsg", "dtse_sock_send", arguments=_SENDS, at="return"),
+    Program("on_send", "inet6_sendmsg", "dtse_sock_send6", arguments=_SENDS, at="return"),
+    Program("on_receive", "inet_recvmsg", "dtse_sock_recv", arguments=_RECEIVES, at="return"),
+    Program("on_receive", "inet6_recvmsg", "dtse_sock_recv6", arguments=_RECEIVES, at="return"),
+    *_CONNECTIONS,
 ]
 _FORMS = {
     "tp_btf": Form(name="tp_btf", typed=True, fields=_FIELDS, programs=_PROGRAMS, constants={"TYPED": 1}),
     "raw_tp": Form(name="raw_tp", typed=False, fields=_FIELDS, programs=_PROGRAMS),
+    "fentry": Form(
+        name="fentry",
+        typed=True,
+        fields={**_FIELDS, "SOCKET_SK": [("socket", "sk", 8)]},
+        programs=_CALLS,
+        constants={"TYPED": 1, "BY_CALL": 1},
+    ),
 }
 
 
@@ -98,7 +119,7 @@ def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:
         maps=["sockets", "groups", "owners", "lost"],
         constants={"SLOTS": SLOTS, "SEATS": 1, "PLACES": places_for(cpus, 8 * COUNTERS), "FLOWS": FLOWS},
         btf=btf,
-        remedy="boot Linux 6.3 or later, which says what each call on a socket has moved",
+        remedy="boot Linux 6.3 or later, which says what each call on a socket has moved, or 5.11 or later with fentry",
     )
 
 

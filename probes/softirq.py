@@ -24,8 +24,8 @@ FORMS = ("tp_btf", "raw_tp")
 VECTORS = ("HI", "TIMER", "NET_TX", "NET_RX", "BLOCK", "IRQ_POLL", "TASKLET", "SCHED", "HRTIMER", "RCU")
 """As include/linux/interrupt.h numbers them and /proc/softirqs spells them."""
 _PROGRAMS = [
-    Program("on_entry", "softirq_entry", "dtse_sirq_in"),
-    Program("on_exit", "softirq_exit", "dtse_sirq_out"),
+    Program("on_entry", "softirq_entry", "dtse_sirq_in", arguments=fields.VECTOR),
+    Program("on_exit", "softirq_exit", "dtse_sirq_out", arguments=fields.VECTOR),
 ]
 _FORMS = {
     "tp_btf": Form(
@@ -87,7 +87,7 @@ def job(forms: Sequence[str], btf: Path = VMLINUX) -> Job:
         maps=["softirq"],
         constants={"VECTORS": len(VECTORS)},
         btf=btf,
-        remedy="boot Linux 4.17 or later, without PREEMPT_RT; without the probe, /proc/stat has the sum of all kinds",
+        remedy="boot Linux 5.5 or later, without PREEMPT_RT; without the probe, /proc/stat has the sum of all kinds",
     )
 
 

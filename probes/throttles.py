@@ -7,8 +7,11 @@ The quota is the cgroup's own or one above it: both hold it back, and while both
 has the own one alone. A throttle is counted when a task of the cgroup runs on that CPU again. On Linux 6.6 to 6.17 those by a
 quota above that follow each other before any task has run are counted as one; their sum is right.
 
-What it cannot see: a throttle that is still going on; those before the probe first saw the cgroup run on that CPU; and of
-a cgroup without a quota of its own, the first one on each CPU by a quota above it.
+The forms fentry and kprobe, for kernels before 6.6, count a throttle when it ends, and by the cgroup's own quota alone: their
+sum is the throttled_time of cpu.stat, to the nanosecond. Before 6.6 both have throttles of a cgroup with nothing to run, too.
+
+What it cannot see: a throttle that is still going on; in the forms tp_btf and raw_tp, those before the probe first saw the
+cgroup run on that CPU, and of a cgroup without a quota of its own, the first one on each CPU by a quota above it.
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
 from probes.maps import possible_cpus
 from probes.tabled import Tabled, durations
 
-FORMS = ("tp_btf", "raw_tp")
-"""In order of preference, which is that of their cost."""
+FORMS = ("tp_btf", "raw_tp", "fentry", "kprobe")
+"""In order of preference: the first two know of quotas above, too."""
 NOTHING = Durations(sum_ns=0, count=0, slots=(0,) * SLOTS)
 _FIELDS: fields.Fields = {
     **fields.GROUP,
@@ -36,11 +39,34 @@ _FIELDS: fields.Fields = {
     # Since 677ea015f231 (Linux 6.6).
     "SELF_TIME": [("cfs_rq", "throttled_clock_self_time", 8)],
 }
-_PASSED = ("u8", "struct task_struct *", "struct task_struct *")
-_PROGRAMS = [Program("on_switch", "sched_switch", "dtse_throttles", arguments=_PASSED)]
+_ENDING_FIELDS: fields.Fields = {
+    **fields.GROUP,
+    "THROTTLED_CLOCK": [("cfs_rq", "throttled_clock", 8)],
+    # A bitfield since Linux 6.18, which throttles task by task.
+    "THROTTLED": [("cfs_rq", "throttled", 4)],
+    "RQ": [("cfs_rq", "rq", 8)],
+    "RQ_CLOCK": [("rq", "clock", 8)],
+    "CFS_GROUP": [("cfs_rq", "tg", 8)],
+}
+_PROGRAMS = [Program("on_switch", "sched_switch", "dtse_throttles", arguments=fields.SWITCH)]
+_ENDED = ("struct cfs_rq *",)
+_ENDING = [
+    Program("on_unthrottle", "unthrottle_cfs_rq", "dtse_thr_end", arguments=_ENDED, at="entry"),
+    Program("on_unthrottled", "unthrottle_cfs_rq", "dtse_thr_ended", arguments=_ENDED, at="return"),
+]
 _FORMS = {
     "tp_btf": Form(name="tp_btf", typed=True, fields=_FIELDS, programs=_PROGRAMS, constants={"TYPED": 1}),
     "raw_tp": Form(name="raw_tp", typed=False, fields=_FIELDS, programs=_PROGRAMS),
+    "fentry": Form(
+        name="fentry", typed=True, fields=_ENDING_FIELDS, programs=_ENDING, constants={"TYPED": 1, "ENDING": 1}
+    ),
+    "kprobe": Form(
+        name="kprobe",
+        typed=False,
+        fields={**_ENDING_FIELDS, **fields.ARGUMENT},
+        programs=_ENDING,
+        constants={"ENDING": 1},
+    ),
 }
 
 
@@ -72,7 +98,8 @@ def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:
         maps=["throttles", "groups", "owners", "lost"],
         constants={"SLOTS": SLOTS, "SEATS": 1, "PLACES": places_for(cpus, 8 * (3 + SLOTS))},
         btf=btf,
-        remedy="use Linux 6.6 or later; without the probe, cpu.stat has the number of throttled periods and their sum",
+        remedy="use Linux 6.6 or later, or one with fentry or kprobes; without the probe, cpu.stat has the number of throttled"
+        " periods and their sum",
     )
 
 

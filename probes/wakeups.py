@@ -71,12 +71,12 @@ _PREEMPTION = {
     "RUNQUEUES": [("", "runqueues", 0)],
 }
 _PROGRAMS = [
-    Program("on_waking", "sched_waking", "dtse_waking"),
-    Program("on_new", "sched_wakeup_new", "dtse_wake_new"),
-    Program("on_switch", "sched_switch", "dtse_wake_run"),
-    Program("on_raise", "softirq_raise", "dtse_wake_ask"),
-    Program("on_softirq", "softirq_entry", "dtse_wake_in"),
-    Program("on_softirq_end", "softirq_exit", "dtse_wake_out"),
+    Program("on_waking", "sched_waking", "dtse_waking", arguments=fields.TASK),
+    Program("on_new", "sched_wakeup_new", "dtse_wake_new", arguments=fields.TASK),
+    Program("on_switch", "sched_switch", "dtse_wake_run", arguments=fields.SWITCH),
+    Program("on_raise", "softirq_raise", "dtse_wake_ask", arguments=fields.VECTOR),
+    Program("on_softirq", "softirq_entry", "dtse_wake_in", arguments=fields.VECTOR),
+    Program("on_softirq_end", "softirq_exit", "dtse_wake_out", arguments=fields.VECTOR),
 ]
 _FORMS = {
     "tp_btf": Form(

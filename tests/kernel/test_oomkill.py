@@ -14,18 +14,20 @@ import pytest
 
 from api.facts import OomVictim
 from api.ports import Seen, Unavailable
-from probes.oomkill import FORMS, OomKill, open_oomkill
+from probes.oomkill import OomKill, open_oomkill
 from tests.kernel.probing import opened
 from tests.kernel.support import TestCgroup, cgroup, limit_memory, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 
 HOG = "blocks = []\nwhile True: blocks.append(bytearray(b'x') * (1 << 20))"
+TRACEPOINTS = ("tp_btf", "raw_tp")
+"""Forms that run at tracepoints. Where functions can be probed, in a VM, tests/vm/test_probes_memory.py does that."""
 LACKING = "mark_victim of this kernel passes (s32"
 COMMAND = Path(sys.executable).name[:15]
 
 
-@pytest.fixture(params=FORMS)
+@pytest.fixture(params=TRACEPOINTS)
 def probe(request: pytest.FixtureRequest) -> Iterator[OomKill]:
     with opened(open_oomkill, request.param, lacking=LACKING) as source:
         assert source.form == request.param

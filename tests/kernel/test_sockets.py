@@ -12,12 +12,14 @@ import pytest
 
 from agent.hierarchy import Hierarchy
 from api.facts import Net
-from probes.sockets import FORMS, Sockets, decode, open_sockets
+from probes.sockets import Sockets, decode, open_sockets
 from tests.kernel.probing import opened, started_in
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 
+TRACEPOINTS = ("tp_btf", "raw_tp")
+"""Forms that run at tracepoints. Where functions can be probed, in a VM, tests/vm/test_probes_forms.py does that."""
 NONE = Net(**dict.fromkeys(Net.__struct_fields__, 0))
 SERVER = """
 import socket
@@ -100,7 +102,7 @@ with socket.socket() as client:
 """Connects to a neighbour who never answers; what it sends to begin with is sent again after one second, and again."""
 
 
-@pytest.fixture(params=FORMS)
+@pytest.fixture(params=TRACEPOINTS)
 def source(request: pytest.FixtureRequest) -> Iterator[Sockets]:
     with opened(open_sockets, request.param) as probe:
         assert probe.form == request.param
@@ -223,7 +225,7 @@ print("done", flush=True)
 """
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", TRACEPOINTS)
 def test_a_connection_from_before_the_probe_has_no_past(hierarchy: Hierarchy, form: str) -> None:
     """Its 500 turns and more are not counted; from the first look on, its segments are: data, and at most as many answers."""
     with cgroup(hierarchy, "old") as group:

@@ -13,7 +13,7 @@ import pytest
 from api.facts import Durations
 from api.histograms import BOUNDS_NS, slot_of
 from api.ports import Seen, Unavailable
-from probes.throttles import FORMS, NOTHING, Throttles, open_throttles
+from probes.throttles import NOTHING, Throttles, open_throttles
 from tests.kernel.probing import LAST_CPU, PINNED, eventually, opened
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
 
@@ -21,10 +21,12 @@ pytestmark = pytest.mark.kernel
 
 MS = 1_000_000
 PERIOD_US, QUOTA_US = 100_000, 20_000
+TRACEPOINTS = ("tp_btf", "raw_tp")
+"""Forms that run at tracepoints. Where functions can be probed, in a VM, tests/vm/test_probes_cpu.py does that."""
 LACKING = "no member throttled_clock_self_time"
 
 
-@pytest.fixture(params=FORMS)
+@pytest.fixture(params=TRACEPOINTS)
 def probe(request: pytest.FixtureRequest) -> Iterator[Throttles]:
     with opened(open_throttles, request.param, lacking=LACKING) as source:
         assert source.form == request.param

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from probes import bpf, perf_event
 from probes.btf import Btf, BtfError
-from probes.compiler import STUBS, FormRefused, _target, offsets, stub_tree
+from probes.compiler import STUBS, FormRefused, _kind, _target, _try_form, offsets, stub_tree
 from tests.probes.blob import Blob, sample
 
 
@@ -64,8 +66,8 @@ def test_a_bitfield_becomes_its_byte_and_a_mask() -> None:
         offsets(types, form(fields={"WIDE": [("task", "wide", 0)]}))
 
 
-def program(event: str, *arguments: str, iterator: bool = False) -> dict[str, Any]:
-    return {"tracepoint": event, "arguments": list(arguments), "iterator": iterator}
+def program(event: str, *arguments: str, iterator: bool = False, at: str = "") -> dict[str, Any]:
+    return {"tracepoint": event, "arguments": list(arguments), "iterator": iterator, "at": at}
 
 
 def test_a_variable_has_no_struct_and_becomes_its_place_among_those_of_a_cpu() -> None:
@@ -85,3 +87,59 @@ def test_a_tracepoint_that_passes_something_else_is_refused() -> None:
         for typed in (True, False):
             with pytest.raises(BtfError, match=r"wakeup of this kernel passes \(u32, struct sched_info \*\), not \("):
                 _target(types, program("wakeup", *arguments), typed=typed)
+
+
+@pytest.mark.parametrize(("event", "reason"), [("wakeup", "wakeup of this kernel passes"), ("gone", "btf_trace_gone")])
+def test_what_the_kernel_lacks_is_found_before_the_compiler_runs(event: str, reason: str) -> None:
+    """Compiling takes most of the time that a form takes, and a kernel may refuse all of them."""
+
+    def compiler(**_: object) -> None:
+        pytest.fail("compiled in vain")
+
+    wanted = {**form(), "constants": {}, "typed": True, "programs": [{**program(event, "s32"), "needs": ""}]}
+    with pytest.raises(FormRefused, match=reason) as refused:
+        _try_form(compiler, Btf(sample()), {"constants": {}, "sources": [], "maps": []}, wanted)
+    assert refused.value.facts["stage"] == "fields"
+    assert refused.value.facts["errno"] == errno.ENOENT
+
+
+def test_a_function_is_known_by_its_number_and_must_be_passed_what_the_source_reads() -> None:
+    """`bpf_iter_task` of the sample is passed a pointer, an unsigned int and a pointer."""
+    types = Btf(sample())
+    passed = ("struct sched_info *", "u32")
+    assert types.parameters("bpf_iter_task") == (*passed, "struct sched_info *")
+    whole = (*passed, "struct sched_info *")
+    with pytest.raises(BtfError, match=r"bpf_iter_task of this kernel passes \(struct sched_info \*, u32, struct"):
+        _target(types, program("bpf_iter_task", *passed, at="return"), typed=True)
+    for at, read in (("entry", passed), ("return", whole)):
+        assert _target(types, program("bpf_iter_task", *read, at=at), typed=True) == types.function_id("bpf_iter_task")
+        assert _target(types, program("bpf_iter_task", *read, at=at), typed=False) == 0
+        for typed in (True, False):
+            with pytest.raises(BtfError, match=r"bpf_iter_task of this kernel passes \(struct sched_info \*, u32, "):
+                _target(types, program("bpf_iter_task", "u32", at=at), typed=typed)
+            with pytest.raises(BtfError, match="no function gone"):
+                _target(types, program("gone", "u32", at=at), typed=typed)
+
+
+@pytest.mark.parametrize(
+    ("at", "iterator", "typed", "kind", "attach_type"),
+    [
+        ("", False, True, bpf.TRACING, None),
+        ("", False, False, bpf.RAW_TRACEPOINT, None),
+        ("", True, True, bpf.TRACING, bpf.TRACE_ITER),
+        ("entry", False, True, bpf.TRACING, bpf.TRACE_FENTRY),
+        ("return", False, True, bpf.TRACING, bpf.TRACE_FEXIT),
+        ("entry", False, False, bpf.KPROBE, None),
+        ("return", False, False, bpf.KPROBE, None),
+    ],
+)
+def test_what_kind_of_program_it_is(
+    at: str, kind: int, attach_type: int | None, *, iterator: bool, typed: bool
+) -> None:
+    expected = {"kind": kind} | ({} if attach_type is None else {"attach_type": attach_type})
+    assert _kind(program("x", iterator=iterator, at=at), typed=typed) == expected
+
+
+def test_a_kernel_without_kprobes_has_no_file_that_says_how_to_ask_for_them(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="bus/event_source/devices/kprobe/type"):
+        perf_event.attach_to_function(0, "unthrottle_cfs_rq", returning=False, sys_root=tmp_path)

@@ -1,0 +1,127 @@
+"""What the tests of the guest share: its cgroups and disks, and every BPF program, built once.
+
+Compiling is ten times slower under emulation. So each probe is opened once in each form, in two compiling children, and all
+of them at the same time: then the forms see the same events, and must agree.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import pytest
+
+from agent.hierarchy import Hierarchy, detect
+from api.ports import Unavailable
+from probes.counters import open_counters
+from probes.loader import Compiler, sharing
+from probes.registry import BY_NAME
+from probes.runqlat import open_waits
+from tests.kernel.test_counters import CLOCKS
+
+T = TypeVar("T")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What is marked `vm` writes where only a machine of its own may be written to."""
+    if item.get_closest_marker("vm") and not os.environ.get("DIOPTASE_VM"):
+        pytest.fail("this needs a machine of its own: python -m tests.vm boots one and runs it there", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def hierarchy() -> Hierarchy:
+    """Version 2 and nothing else."""
+    found = detect()
+    assert (found.mode, found.v1) == ("v2", {})
+    return found
+
+
+@pytest.fixture(scope="session")
+def series() -> str:
+    """Of the kernel: `6.1`."""
+    return ".".join(os.uname().release.split(".")[:2])
+
+
+@pytest.fixture(scope="session")
+def data_disk() -> tuple[str, Path]:
+    """Number of the disk whose serial is `data`, as io.max wants it, and where its file system is."""
+    disks = {(disk / "serial").read_text().strip(): disk for disk in Path("/sys/block").glob("vd*")}
+    return (disks["data"] / "dev").read_text().strip(), Path("/run/data")
+
+
+WORKERS = 2
+"""Compiling children."""
+
+
+def forms_of(name: str) -> tuple[str, ...]:
+    """All that a probe has, in its order of preference."""
+    module = "probes.runqlat" if name == "runqlat" else BY_NAME[name].open.__module__
+    forms: tuple[str, ...] = sys.modules[module].FORMS
+    return forms
+
+
+class Programs:
+    """Run-queue waits and the probes of the registry, by name and form. What counts by hardware counters has software events,
+    because an emulated CPU has no others."""
+
+    def __init__(self) -> None:
+        self._owned = ExitStack()
+        self._compilers: SimpleQueue[Compiler] = SimpleQueue()
+        for _ in range(WORKERS):
+            self._compilers.put(self._owned.enter_context(Compiler()))
+        self._opened: dict[str, dict[str, Any]] = {}
+        self.refused: dict[tuple[str, str], str] = {}
+        """Why the kernel does not take a form."""
+
+    def __call__(self, name: str) -> Mapping[str, Any]:
+        """The probe in every form that this kernel takes."""
+        self.open((name,))
+        return self._opened[name]
+
+    def open(self, names: Iterable[str]) -> None:
+        """Have these, side by side."""
+        new = [name for name in names if name not in self._opened]
+        self._opened.update((name, {}) for name in new)
+        with ThreadPoolExecutor(WORKERS) as workers:
+            list(workers.map(self._open, *zip(*((name, form) for name in new for form in forms_of(name)), strict=True)))
+
+    def compiled(self, load: Callable[[], T]) -> T:
+        """What `load` loads, by a child that is there already."""
+        compiler = self._compilers.get()
+        try:
+            with sharing(compiler):
+                return load()
+        finally:
+            self._compilers.put(compiler)
+
+    def close(self) -> None:
+        for probe in (probe for probes in self._opened.values() for probe in probes.values()):
+            probe.close()
+        self._owned.close()
+
+    def _open(self, name: str, form: str) -> None:
+        opener: Callable[..., Any]
+        if name == "runqlat":
+            opener = open_waits
+        elif name == "counters":
+            opener = partial(open_counters, events=CLOCKS)
+        else:
+            opener = BY_NAME[name].open
+        try:
+            self._opened[name][form] = self.compiled(partial(opener, forms=(form,)))
+        except Unavailable as error:
+            self.refused[name, form] = error.reason
+
+
+@pytest.fixture(scope="session")
+def programs() -> Iterator[Programs]:
+    made = Programs()
+    yield made
+    made.close()

@@ -1,0 +1,150 @@
+"""Reclaim, kswapd and OOM kills on version 2 with two NUMA nodes, in every form at once and in the kernel's own books."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from agent.hierarchy import Hierarchy
+from agent.sense.cgroups import CgroupReader
+from agent.sense.psi import open_trigger
+from api.facts import Kswapd, OomVictim, Reclaim
+from api.ports import Seen
+from probes.groups import ROOT_ID
+from tests.kernel.support import TestCgroup, cgroup, limit_memory
+from tests.kernel.test_kswapd_node import meminfo, vmstat
+from tests.kernel.test_oomkill import HOG as ENDLESS
+from tests.vm.conftest import Programs
+from tests.vm.pressure import fires
+
+pytestmark = pytest.mark.vm
+
+MIB = 1 << 20
+FIELDS = ("wakeups", "scanned_pages", "reclaimed_pages")
+HIGH, WANTED = 64 * MIB, 128 * MIB
+TOUCH = """
+import mmap, sys
+size = int(sys.argv[1])
+block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+line = b"z" * (1 << 20)
+for _ in range(size >> 20): block.write(line)
+"""
+"""Fills so much memory, a megabyte at a time."""
+
+
+def events(group: TestCgroup) -> dict[str, int]:
+    words = group.file("memory", "memory.events").read_text().split()
+    return {name: int(count) for name, count in zip(words[::2], words[1::2], strict=True)}
+
+
+class Squeezed:
+    """A cgroup that had twice what memory.high lets it have, after it has ended."""
+
+    def __init__(self, programs: Programs, hierarchy: Hierarchy, group: TestCgroup, beside: TestCgroup) -> None:
+        probes = programs("kswapd")
+        live = {ROOT_ID: "/", group.id: group.path, beside.id: beside.path}
+        before = {form: probe.read(live).cgroups for form, probe in probes.items()}
+        group.file("memory", "memory.high").write_text(str(HIGH))
+        trigger = open_trigger(group.file("memory", "memory.pressure"), 50_000, 1_000_000)
+        self.quiet = fires(trigger, 1.0)
+        assert group.start([sys.executable, "-c", TOUCH, str(WANTED)]).wait() == 0
+        self.fired = fires(trigger, 1.0)
+        trigger.close()
+        self.events = events(group)
+        after = {form: probe.read(live).cgroups for form, probe in probes.items()}
+        self.reclaims = {form: [seen[of.id]["reclaim"] for of in (group, beside)] for form, seen in after.items()}
+        # memory.high's own worker is a kernel thread, and those are the root's.
+        self.by_worker = {
+            form: after[form][ROOT_ID]["reclaim"].limit.count - before[form][ROOT_ID]["reclaim"].limit.count
+            for form in probes
+        }
+        reader = CgroupReader(hierarchy)
+        self.sample = reader.read()[group.path]
+        reader.close()
+
+
+@pytest.fixture(scope="module")
+def squeezed(programs: Programs, hierarchy: Hierarchy) -> Iterator[Squeezed]:
+    with cgroup(hierarchy, "squeezed") as group, cgroup(hierarchy, "beside-it") as beside:
+        yield Squeezed(programs, hierarchy, group, beside)
+
+
+@pytest.mark.parametrize("form", ["tp_btf", "raw_tp"])
+def test_each_high_event_is_a_reclaim_that_the_probe_saw(squeezed: Squeezed, form: str) -> None:
+    reclaim, beside = squeezed.reclaims[form]
+    assert isinstance(reclaim, Reclaim)
+    assert isinstance(beside, Reclaim)
+    assert squeezed.events["high"] >= 10
+    assert reclaim.limit.count + squeezed.by_worker[form] == squeezed.events["high"]
+    assert reclaim.limit.slots is not None
+    assert sum(reclaim.limit.slots) == reclaim.limit.count
+    assert reclaim.reclaimed_pages * 4096 >= WANTED - HIGH - 4 * MIB, "what does not fit has to go"
+    assert (beside.limit.count, beside.reclaimed_pages) == (0, 0)
+
+
+def test_the_agent_reads_the_same_events(squeezed: Squeezed) -> None:
+    sample = squeezed.sample
+    assert sample.memory_events["high"] == squeezed.events["high"]
+    assert squeezed.events["max"] == squeezed.events["oom_kill"] == 0
+    assert sample.limits.memory_high_bytes == HIGH
+
+
+def test_reclaim_is_memory_pressure_that_fires_a_trigger(squeezed: Squeezed) -> None:
+    assert (squeezed.quiet, squeezed.fired) == (False, True)
+
+
+def nodes_of(seen: Seen) -> Mapping[int, Kswapd]:
+    found = seen.node["kswapd"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_hog_bound_to_node_1_wakes_its_kswapd_alone_and_is_named(programs: Programs, hierarchy: Hierarchy) -> None:
+    """It takes all that is free there and 150 MiB more. Sums over the nodes are those of /proc/vmstat."""
+    probes = programs("kswapd")
+    with cgroup(hierarchy, "hog") as group, cgroup(hierarchy, "beside-hog") as beside:
+        group.file("cpuset", "cpuset.mems").write_text("1")
+        live = {ROOT_ID: "/", group.id: group.path, beside.id: beside.path}
+        free = meminfo(Path("/sys/devices/system/node/node1/meminfo"), "MemFree")
+        before = {form: probe.read(live) for form, probe in probes.items()}
+        books = vmstat()
+        assert group.start([sys.executable, "-c", TOUCH, str(free + 150 * MIB)]).wait() == 0
+        books = {name: now - books[name] for name, now in vmstat().items()}
+        after = {form: probe.read(live) for form, probe in probes.items()}
+        for form in probes:
+            grown = {
+                number: {name: getattr(now, name) - getattr(nodes_of(before[form])[number], name) for name in FIELDS}
+                for number, now in nodes_of(after[form]).items()
+            }
+            assert grown.keys() == {0, 1}
+            assert grown[0]["wakeups"] == 0, grown
+            assert grown[1]["wakeups"] > 0
+            assert grown[1]["wakeups"] == books["pageoutrun"]
+            assert grown[1]["reclaimed_pages"] == books["pgsteal_kswapd"]
+            assert 0.9 * books["pgscan_kswapd"] <= grown[1]["scanned_pages"] <= books["pgscan_kswapd"]
+            named, other = (after[form].cgroups[of.id]["reclaim"] for of in (group, beside))
+            assert isinstance(named, Reclaim)
+            assert isinstance(other, Reclaim)
+            assert named.kswapd_wakeups > 0
+            assert other.kswapd_wakeups == other.direct.count == 0
+
+
+def test_an_oom_kill_is_counted_for_its_cgroup_in_every_form(programs: Programs, hierarchy: Hierarchy) -> None:
+    probes = programs("oomkill")
+    assert probes.keys() == {"tp_btf", "raw_tp", "fentry", "kprobe"}
+    with cgroup(hierarchy, "over") as group, cgroup(hierarchy, "beside-over") as beside:
+        live = {group.id: group.path, beside.id: beside.path}
+        limit_memory(group, 24 * MIB)
+        hog = group.start([sys.executable, "-c", ENDLESS])
+        assert hog.wait() == -signal.SIGKILL
+        assert events(group)["oom_kill"] == 1
+        for form, probe in probes.items():
+            seen = probe.read(live)
+            assert {number: seen.cgroups[number]["oom_kills"] for number in live} == {group.id: 1, beside.id: 0}, form
+            (victim,) = (each for each in seen.node["oom_victims"] if each.cgroup == group.path)
+            assert isinstance(victim, OomVictim)
+            assert (victim.pid, victim.command) == (hog.pid, Path(sys.executable).name[:15])
