@@ -21,7 +21,7 @@ from api.facts import Net, Wakeups
 from probes import registry
 from probes.groups import ROOT_ID
 from probes.migrations import numa_nodes_of_cpus
-from tests.kernel.probing import PINNED, eventually, started_in
+from tests.kernel.probing import PINNED, eventually, having, started_in
 from tests.kernel.support import TestCgroup, cgroup
 from tests.kernel.test_sockets import CLIENT, ECHO, PING, SERVER, ending, line
 from tests.kernel.test_wakeups import FIRST, NEXT, start
@@ -46,6 +46,24 @@ MISSING = {
 BYTES, DATAGRAMS, TURNS, MOVES = 1_000_003, 200, 300, 20
 
 
+IN_FUNCTIONS = """
+from probes.loader import Compiler, sharing
+from probes.oomkill import open_oomkill
+from probes.sockets import open_sockets
+from probes.throttles import open_throttles
+with Compiler() as compiler, sharing(compiler):
+    for opener, form in (
+        (open_throttles, "fentry"), (open_throttles, "kprobe"), (open_oomkill, "fentry"), (open_oomkill, "kprobe"),
+        (open_sockets, "fentry"),
+    ):
+        probe = opener(forms=(form,))
+        probe.read({1: "/"})
+        probe.close()
+        print(probe.name, probe.form)
+"""
+"""All that are attached to functions of the kernel."""
+
+
 def same(read: Mapping[str, Any]) -> Any:
     """What all forms have read."""
     assert read
@@ -68,6 +86,11 @@ def test_every_form_loads_but_those_that_this_kernel_lacks(programs: Programs, s
     assert opened.keys() == set(forms_of(name)) - expected.keys()
     assert {form: probe.form for form, probe in opened.items()} == {form: form for form in opened}
     assert all(probe.problem() is None for probe in opened.values())
+
+
+def test_functions_can_be_probed_with_the_capabilities_of_every_other_probe() -> None:
+    lines = having(registry.LOADED, IN_FUNCTIONS).splitlines()
+    assert lines == ["throttles fentry", "throttles kprobe", "oomkill fentry", "oomkill kprobe", "sockets fentry"]
 
 
 def test_blame_is_told_by_the_programs_that_count_waits(programs: Programs) -> None:
