@@ -32,7 +32,7 @@ PYTHON = (sys.executable, "-I", "-S", "-c")
 HOLD = """
 import _signal, mmap, sys, time
 size, block = int(sys.argv[1]), bytes(range(1, 129)) * 8192
-held = mmap.mmap(-1, size)
+held = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 def touch(*_):
     for page in range(0, size, 4096):
         held[page] = 255 - held[page]
