@@ -8,9 +8,10 @@ together: so what is refused is tried again after the others, and lists are wide
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Collection, Sequence
 
-from agent.qrm.knobs import KnobFiles, Original, RawValue
+from agent.qrm.knobs import KnobFiles, Original, RawValue, Refused
 from api.cpus import format_cpu_list, parse_cpu_list
 from api.decisions import Decision, Outcome, Status
 from api.knobs import Knob, Verdict
@@ -117,6 +118,23 @@ def is_idle(entry: Original, files: KnobFiles) -> bool:
         return False
 
 
+def _write(entry: Original, files: KnobFiles) -> bool:
+    """Write the original, or what stands for it: whether it is the latter.
+
+    With tasks in the group the kernel takes no empty list any more (validate_change, kernel/cgroup/cpuset.c): then the group
+    has all that the one above has, which is what an empty one means on version 2.
+    """
+    try:
+        files.write_raw(entry.cgroup, entry.cgroup_id, entry.knob, entry.raw.texts)
+    except Refused as error:
+        above = files.ceiling(entry.cgroup, entry.knob) if entry.knob in LISTS else None
+        if error.code != errno.ENOSPC or above is None or "".join(entry.raw.texts.values()).strip():
+            raise
+        files.write(entry.cgroup, entry.cgroup_id, entry.knob, format_cpu_list(above))
+        return True
+    return False
+
+
 def _restore(entry: Original, files: KnobFiles) -> Outcome:
     before = after = None
     try:
@@ -124,14 +142,14 @@ def _restore(entry: Original, files: KnobFiles) -> Outcome:
         before = _shown(entry, files, current)
         if current.texts == entry.raw.texts:
             return _outcome(entry, files, Status.UNCHANGED, before=before, after=before)
-        files.write_raw(entry.cgroup, entry.cgroup_id, entry.knob, entry.raw.texts)
+        stands_for = _write(entry, files)
         written = _current(entry, files)
         after = _shown(entry, files, written)
     except Vanished as error:
         return _outcome(entry, files, Status.VANISHED, before=before, error=str(error))
     except Unavailable as error:
         return _outcome(entry, files, Status.REFUSED, before=before, error=f"{error.reason}: {error.remedy}")
-    if written.texts != entry.raw.texts:
+    if written.texts != entry.raw.texts and not stands_for:
         error_text = "the kernel shows another value than the original: look for another program that writes it"
         return _outcome(entry, files, Status.MISMATCH, before=before, after=after, error=error_text)
     return _outcome(entry, files, Status.APPLIED, before=before, after=after)

@@ -1,0 +1,155 @@
+"""Eviction under real pressure: who leaves a node, or a NUMA node, that runs out of memory, and that nobody else does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.eviction.signals import SignalKiller
+from api.decisions import Round
+from api.evictions import KillReason
+from api.pods import Container, Pod
+from api.qos import QoSLevel
+from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+from tests.vm.rounds import pod, rounds, turn, turn_until
+from tests.vm.workloads import MIB, SPIN, free_bytes, hold, numa_nodes, on_nodes, wait_for
+
+pytestmark = pytest.mark.vm
+
+SYSTEM, NUMA = "system-memory-pressure-eviction-plugin", "numa-memory-pressure-eviction-plugin"
+
+
+@contextmanager
+def groups(*names: str) -> Iterator[list[TestCgroup]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(cgroup(require_writable_cgroups(), name)) for name in names]
+
+
+def alive(group: TestCgroup) -> bool:
+    return all(process.poll() is None for process in group.processes)
+
+
+def victims(done: list[Round]) -> list[tuple[str, str, bool]]:
+    """Who was chosen, by which plugin, and whether only to be shown."""
+    found = [victim for each in done if each.evictions is not None for victim in each.evictions.victims]
+    return [(victim.pod.rpartition("-")[2], victim.plugin, victim.dry_run) for victim in found]
+
+
+def kills(done: list[Round]) -> list[tuple[str, KillReason]]:
+    return [(event.pod.rpartition("-")[2], event.reason) for each in done for event in each.kills]
+
+
+def settings(plugin: str, *, dry: bool = False, **own: Mapping[str, Any]) -> dict[str, Any]:
+    eviction = {"plugins": [plugin], "intervalS": 0.1, "dryRun": [plugin] if dry else [], **own}
+    return {"advisor": {"policy": "none"}, "eviction": eviction}
+
+
+def gone(loop: Any) -> list[Round]:
+    """Rounds until somebody has left, and three more."""
+    done = turn_until(
+        loop, "somebody has left", lambda each: KillReason.SUCCEEDED in {event.reason for event in each.kills}
+    )
+    return [*done, *(turn(loop) for _ in range(3))]
+
+
+def test_the_largest_batch_pod_leaves_a_node_without_free_memory(tmp_path: Path) -> None:
+    """The online pod is the largest of all. First the plugin runs dry, then for real."""
+    with groups("web", "small", "large") as (web, small, large):
+        for group, size in ((web, 192), (small, 32), (large, 64)):
+            hold(group, size * MIB)
+        own = {"systemMemory": {"freeMinimumBytes": free_bytes() - 48 * MIB, "graceS": 5}}
+        pods = [pod(web, "shared_cores"), pod(small, "reclaimed_cores"), pod(large, "reclaimed_cores")]
+        for name in ("dry", "real"):
+            (tmp_path / name).mkdir()
+        with rounds(tmp_path / "dry", settings(SYSTEM, dry=True, **own), pods) as loop:
+            before = [turn(loop) for _ in range(3)]
+            assert (victims(before), kills(before)) == ([], []), "there is enough"
+            hold(large, 96 * MIB)
+            done = turn_until(loop, "it is shown", lambda each: bool(each.evictions and each.evictions.victims))
+            done += [turn(loop) for _ in range(3)]
+            assert (victims(done), kills(done)) == ([("large", SYSTEM, True)], [])
+        assert all(map(alive, (web, small, large)))
+        with rounds(tmp_path / "real", settings(SYSTEM, **own), pods) as loop:
+            done = gone(loop)
+        assert victims(done) == [("large", SYSTEM, False)]
+        assert kills(done) == [("large", KillReason.CREATED), ("large", KillReason.SUCCEEDED)]
+        assert {process.wait() for process in large.processes} == {-15}
+        assert alive(web)
+        assert alive(small)
+
+
+@pytest.fixture
+def crowded() -> Iterator[list[TestCgroup]]:
+    """The last NUMA node is nearly full, of somebody who is no pod; of two batch pods the one there is the smaller one."""
+    first, *_, last = numa_nodes()
+    with groups("filler", "web", "near", "far") as made:
+        filler, web, near, far = made
+        for group, node in ((filler, last), (web, last), (near, last), (far, first)):
+            group.file("cpuset", "cpuset.mems").write_text(str(node))
+        # First, so that it is what the kernel swaps out if it has to.
+        hold(filler, free_bytes(last) - (96 + 64 + 32) * MIB)
+        hold(web, 96 * MIB)
+        hold(near, 64 * MIB)
+        hold(far, 128 * MIB)
+        yield made
+
+
+def test_of_a_crowded_numa_node_the_pod_leaves_that_is_there(crowded: list[TestCgroup], tmp_path: Path) -> None:
+    filler, web, near, far = crowded
+    last = max(numa_nodes())
+    assert on_nodes(near)[last] >= 60 * MIB
+    pods = [pod(web, "shared_cores"), pod(near, "reclaimed_cores"), pod(far, "reclaimed_cores")]
+    with rounds(tmp_path, settings(NUMA), pods) as loop:
+        done = gone(loop)
+        (threshold,) = [each for each in done[0].evictions.thresholds if each.subject == f"numa{last}"]  # type: ignore[union-attr]
+        assert (threshold.observed or 0) < (threshold.value or 0)
+        others = [each for each in done[0].evictions.thresholds if each is not threshold]  # type: ignore[union-attr]
+        assert [each.met.value for each in others] == ["not-met"] * (len(numa_nodes()) - 1)
+    assert victims(done) == [("near", NUMA, False)]
+    assert all(map(alive, (filler, web, far)))
+
+
+def test_background_reclaim_without_a_break_makes_the_largest_batch_pod_leave(tmp_path: Path) -> None:
+    """One batch pod goes round and round in more memory than its NUMA node has; kswapd takes away what it will want back."""
+    last = max(numa_nodes())
+    with groups("web", "still", "busy") as (web, still, busy):
+        for group in (still, busy):
+            group.file("cpuset", "cpuset.mems").write_text(str(last))
+        hold(web, 32 * MIB)
+        hold(still, 16 * MIB)
+        hold(busy, free_bytes(last) + 64 * MIB, busy=True)
+        own = {"systemMemory": {"kswapdPagesPerS": 100, "kswapdS": 4, "graceS": 5}}
+        pods = [pod(web, "shared_cores"), pod(still, "reclaimed_cores"), pod(busy, "reclaimed_cores")]
+        with rounds(tmp_path, settings(SYSTEM, **own), pods) as loop:
+            done = gone(loop)
+        met = [t.subject for each in done for t in each.evictions.thresholds if t.met.value == "hard"]  # type: ignore[union-attr]
+        assert set(met) == {"kswapd"}
+        assert victims(done) == [("busy", SYSTEM, False)]
+        assert all(map(alive, (web, still)))
+
+
+def test_a_frozen_pod_leaves_when_its_grace_is_over() -> None:
+    """It cannot hear SIGTERM; cgroup.kill ends it all the same."""
+    with groups("frozen", "beside") as (frozen, beside):
+        for group in (frozen, beside):
+            group.start(SPIN)
+        frozen.file("cpu", "cgroup.freeze").write_text("1")
+        wait_for("it is frozen", lambda: "frozen 1" in frozen.file("cpu", "cgroup.events").read_text())
+        victim = Pod(
+            uid="u", namespace="default", name="frozen", qos=QoSLevel.RECLAIMED,
+            containers=(Container(name="main", cgroup=frozen.path),),
+        )  # fmt: skip
+        with closing(SignalKiller(frozen.hierarchy)) as killer:
+            killer.evict(victim, 1.0, "it has to")
+            told = [event.reason for event in killer.outcomes()]
+            time.sleep(0.3)
+            assert (told, alive(frozen)) == ([KillReason.CREATED], True)
+            wait_for("it is gone", lambda: bool(told.extend(e.reason for e in killer.outcomes()) or told[1:]))
+        assert told == [KillReason.CREATED, KillReason.SUCCEEDED]
+        assert frozen.processes[0].wait() == -9
+        assert alive(beside)

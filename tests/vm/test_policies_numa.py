@@ -1,0 +1,177 @@
+"""NUMA-aware placement on the nodes of this machine: real cpusets of dedicated, bound and other pods, and where they run.
+
+Two nodes or four, of two CPUs each; who has what is worked out by hand. Reclaimed pods keep a CPU of every node. A share pool
+wants two, and gets what is left of its nodes: one of one node. Who is bound to nothing has no memory limit where it may run
+beside all nodes.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.loop import Loop
+from api.cpus import parse_cpu_list
+from api.decisions import Round
+from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+from tests.vm.rounds import PAUSE_S, pod, refused, rounds, turn, write
+from tests.vm.test_knobs_cpu import ran_on
+from tests.vm.workloads import MIB, SPIN, hold, numa_nodes, on_nodes, wait_for
+
+pytestmark = pytest.mark.vm
+
+CANONICAL = {
+    "advisor": {
+        "policy": "canonical", "reservedForAllocateCores": 0, "minShareCores": 2, "rampUpS": 0, "minRampDownPeriodS": 0,
+        "provision": {"minDedicatedCores": 1},
+    },
+    "placing": {"rampUpS": 0, "residualS": 0, "enableReclaimNumaBinding": True},
+}  # fmt: skip
+ALONE = {"numa_binding": "true", "numa_exclusive": "true"}
+BOUND = {"numa_binding": "true"}
+
+
+class Groups:
+    """A cgroup for each pod, by name."""
+
+    def __init__(self, *names: str) -> None:
+        self._stack = ExitStack()
+        self.by_name = {name: self._stack.enter_context(cgroup(require_writable_cgroups(), name)) for name in names}
+
+    def __enter__(self) -> Groups:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def __getitem__(self, name: str) -> TestCgroup:
+        return self.by_name[name]
+
+
+@pytest.fixture
+def nodes() -> dict[int, tuple[int, ...]]:
+    """CPUs by NUMA node."""
+    found = numa_nodes()
+    if len(found) not in (2, 4) or {len(cpus) for cpus in found.values()} != {2}:
+        pytest.skip(f"this machine has NUMA nodes {found}; these numbers are of two or four nodes of two CPUs each")
+    return found
+
+
+def has(groups: Groups) -> dict[str, tuple[str, str]]:
+    """CPUs and NUMA nodes of each, as they are set; what is in force must be the same."""
+    found = {}
+    for name, group in groups.by_name.items():
+        texts = {file: group.file("cpuset", file).read_text().strip() for file in ("cpuset.cpus", "cpuset.mems")}
+        for file, text in texts.items():
+            assert text in ("", group.file("cpuset", f"{file}.effective").read_text().strip())
+        found[name] = (texts["cpuset.cpus"], texts["cpuset.mems"])
+    return found
+
+
+def settle(loop: Loop) -> Round:
+    """Three rounds: in the first nothing is measured yet. Nothing is refused in any."""
+    for _ in range(3):
+        time.sleep(PAUSE_S)
+        done = turn(loop)
+        assert refused(done) == []
+    return done
+
+
+def rejected(done: Round) -> dict[str, str]:
+    """Why pods do not have what they ask for, by the last word of their names."""
+    assert done.advice is not None
+    return {
+        key.rpartition("-")[2]: verdict.text.partition(" asks ")[2] for key, verdict in done.advice.rejected.items()
+    }
+
+
+NOBODYS = ("", "")
+WHOLE = {2: ("0-3", "0-1"), 4: ("0-7", "0-3")}
+"""What was inherited, of who has tasks now: the kernel takes no empty list from them any more."""
+EXCLUSIVE: dict[int, list[dict[str, tuple[str, str]]]] = {
+    2: [
+        {"db": ("0-1", "0"), "web": ("2", "1"), "batch": ("0,3", ""), "api": NOBODYS, "other": NOBODYS},
+        {"db": ("0-1", "0"), "web": ("2", "1"), "batch": ("0,3", ""), "api": ("2", "1"), "other": ("2", "1")},
+        {"db": WHOLE[2], "web": ("1-2", ""), "batch": ("0,3", ""), "api": NOBODYS, "other": NOBODYS},
+    ],
+    4: [
+        {"db": ("0-3", "0-1"), "web": ("4-5", "2-3"), "batch": ("0,2,6-7", ""), "api": NOBODYS, "other": NOBODYS},
+        {"db": ("0-3", "0-1"), "web": ("7", "3"), "batch": ("0,2,5-6", ""), "api": ("4", "2"), "other": ("4,7", "2-3")},
+        {"db": WHOLE[4], "web": ("1,7", ""), "batch": ("0,2-6", ""), "api": NOBODYS, "other": NOBODYS},
+    ],
+}
+"""With db, which has half of the nodes for itself, web and batch; with api, bound to one node, and with another one that asks
+for half of the nodes; and without all of these again. Of the nodes that are db's, batch shares the CPU that it keeps."""
+
+
+def test_a_dedicated_pod_has_its_nodes_for_itself(nodes: dict[int, tuple[int, ...]], tmp_path: Path) -> None:
+    half = list(nodes)[: len(nodes) // 2]
+    cores = float(sum(len(nodes[node]) for node in half))
+    last = max(nodes)
+    with Groups("db", "web", "batch", "api", "other") as groups:
+        pods: dict[str, dict[str, Any]] = {
+            "db": pod(groups["db"], "dedicated_cores", cpu=cores, **ALONE),
+            "web": pod(groups["web"], "shared_cores", cpu=1),
+            "batch": pod(groups["batch"], "reclaimed_cores"),
+            "api": pod(groups["api"], "shared_cores", cpu=1, **BOUND),
+            "other": pod(groups["other"], "dedicated_cores", cpu=cores, **ALONE),
+        }
+
+        def listed(*names: str) -> list[dict[str, Any]]:
+            return [pods[name] for name in names]
+
+        for name in ("db", "web", "batch"):
+            for _ in range(2):
+                groups[name].start(SPIN)
+        hold(groups["db"], 32 * MIB, cpu=nodes[last][0])
+        wait_for("it is where it was touched", lambda: on_nodes(groups["db"])[last] >= 32 * MIB)
+        with rounds(tmp_path, CANONICAL, listed("db", "web", "batch")) as loop:
+            alone = settle(loop)
+            assert (has(groups), rejected(alone)) == (EXCLUSIVE[len(nodes)][0], {})
+            wait_for("its memory has come along", lambda: sum(on_nodes(groups["db"])[n] for n in half) >= 32 * MIB)
+            assert on_nodes(groups["db"])[last] < MIB
+            for name in ("db", "web", "batch"):
+                assert ran_on(groups[name]) <= set(parse_cpu_list(has(groups)[name][0]))
+            write(tmp_path, CANONICAL, listed("db", "web", "batch", "api", "other"))
+            crowded = settle(loop)
+            assert has(groups) == EXCLUSIVE[len(nodes)][1]
+            left = ", ".join(f"{node}: 0" for node in nodes)
+            none = f"no NUMA nodes have them (left on node {left})."
+            reasons = {"other": f"for {cores:g} CPUs, on nodes for itself, {none}"}
+            if len(nodes) == 2:
+                reasons["api"] = f"for 1 CPUs, {none}"  # web would not fit on what is left
+            assert rejected(crowded) == reasons
+            write(tmp_path, CANONICAL, listed("web", "batch"))
+            settle(loop)
+            assert has(groups) == EXCLUSIVE[len(nodes)][2]
+        whole, none = WHOLE[len(nodes)], NOBODYS
+        assert has(groups) == {"db": whole, "web": whole, "batch": (whole[0], ""), "api": none, "other": none}
+
+
+BINDING = {
+    2: {"api": ("0", "0"), "web": ("2", "1"), "batch": ("3", "1")},
+    4: {"api": ("0", "0"), "web": ("2-3", "1-3"), "batch": ("4-5", "2")},
+}
+
+
+def test_shared_and_reclaimed_pods_are_bound_to_nodes_with_room(
+    nodes: dict[int, tuple[int, ...]], tmp_path: Path
+) -> None:
+    with Groups("api", "web", "batch") as groups:
+        pods = [
+            pod(groups["api"], "shared_cores", cpu=1, **BOUND),
+            pod(groups["web"], "shared_cores", cpu=1),
+            pod(groups["batch"], "reclaimed_cores", cpu=0.5, **BOUND),
+        ]
+        hold(groups["batch"], 32 * MIB, cpu=nodes[0][0])
+        wait_for("it is where it was touched", lambda: on_nodes(groups["batch"])[0] >= 32 * MIB)
+        with rounds(tmp_path, CANONICAL, pods) as loop:
+            assert rejected(settle(loop)) == {}
+            assert has(groups) == BINDING[len(nodes)]
+            (node,) = parse_cpu_list(has(groups)["batch"][1])
+            wait_for("its memory has come along", lambda: on_nodes(groups["batch"])[node] >= 32 * MIB)
+        assert has(groups) == {"api": NOBODYS, "web": NOBODYS, "batch": WHOLE[len(nodes)]}

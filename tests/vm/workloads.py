@@ -1,0 +1,201 @@
+"""Programs in cgroups of version 2 whose use of the machine is known, what the kernel counts of them, and the agent's hands.
+
+Time in a guest means little: what is asserted of these programs are counts, shares and places.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from agent.qrm.actuator import Actuator
+from agent.qrm.knobs import KnobFiles, canonical
+from agent.qrm.originals import Originals, boot_id, open_originals
+from api.cpus import parse_cpu_list
+from api.decisions import Act, Outcome, Status
+from api.knobs import Knob
+from tests.kernel.knobbed import Knobbed
+from tests.kernel.support import TestCgroup, require_writable_cgroups
+from tests.live.running import eventually
+
+MIB = 1 << 20
+PATIENCE_S = 120.0
+DATA = Path("/run/data")
+"""Where the data disk is mounted."""
+SPIN = ("sh", "-c", "while :; do :; done")
+PYTHON = (sys.executable, "-I", "-S", "-c")
+"""Nothing of any installation is read: a start costs a fraction of a usual one."""
+HOLD = """
+import _signal, mmap, sys, time
+size, block = int(sys.argv[1]), bytes(range(1, 129)) * 8192
+held = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def touch(*_):
+    for page in range(0, size, 4096):
+        held[page] = 255 - held[page]
+_signal.signal(_signal.SIGUSR1, touch)
+while held.tell() < size:
+    held.write(block[: size - held.tell()])
+while len(sys.argv) > 2:
+    touch()
+time.sleep(3600)
+"""
+"""So many bytes of anonymous memory, each written to; each page once more on SIGUSR1, and with another word all the time."""
+CACHE = """
+import sys, time
+with open(sys.argv[1], "rb", buffering=0) as file:
+    while file.read(1 << 20):
+        pass
+    time.sleep(3600)
+"""
+"""A file in page cache."""
+
+
+class Hands(NamedTuple):
+    """The agent's way to knobs and back, with a journal of its own."""
+
+    files: KnobFiles
+    originals: Originals
+    actuator: Actuator
+
+    @contextmanager
+    def turned(self, *wanted: tuple[TestCgroup, Knob, str]) -> Iterator[None]:
+        """These knobs as asked for, written and read back by the agent, for so long; put back by it, bit for bit."""
+        decisions = [Knobbed(group).decide(knob, value) for group, knob, value in wanted]
+        shown = [path for group, knob, _ in wanted for path in self.shown(group, knob)]
+        before = [path.read_text() for path in shown]
+        outcomes = self.actuator.apply(decisions)
+        expected = [(Status.APPLIED, canonical(knob, value), "") for _, knob, value in wanted]
+        assert [(o.status, o.after, o.error) for o in outcomes] == expected
+        assert all(path.read_text() != text for path, text in zip(shown, before, strict=True))
+        yield
+        # The weight that cpu.idle pins comes back with it.
+        assert {o.status for o in self.originals.restore(self.files)} <= {Status.APPLIED, Status.UNCHANGED}
+        assert [path.read_text() for path in shown] == before
+        assert self.originals.entries() == ()
+
+    def shown(self, group: TestCgroup, knob: Knob) -> list[Path]:
+        """The files of a knob."""
+        place = self.files._place(knob, group.path)
+        return [group.file(place.controller, file) for file in place.files]
+
+    def once(self, group: TestCgroup, knob: Knob, value: str) -> Outcome:
+        """Have something done that is not set; what came of it."""
+        self.actuator.apply([Knobbed(group).decide(knob, value)])
+        found: list[Outcome] = []
+        eventually(f"{knob.value} is done", lambda: bool(found.extend(self.actuator.finished()) or found), PATIENCE_S)
+        return found[0]
+
+
+@contextmanager
+def hands(state: Path) -> Iterator[Hands]:
+    """On this machine's cgroups."""
+    with (
+        closing(KnobFiles(require_writable_cgroups())) as files,
+        closing(open_originals(state, boot_id())) as originals,
+    ):
+        yield Hands(files, originals, Actuator(files, originals, Act.ON))
+
+
+@contextmanager
+def family(above: TestCgroup, *names: str) -> Iterator[list[TestCgroup]]:
+    """Groups of these names below another, which gets every controller to hand down."""
+    above.file("cpu", "cgroup.subtree_control").write_text("+cpu +cpuset +memory +io +pids")
+    with ExitStack() as stack:
+        made = []
+        for name in names:
+            made.append(TestCgroup(above.hierarchy, f"{above.path}/{name}"))
+            stack.callback(made[-1].close)
+        yield made
+
+
+def hold(group: TestCgroup, size: int, *, busy: bool = False, cpu: int | None = None) -> None:
+    """Have a process in the group hold so many bytes, first touched on that CPU; returns when it does."""
+    pinned = () if cpu is None else ("taskset", "-c", str(cpu))
+    process = group.start([*pinned, *PYTHON, HOLD, str(size), *(["busy"] if busy else [])])
+
+    def held() -> bool:
+        assert process.poll() is None, "it has all the memory that it asks for"
+        return charged(group) >= size
+
+    eventually(f"{group.path} holds {size} bytes", held, PATIENCE_S)
+
+
+def cache(group: TestCgroup, path: Path, size: int) -> None:
+    """Have so many bytes of a new file on the data disk in the page cache of the group."""
+    path.write_bytes(bytes(size))
+    drop_caches(path)
+    group.start([*PYTHON, CACHE, str(path)])
+    eventually(f"{path} is cached", lambda: numbers(group, "memory.stat")["file"] >= size, PATIENCE_S)
+
+
+def drop_caches(path: Path) -> None:
+    """Have a file on its disk and nowhere else."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def charged(group: TestCgroup) -> int:
+    """Bytes of memory and swap together."""
+    return number(group, "memory.current") + number(group, "memory.swap.current")
+
+
+def number(group: TestCgroup, file: str) -> int:
+    """A file that holds one number."""
+    return int(group.file("memory", file).read_text())
+
+
+def numbers(group: TestCgroup, file: str) -> dict[str, int]:
+    """A file with a name and a number in each line."""
+    lines = (line.split() for line in group.file("memory", file).read_text().splitlines())
+    return {line[0]: int(line[1]) for line in lines}
+
+
+def on_nodes(group: TestCgroup, kind: str = "anon") -> dict[int, int]:
+    """Bytes of that kind by NUMA node."""
+    lines = (line.split() for line in group.file("memory", "memory.numa_stat").read_text().splitlines())
+    pairs = next(line[1:] for line in lines if line[0] == kind)
+    return {int(pair[1:].split("=")[0]): int(pair.split("=")[1]) for pair in pairs}
+
+
+def io(group: TestCgroup, device: str) -> dict[str, int]:
+    """What the group has read and written of a disk."""
+    for line in group.file("io", "io.stat").read_text().splitlines():
+        words = line.split()
+        if words[0] == device:
+            return {key: int(value) for key, value in (word.split("=") for word in words[1:]) if value.isdigit()}
+    return {}
+
+
+def numa_nodes() -> dict[int, tuple[int, ...]]:
+    """Online CPUs of each NUMA node."""
+    nodes = sorted(Path("/sys/devices/system/node").glob("node[0-9]*"))
+    return {int(node.name[4:]): parse_cpu_list((node / "cpulist").read_text()) for node in nodes}
+
+
+def free_bytes(node: int | None = None) -> int:
+    """Free memory of a NUMA node or of the machine."""
+    path = "/proc/meminfo" if node is None else f"/sys/devices/system/node/node{node}/meminfo"
+    line = next(line for line in Path(path).read_text().splitlines() if "MemFree:" in line)
+    return int(line.split()[-2]) * 1024
+
+
+def vmstat(name: str) -> int:
+    """One counter of /proc/vmstat."""
+    return next(
+        int(line.split()[1]) for line in Path("/proc/vmstat").read_text().splitlines() if line.split()[0] == name
+    )
+
+
+def disk(serial: str) -> Path:
+    """/sys/block/... of the disk with that serial number."""
+    return next(path.parent for path in Path("/sys/block").glob("vd*/serial") if path.read_text().strip() == serial)
+
+
+def wait_for(what: str, check: Callable[[], bool]) -> None:
+    """Wait patiently."""
+    eventually(what, check, PATIENCE_S)
