@@ -101,8 +101,18 @@ def turn_until(loop: Loop, what: str, check: Callable[[Round], bool]) -> list[Ro
             time.sleep(PAUSE_S)
         return found
 
-    wait_for(what, held)
+    try:
+        wait_for(what, held)
+    except AssertionError:
+        raise AssertionError(f"{what}: after {len(done)} rounds {_told(done[-1])}") from None
     return done
+
+
+def _told(done: Round) -> str:
+    """What plugins and memory advice said last."""
+    thresholds = done.evictions.thresholds if done.evictions is not None else ()
+    verdicts = done.memory.verdicts if done.memory is not None else ()
+    return " ".join((*(each.verdict.text for each in thresholds), *(verdict.text for verdict in verdicts)))
 
 
 def refused(done: Round) -> list[Outcome]:

@@ -15,7 +15,7 @@ from api.decisions import Status
 from api.knobs import Knob
 from tests.kernel.knobbed import Knobbed
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
-from tests.vm.workloads import MIB, PYTHON, SPIN, Hands, hands, hold, numa_nodes, numbers, on_nodes, wait_for
+from tests.vm.workloads import MIB, PYTHON, SPIN, Hands, hands, hold, numa_nodes, numbers, on_nodes, spin, wait_for
 
 pytestmark = pytest.mark.vm
 
@@ -109,7 +109,7 @@ def test_what_was_inherited_is_again_or_is_all_that_there_is_while_tasks_are_in_
     with agent.turned((group, knob, value)):
         pass
     assert group.file("cpuset", knob.value).read_text() == "\n"
-    group.start(SPIN)
+    spin(group)
     whole = group.file("cpuset", f"{knob.value}.effective").read_text()
     agent.actuator.apply([Knobbed(group).decide(knob, value)])
     assert group.file("cpuset", f"{knob.value}.effective").read_text() == f"{value}\n"

@@ -17,7 +17,7 @@ from api.pods import Container, Pod
 from api.qos import QoSLevel
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
 from tests.vm.rounds import pod, rounds, turn, turn_until
-from tests.vm.workloads import MIB, SPIN, free_bytes, hold, numa_nodes, on_nodes, wait_for
+from tests.vm.workloads import MIB, free_bytes, hold, numa_nodes, on_nodes, spin, wait_for
 
 pytestmark = pytest.mark.vm
 
@@ -28,6 +28,10 @@ SYSTEM, NUMA = "system-memory-pressure-eviction-plugin", "numa-memory-pressure-e
 def groups(*names: str) -> Iterator[list[TestCgroup]]:
     with ExitStack() as stack:
         yield [stack.enter_context(cgroup(require_writable_cgroups(), name)) for name in names]
+
+
+def events(group: TestCgroup) -> str:
+    return group.file("cpu", "cgroup.events").read_text()
 
 
 def alive(group: TestCgroup) -> bool:
@@ -114,32 +118,13 @@ def test_of_a_crowded_numa_node_the_pod_leaves_that_is_there(crowded: list[TestC
     assert all(map(alive, (filler, web, far)))
 
 
-def test_background_reclaim_without_a_break_makes_the_largest_batch_pod_leave(tmp_path: Path) -> None:
-    """One batch pod goes round and round in more memory than its NUMA node has; kswapd takes away what it will want back."""
-    last = max(numa_nodes())
-    with groups("web", "still", "busy") as (web, still, busy):
-        for group in (still, busy):
-            group.file("cpuset", "cpuset.mems").write_text(str(last))
-        hold(web, 32 * MIB)
-        hold(still, 16 * MIB)
-        hold(busy, free_bytes(last) + 64 * MIB, busy=True)
-        own = {"systemMemory": {"kswapdPagesPerS": 100, "kswapdS": 4, "graceS": 5}}
-        pods = [pod(web, "shared_cores"), pod(still, "reclaimed_cores"), pod(busy, "reclaimed_cores")]
-        with rounds(tmp_path, settings(SYSTEM, **own), pods) as loop:
-            done = gone(loop)
-        met = [t.subject for each in done for t in each.evictions.thresholds if t.met.value == "hard"]  # type: ignore[union-attr]
-        assert set(met) == {"kswapd"}
-        assert victims(done) == [("busy", SYSTEM, False)]
-        assert all(map(alive, (web, still)))
-
-
 def test_a_frozen_pod_leaves_when_its_grace_is_over() -> None:
     """It cannot hear SIGTERM; cgroup.kill ends it all the same."""
     with groups("frozen", "beside") as (frozen, beside):
         for group in (frozen, beside):
-            group.start(SPIN)
+            spin(group)
         frozen.file("cpu", "cgroup.freeze").write_text("1")
-        wait_for("it is frozen", lambda: "frozen 1" in frozen.file("cpu", "cgroup.events").read_text())
+        wait_for("it is frozen", lambda: "frozen 1" in events(frozen))
         victim = Pod(
             uid="u", namespace="default", name="frozen", qos=QoSLevel.RECLAIMED,
             containers=(Container(name="main", cgroup=frozen.path),),

@@ -33,17 +33,16 @@ HOLD = """
 import _signal, mmap, sys, time
 size, block = int(sys.argv[1]), bytes(range(1, 129)) * 8192
 held = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+held.madvise(mmap.MADV_NOHUGEPAGE)
 def touch(*_):
     for page in range(0, size, 4096):
         held[page] = 255 - held[page]
 _signal.signal(_signal.SIGUSR1, touch)
 while held.tell() < size:
     held.write(block[: size - held.tell()])
-while len(sys.argv) > 2:
-    touch()
 time.sleep(3600)
 """
-"""So many bytes of anonymous memory, each written to; each page once more on SIGUSR1, and with another word all the time."""
+"""So many bytes of anonymous memory in small pages, each written to; each page once more on SIGUSR1."""
 CACHE = """
 import sys, time
 with open(sys.argv[1], "rb", buffering=0) as file:
@@ -112,10 +111,17 @@ def family(above: TestCgroup, *names: str) -> Iterator[list[TestCgroup]]:
         yield made
 
 
-def hold(group: TestCgroup, size: int, *, busy: bool = False, cpu: int | None = None) -> None:
+def spin(group: TestCgroup) -> None:
+    """Have a process in the group that takes all the CPU it is given; returns when it is there."""
+    process = group.start(SPIN)
+    procs = group.file("cpu", "cgroup.procs")
+    eventually("it has joined", lambda: str(process.pid) in procs.read_text().split(), PATIENCE_S)
+
+
+def hold(group: TestCgroup, size: int, *, cpu: int | None = None) -> None:
     """Have a process in the group hold so many bytes, first touched on that CPU; returns when it does."""
     pinned = () if cpu is None else ("taskset", "-c", str(cpu))
-    process = group.start([*pinned, *PYTHON, HOLD, str(size), *(["busy"] if busy else [])])
+    process = group.start([*pinned, *PYTHON, HOLD, str(size)])
 
     def held() -> bool:
         assert process.poll() is None, "it has all the memory that it asks for"
