@@ -29,9 +29,20 @@ def test_nested_cpusets_move_to_other_cpus_and_back_in_one_round(
 
 def test_nested_cpusets_grow_from_the_top_and_shrink_from_the_bottom(hierarchy: Hierarchy, actuator: Actuator) -> None:
     with nested(hierarchy, "grow") as (outer, inner):
-        for value in ("0-1", "0"):
+        for knobbed in (outer, inner):
+            knobbed.put({"cpuset.cpus": "0-1\n"})
+        for value in ("0", "0-1", "0"):
             outcomes = actuator.apply([inner.decide(Knob.CPUSET, value), outer.decide(Knob.CPUSET, value)])
             assert [(o.status, o.after) for o in outcomes] == [(Status.APPLIED, value)] * 2
+
+
+def test_what_the_owner_pinned_below_stays_where_it_is(hierarchy: Hierarchy, actuator: Actuator) -> None:
+    with nested(hierarchy, "pinned") as (outer, inner):
+        outer.put({"cpuset.cpus": "0-1\n"})
+        inner.put({"cpuset.cpus": "0\n"})
+        for value, pinned in (("0-1", "0"), ("1", "1"), ("0-1", "0")):
+            _, found = actuator.apply([outer.decide(Knob.CPUSET, value), inner.decide(Knob.CPUSET, value)])
+            assert found.after == pinned
 
 
 def test_an_inherited_cpuset_is_inherited_again(
