@@ -75,23 +75,30 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     forecasts: tuple[Outlook, ...] = ()
     ceiling: Ceiling | None = None
     reclaim_roots: tuple[str, ...] = ()
-    """Cgroups with reclaimed pods, of the whole node or of one NUMA node, and nobody else."""
+    """Cgroups above listed reclaimed pods and no other listed ones, of the whole node or of one NUMA node."""
 
     def decisions(self, snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]) -> tuple[Decision, ...]:
         """Every knob that something is to be said about, by the knobs that the kernel has for each cgroup: what the advice
         says of CPU comes first, and nothing that is wished for contradicts it."""
         inside = below(snapshot, self.ceiling)
         taken = () if self.advice is None else decide(self.advice, inside, knobs, self.placement)
-        together = self._together(frozenset[Knob]().union(*knobs.values()))
-        wishes = (*together, *(self.memory.wishes if self.memory is not None else ()), *self.asked.wishes)
+        wishes = (
+            *self._together(snapshot, knobs),
+            *(self.memory.wishes if self.memory is not None else ()),
+            *self.asked.wishes,
+        )
         return (*taken, *resolve(wishes, snapshot, knobs, taken, self.named))
 
-    def _together(self, known: Collection[Knob]) -> tuple[Wish, ...]:
+    def _together(self, snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]) -> tuple[Wish, ...]:
         """Priority holds among the children of one parent: whoever is kept in a cgroup of its own has to yield with it."""
-        if self.advice is None or not self.advice.idle:
+        if self.advice is None or not self.advice.idle or not self.reclaim_roots:
             return ()
-        knob, value = yielding(known)
-        return tuple(Wish(cgroup=root, knob=knob, value=value, verdict=YIELD) for root in self.reclaim_roots)
+        knob, value = yielding(frozenset[Knob]().union(*knobs.values()))
+        return tuple(
+            Wish(cgroup=root, knob=knob, value=value, verdict=YIELD)
+            for root in self.reclaim_roots
+            if nobody_else(snapshot, root)
+        )
 
 
 def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) -> tuple[Judged, Remembered]:
@@ -141,7 +148,7 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
         node=node,
         forecasts=watched.outlooks,
         ceiling=ceiling,
-        reclaim_roots=tuple(root for root in situation.roots if nobody_else(whole, root)),
+        reclaim_roots=situation.roots,
     )
     return judged, Remembered(
         advisor=advisor,
