@@ -25,6 +25,7 @@ from probes.loader import Compiler, sharing
 from probes.registry import BY_NAME
 from probes.runqlat import open_waits
 from tests.kernel.test_counters import CLOCKS
+from tests.vm.workloads import DATA, Hands, disk, hands
 
 T = TypeVar("T")
 
@@ -52,8 +53,14 @@ def series() -> str:
 @pytest.fixture(scope="session")
 def data_disk() -> tuple[str, Path]:
     """Number of the disk whose serial is `data`, as io.max wants it, and where its file system is."""
-    disks = {(disk / "serial").read_text().strip(): disk for disk in Path("/sys/block").glob("vd*")}
-    return (disks["data"] / "dev").read_text().strip(), Path("/run/data")
+    return (disk("data") / "dev").read_text().strip(), DATA
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Hands]:
+    """The agent's way to knobs and back."""
+    with hands(tmp_path / "state") as made:
+        yield made
 
 
 WORKERS = 2

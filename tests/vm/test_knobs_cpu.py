@@ -15,7 +15,7 @@ from api.decisions import Status
 from api.knobs import Knob
 from tests.kernel.knobbed import Knobbed
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
-from tests.vm.workloads import MIB, PYTHON, SPIN, Hands, hands, hold, numa_nodes, numbers, on_nodes, spin, wait_for
+from tests.vm.workloads import MIB, PYTHON, SPIN, Hands, hold, numa_nodes, numbers, on_nodes, spin, wait_for
 
 pytestmark = pytest.mark.vm
 
@@ -31,12 +31,6 @@ for _ in range({PULSES}):
     time.sleep(0.33)
 """
 """Says when it has started; then 80 ms of work at a time, and a pause of more than three periods after it."""
-
-
-@pytest.fixture
-def agent(tmp_path: Path) -> Iterator[Hands]:
-    with hands(tmp_path / "state") as made:
-        yield made
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from agent.sense.node import NodeReader
 from api.decisions import Status
 from api.knobs import Knob
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
-from tests.vm.workloads import DATA, MIB, PYTHON, Hands, disk, hands, io, wait_for
+from tests.vm.workloads import DATA, MIB, PYTHON, Hands, disk, io, wait_for
 
 pytestmark = pytest.mark.vm
 
@@ -40,12 +40,6 @@ COST = {
     "wbps=8388608 wseqiops=1000000 wrandiops=1000000",
 }
 """A disk that can write 8 MiB a second, says the model, and is driven at just that pace."""
-
-
-@pytest.fixture
-def agent(tmp_path: Path) -> Iterator[Hands]:
-    with hands(tmp_path / "state") as made:
-        yield made
 
 
 @pytest.fixture

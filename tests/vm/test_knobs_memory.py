@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -19,12 +18,12 @@ from tests.vm.workloads import (
     cache,
     charged,
     family,
-    hands,
     hold,
     numa_nodes,
     number,
     numbers,
     on_nodes,
+    swapped,
     wait_for,
 )
 
@@ -32,19 +31,9 @@ pytestmark = pytest.mark.vm
 
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Iterator[Hands]:
-    with hands(tmp_path / "state") as made:
-        yield made
-
-
-@pytest.fixture
 def group() -> Iterator[TestCgroup]:
     with cgroup(require_writable_cgroups(), "memory") as made:
         yield made
-
-
-def swapped(group: TestCgroup) -> int:
-    return number(group, "memory.swap.current")
 
 
 def test_a_group_above_memory_high_swaps_and_goes_on(agent: Hands, group: TestCgroup) -> None:

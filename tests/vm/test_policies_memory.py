@@ -25,6 +25,7 @@ from tests.vm.workloads import (
     numa_nodes,
     number,
     numbers,
+    swapped,
     vmstat,
     wait_for,
 )
@@ -47,10 +48,6 @@ def root() -> Iterator[TestCgroup]:
     """The group above batch pods."""
     with cgroup(require_writable_cgroups(), "batch") as made:
         yield made
-
-
-def swapped(group: TestCgroup) -> int:
-    return number(group, "memory.swap.current")
 
 
 def test_batch_work_meets_its_limit_before_the_node_runs_out_of_memory(

@@ -14,6 +14,7 @@ from tests.kernel.probing import started_in
 from tests.kernel.support import TestCgroup, cgroup
 from tests.kernel.test_blockio import direct
 from tests.vm.conftest import Programs
+from tests.vm.workloads import io
 
 pytestmark = pytest.mark.vm
 
@@ -40,14 +41,6 @@ def block_io(programs: Programs, group: TestCgroup, device: str) -> BlockIo:
     return found[0]
 
 
-def io_stat(group: TestCgroup, device: str) -> dict[str, int]:
-    for line in group.file("io", "io.stat").read_text().splitlines():
-        number, *words = line.split()
-        if number == device:
-            return {name: int(value) for name, value in (word.split("=") for word in words)}
-    return {}
-
-
 def stalled_us(group: TestCgroup) -> int:
     some = group.file("io", "io.pressure").read_text().splitlines()[0]
     return int(some.rpartition("total=")[2])
@@ -72,7 +65,7 @@ def test_direct_requests_are_those_of_io_stat_in_both_forms(
     with cgroup(hierarchy, "disk") as group:
         direct(group, file, "read", BLOCKS)
         direct(group, file, "write", BLOCKS)
-        found, stat = block_io(programs, group, device), io_stat(group, device)
+        found, stat = block_io(programs, group, device), io(group, device)
         sample = reader.read()[group.path].io[device]
     reader.close()
     file.unlink()
@@ -98,7 +91,7 @@ def test_what_is_written_back_later_is_the_writers(
         assert writer.stdout.readline() == b"dirty\n"
         assert writer.wait() == 0
         os.sync()
-        found, stat = block_io(programs, group, device), io_stat(group, device)
+        found, stat = block_io(programs, group, device), io(group, device)
     file.unlink()
     assert found.write_bytes >= size
     assert found.write_bytes == stat["wbytes"]
@@ -115,7 +108,7 @@ def test_a_limit_of_the_disk_is_felt_as_pressure(
         limited.file("io", "io.max").write_text(f"{device} wbps={RATE}\n")
         for group in (free, limited):
             direct(group, file, "write", BLOCKS)
-            assert block_io(programs, group, device).write_bytes == io_stat(group, device)["wbytes"] >= BLOCK * BLOCKS
+            assert block_io(programs, group, device).write_bytes == io(group, device)["wbytes"] >= BLOCK * BLOCKS
         stalls_us = stalled_us(free), stalled_us(limited)
     file.unlink()
     assert stalls_us[1] > 1_500_000

@@ -147,7 +147,12 @@ def drop_caches(path: Path) -> None:
 
 def charged(group: TestCgroup) -> int:
     """Bytes of memory and swap together."""
-    return number(group, "memory.current") + number(group, "memory.swap.current")
+    return number(group, "memory.current") + swapped(group)
+
+
+def swapped(group: TestCgroup) -> int:
+    """Bytes of swap."""
+    return number(group, "memory.swap.current")
 
 
 def number(group: TestCgroup, file: str) -> int:
