@@ -152,15 +152,14 @@ def test_a_worker_that_dies_ends_its_job_visibly(tmp_path: Path) -> None:
 def test_nobody_outlives_a_parent_that_is_killed(tmp_path: Path, signum: int) -> None:
     mark = f"DIOPTASE_TEST={tmp_path}"
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "DIOPTASE_TEST": str(tmp_path)}
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, env=environ, cwd=tmp_path
-    )
-    assert parent.stdout is not None
-    with parent.stdout:
-        assert parent.stdout.readline() == b"running\n"
-        assert len(mentioning(mark)) == 1 + (1 + 2) + (1 + 2) + 1
-        parent.send_signal(signum)
-        parent.wait()
+    argv = [sys.executable, "-c", PARENT, str(tmp_path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=environ, cwd=tmp_path) as parent:
+        try:
+            assert parent.stdout is not None
+            assert parent.stdout.readline() == b"running\n"
+            assert eventually(lambda: len(mentioning(mark)) == 1 + (1 + 2) + (1 + 2) + 1)
+        finally:
+            parent.send_signal(signum)
     assert eventually(lambda: not mentioning(mark)), f"left behind: {mentioning(mark)}"
 
 
