@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +14,7 @@ from api.decisions import Status
 from api.knobs import Knob
 from tests.kernel.knobbed import Knobbed
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
-from tests.vm.workloads import MIB, PYTHON, SPIN, Hands, hold, numa_nodes, numbers, on_nodes, spin, wait_for
+from tests.vm.workloads import MIB, PYTHON, SPIN, Hands, hold, numa_nodes, numbers, on_nodes, ran_on, spin, wait_for
 
 pytestmark = pytest.mark.vm
 
@@ -51,16 +50,6 @@ def rivals() -> Iterator[tuple[TestCgroup, TestCgroup]]:
         yield pair[0], pair[1]
 
 
-def ran_on(group: TestCgroup) -> set[int]:
-    """CPUs on which its processes were seen (proc(5): field 39 of stat)."""
-    seen = set()
-    for _ in range(60):
-        for process in group.processes:
-            seen.add(int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[36]))
-        time.sleep(0.02)
-    return seen
-
-
 def used(group: TestCgroup) -> int:
     """Microseconds."""
     return numbers(group, "cpu.stat")["usage_usec"]
@@ -78,11 +67,11 @@ def test_tasks_run_on_the_cpus_of_their_group_and_on_no_other(agent: Hands, grou
     group.file("cpuset", "cpuset.cpus").write_text(format_cpu_list(every))
     for _ in range(2 * len(every)):
         group.start(SPIN)
-    wait_for("they are spread", lambda: ran_on(group) == every)
+    wait_for("they are spread", lambda: ran_on(group.processes) == every)
     with agent.turned((group, Knob.CPUSET, "1,3")):
-        assert ran_on(group) == {1, 3}
+        assert ran_on(group.processes) == {1, 3}
         assert {frozenset(os.sched_getaffinity(process.pid)) for process in group.processes} == {frozenset((1, 3))}
-    wait_for("they are spread again", lambda: ran_on(group) == every)
+    wait_for("they are spread again", lambda: ran_on(group.processes) == every)
 
 
 def test_memory_follows_its_group_to_other_numa_nodes(agent: Hands, group: TestCgroup) -> None:

@@ -118,11 +118,15 @@ def test_of_a_crowded_numa_node_the_pod_leaves_that_is_there(crowded: list[TestC
     assert all(map(alive, (filler, web, far)))
 
 
-def test_a_frozen_pod_leaves_when_its_grace_is_over() -> None:
-    """It cannot hear SIGTERM; cgroup.kill ends it all the same."""
+HANDLES = """trap 'exit 0' TERM; : > "$0"; while :; do :; done"""
+
+
+def test_a_frozen_pod_leaves_when_its_grace_is_over(tmp_path: Path) -> None:
+    """It has something to do at SIGTERM, and cannot; cgroup.kill ends it all the same."""
     with groups("frozen", "beside") as (frozen, beside):
-        for group in (frozen, beside):
-            spin(group)
+        frozen.start(["sh", "-c", HANDLES, str(tmp_path / "ready")])
+        spin(beside)
+        wait_for("it is ready", (tmp_path / "ready").exists)
         frozen.file("cpu", "cgroup.freeze").write_text("1")
         wait_for("it is frozen", lambda: "frozen 1" in events(frozen))
         victim = Pod(

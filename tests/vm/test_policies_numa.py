@@ -18,10 +18,9 @@ from api.cpus import parse_cpu_list
 from api.decisions import Round
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
 from tests.vm.rounds import PAUSE_S, pod, refused, rounds, turn, write
-from tests.vm.test_knobs_cpu import ran_on
-from tests.vm.workloads import MIB, SPIN, hold, numa_nodes, on_nodes, wait_for
+from tests.vm.workloads import MIB, SPIN, hold, numa_nodes, on_nodes, ran_on, wait_for
 
-pytestmark = pytest.mark.vm
+pytestmark = [pytest.mark.vm, pytest.mark.vm_four]
 
 CANONICAL = {
     "advisor": {
@@ -92,7 +91,7 @@ def seen_busy(group: TestCgroup) -> set[int]:
     """CPUs on which two processes of the group are seen that take all they can get, for a moment."""
     busy = [group.start(SPIN) for _ in range(2)]
     wait_for("they have joined", lambda: len(group.file("cpu", "cgroup.procs").read_text().split()) >= 3)
-    seen = ran_on(group)
+    seen = ran_on(busy)
     for process in busy:
         process.kill()
         process.wait()

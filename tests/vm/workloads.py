@@ -6,8 +6,10 @@ Time in a guest means little: what is asserted of these programs are counts, sha
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -180,6 +182,16 @@ def io(group: TestCgroup, device: str) -> dict[str, int]:
         if words[0] == device:
             return {key: int(value) for key, value in (word.split("=") for word in words[1:]) if value.isdigit()}
     return {}
+
+
+def ran_on(processes: Collection[subprocess.Popen[bytes]]) -> set[int]:
+    """CPUs on which they were seen (proc(5): field 39 of stat). Who sleeps is seen where it last ran."""
+    seen = set()
+    for _ in range(60):
+        for process in processes:
+            seen.add(int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[36]))
+        time.sleep(0.02)
+    return seen
 
 
 def numa_nodes() -> dict[int, tuple[int, ...]]:
