@@ -77,7 +77,9 @@ def having(names: tuple[str, ...], *command: str) -> str:
     require_root()
     kept = ",".join(["-all", *(f"+{name.lower()}" for name in names)])
     argv = ["setpriv", f"--bounding-set={kept}", f"--inh-caps={kept}", sys.executable, "-c", *command]
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True, env=os.environ).stdout
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 class Schedstat:

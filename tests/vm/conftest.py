@@ -30,12 +30,6 @@ from tests.vm.workloads import DATA, Hands, disk, hands
 T = TypeVar("T")
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What is marked `vm` writes where only a machine of its own may be written to."""
-    if item.get_closest_marker("vm") and not os.environ.get("DIOPTASE_VM"):
-        pytest.fail("this needs a machine of its own: python -m tests.vm boots one and runs it there", pytrace=False)
-
-
 @pytest.fixture(scope="session")
 def hierarchy() -> Hierarchy:
     """Version 2 and nothing else."""

@@ -28,7 +28,7 @@ from agent.sense.topology import read_topology
 from agent.settings import load
 from api.decisions import Act, Outcome, Round, Status
 from tests.kernel.support import TestCgroup, require_writable_cgroups
-from tests.vm.workloads import wait_for
+from tests.live.running import eventually
 
 KEY = "katalyst.kubewharf.io"
 PROC, SYS = Path("/proc"), Path("/sys")
@@ -102,7 +102,7 @@ def turn_until(loop: Loop, what: str, check: Callable[[Round], bool]) -> list[Ro
         return found
 
     try:
-        wait_for(what, held)
+        eventually(what, held)
     except AssertionError:
         raise AssertionError(f"{what}: after {len(done)} rounds {_told(done[-1])}") from None
     return done

@@ -15,9 +15,9 @@ import pytest
 from agent.sense.topology import read_topology
 from api.cpus import format_cpu_list, parse_cpu_list
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.running import DIOPTASE, Agent
+from tests.live.running import DIOPTASE, Agent, eventually
 from tests.vm.rounds import KEY, pod, write
-from tests.vm.workloads import MIB, SPIN, disk, family, free_bytes, hold, numa_nodes, wait_for
+from tests.vm.workloads import MIB, SPIN, disk, family, free_bytes, hold, numa_nodes
 
 pytestmark = pytest.mark.vm
 
@@ -107,14 +107,14 @@ def test_pools_follow_a_cpu_that_goes_offline_and_comes_back(node: Node, last_cp
     before, every = node.texts(), frozenset(read_topology(Path("/sys")).ids)
     last = max(every)
     with Agent(*options(tmp_path, {"advisor": {"policy": "canonical"}}, node)) as agent:
-        wait_for("all CPUs are somebody's", lambda: running(agent) and node.parted(every))
+        eventually("all CPUs are somebody's", lambda: running(agent) and node.parted(every))
         last_cpu.write_text("0")
-        wait_for("the others are", lambda: node.parted(every - {last}))
+        eventually("the others are", lambda: node.parted(every - {last}))
         assert last not in {cpu for cpus in agent.view()["pools"].values() for cpu in parse_cpu_list(cpus)}
         failed = {source["name"] for source in agent.view()["sources"] if not source["ok"]}
         assert failed == {"pod-siblings"}, "the batch pod is in the group for batch work"
         last_cpu.write_text("1")
-        wait_for("all are again", lambda: node.parted(every))
+        eventually("all are again", lambda: node.parted(every))
         assert agent.end() == 0
         assert "Traceback" not in agent.log
     assert node.texts() == before
@@ -176,7 +176,7 @@ def test_a_killed_agent_s_successor_moves_nobody_and_reset_brings_every_original
         return changed.items() <= now.items() and all(now[name] != before[name] for name in differing)
 
     with Agent(*asked) as first:
-        wait_for("every knob is turned", lambda: running(first) and turned())
+        eventually("every knob is turned", lambda: running(first) and turned())
         assert {name for name, text in node.texts().items() if text != before[name]} == differing
         assert "enable=1" in Path("/sys/fs/cgroup/io.cost.qos").read_text()
         assert first.end(signal.SIGKILL) == -signal.SIGKILL

@@ -14,7 +14,8 @@ from api.decisions import Status
 from api.knobs import Knob
 from tests.kernel.knobbed import Knobbed
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
-from tests.vm.workloads import MIB, PYTHON, SPIN, Hands, hold, numa_nodes, numbers, on_nodes, ran_on, spin, wait_for
+from tests.live.running import eventually
+from tests.vm.workloads import MIB, PYTHON, SPIN, Hands, hold, numa_nodes, numbers, on_nodes, ran_on, spin
 
 pytestmark = pytest.mark.vm
 
@@ -58,7 +59,7 @@ def used(group: TestCgroup) -> int:
 def shares(pair: tuple[TestCgroup, TestCgroup]) -> tuple[int, int]:
     """Microseconds of CPU that each has had when both have had two seconds together."""
     before = [used(one) for one in pair]
-    wait_for("they run", lambda: sum(map(used, pair)) >= sum(before) + 2_000_000)
+    eventually("they run", lambda: sum(map(used, pair)) >= sum(before) + 2_000_000)
     return used(pair[0]) - before[0], used(pair[1]) - before[1]
 
 
@@ -67,20 +68,20 @@ def test_tasks_run_on_the_cpus_of_their_group_and_on_no_other(agent: Hands, grou
     group.file("cpuset", "cpuset.cpus").write_text(format_cpu_list(every))
     for _ in range(2 * len(every)):
         group.start(SPIN)
-    wait_for("they are spread", lambda: ran_on(group.processes) == every)
+    eventually("they are spread", lambda: ran_on(group.processes) == every)
     with agent.turned((group, Knob.CPUSET, "1,3")):
         assert ran_on(group.processes) == {1, 3}
         assert {frozenset(os.sched_getaffinity(process.pid)) for process in group.processes} == {frozenset((1, 3))}
-    wait_for("they are spread again", lambda: ran_on(group.processes) == every)
+    eventually("they are spread again", lambda: ran_on(group.processes) == every)
 
 
 def test_memory_follows_its_group_to_other_numa_nodes(agent: Hands, group: TestCgroup) -> None:
     first, *_, last = numa_nodes()
     group.file("cpuset", "cpuset.mems").write_text(format_cpu_list(numa_nodes()))
     hold(group, 48 * MIB, cpu=numa_nodes()[first][0])
-    wait_for("it is where it was touched", lambda: on_nodes(group)[first] >= 48 * MIB)
+    eventually("it is where it was touched", lambda: on_nodes(group)[first] >= 48 * MIB)
     with agent.turned((group, Knob.MEMS, str(last))):
-        wait_for("it has moved", lambda: on_nodes(group)[last] >= 48 * MIB)
+        eventually("it has moved", lambda: on_nodes(group)[last] >= 48 * MIB)
         assert on_nodes(group)[first] < MIB
         assert group.file("cpuset", "cpuset.mems.effective").read_text().strip() == str(last)
 
@@ -109,14 +110,14 @@ def test_a_quota_throttles_in_nearly_every_period_and_gives_no_more_than_it_says
         before = numbers(group, "cpu.stat")
         group.start(SPIN)
         group.start(SPIN)
-        wait_for("thirty periods", lambda: numbers(group, "cpu.stat")["nr_periods"] >= before["nr_periods"] + 30)
+        eventually("thirty periods", lambda: numbers(group, "cpu.stat")["nr_periods"] >= before["nr_periods"] + 30)
         after = numbers(group, "cpu.stat")
     periods = after["nr_periods"] - before["nr_periods"]
     assert after["nr_throttled"] - before["nr_throttled"] >= 0.8 * periods
     assert 15_000 <= (after["usage_usec"] - before["usage_usec"]) / periods <= 23_000
     unlimited = numbers(group, "cpu.stat")["nr_throttled"]
     start = used(group)
-    wait_for("it runs freely", lambda: used(group) >= start + 300_000)
+    eventually("it runs freely", lambda: used(group) >= start + 300_000)
     assert numbers(group, "cpu.stat")["nr_throttled"] - unlimited <= 1
 
 
@@ -134,7 +135,7 @@ def test_an_idle_group_has_what_nobody_else_wants(agent: Hands, rivals: tuple[Te
         assert idle <= other / 50
         rivals[1].processes[0].kill()
         start = used(rivals[0])
-        wait_for("it has all of the CPU", lambda: used(rivals[0]) >= start + 500_000)
+        eventually("it has all of the CPU", lambda: used(rivals[0]) >= start + 500_000)
 
 
 def test_what_was_saved_up_is_used_beyond_the_quota(agent: Hands, group: TestCgroup, tmp_path: Path) -> None:
@@ -142,7 +143,7 @@ def test_what_was_saved_up_is_used_beyond_the_quota(agent: Hands, group: TestCgr
 
     def pulse(started: Path) -> tuple[int, int]:
         process = group.start([*PYTHON, PULSED, str(started)])
-        wait_for("it has started", started.exists)
+        eventually("it has started", started.exists)
         before = numbers(group, "cpu.stat")
         assert process.wait() == 0
         after = numbers(group, "cpu.stat")

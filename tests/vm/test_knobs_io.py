@@ -17,7 +17,8 @@ from agent.sense.node import NodeReader
 from api.decisions import Status
 from api.knobs import Knob
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
-from tests.vm.workloads import DATA, MIB, PYTHON, Hands, disk, io, wait_for
+from tests.live.running import eventually
+from tests.vm.workloads import DATA, MIB, PYTHON, Hands, disk, io
 
 pytestmark = pytest.mark.vm
 
@@ -63,9 +64,9 @@ def load(group: TestCgroup, kind: str) -> None:
 
 def through(group: TestCgroup, device: str, key: str, least: int) -> tuple[int, float]:
     """How much of that was let through, at least so much, and in how many seconds."""
-    wait_for("it has begun", lambda: io(group, device).get(key, 0) > 0)
+    eventually("it has begun", lambda: io(group, device).get(key, 0) > 0)
     started, before = time.monotonic_ns(), io(group, device)[key]
-    wait_for(f"{least} {key}", lambda: io(group, device)[key] >= before + least)
+    eventually(f"{least} {key}", lambda: io(group, device)[key] >= before + least)
     after = io(group, device)[key]
     return after - before, (time.monotonic_ns() - started) / S
 
@@ -110,7 +111,7 @@ def test_a_busy_disk_is_shared_by_weight(
         with agent.turned((pair[0], Knob.IO_WEIGHT, "50"), (pair[1], Knob.IO_WEIGHT, "200")):
             for group in pair:
                 load(group, "write")
-            wait_for("both write", lambda: all(io(group, device).get("wbytes", 0) > MIB for group in pair))
+            eventually("both write", lambda: all(io(group, device).get("wbytes", 0) > MIB for group in pair))
             before = [io(group, device)["wbytes"] for group in pair]
             through(pair[0], device, "wbytes", 3 * MIB)
             less, more = (io(group, device)["wbytes"] - start for group, start in zip(pair, before, strict=True))

@@ -9,6 +9,7 @@ import pytest
 from api.decisions import Status
 from api.knobs import Knob
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+from tests.live.running import eventually
 from tests.vm.workloads import (
     DATA,
     HOLD,
@@ -24,7 +25,6 @@ from tests.vm.workloads import (
     numbers,
     on_nodes,
     swapped,
-    wait_for,
 )
 
 pytestmark = pytest.mark.vm
@@ -42,7 +42,7 @@ def test_a_group_above_memory_high_swaps_and_goes_on(agent: Hands, group: TestCg
         events = numbers(group, "memory.events")
         assert events["high"] > 0
         assert (events["max"], events["oom_kill"]) == (0, 0)
-        wait_for("it is down to the mark", lambda: number(group, "memory.current") <= 68 * MIB)
+        eventually("it is down to the mark", lambda: number(group, "memory.current") <= 68 * MIB)
         assert swapped(group) >= 60 * MIB
 
 
@@ -125,9 +125,9 @@ def test_page_cache_is_dropped_and_anonymous_memory_stays(agent: Hands, group: T
 def test_pages_are_migrated_between_numa_nodes(agent: Hands, group: TestCgroup) -> None:
     first, *_, last = numa_nodes()
     hold(group, 48 * MIB, cpu=numa_nodes()[first][0])
-    wait_for("it is where it was touched", lambda: on_nodes(group)[first] >= 48 * MIB)
+    eventually("it is where it was touched", lambda: on_nodes(group)[first] >= 48 * MIB)
     outcome = agent.once(group, Knob.MIGRATE_PAGES, f"{first} {last}")
     assert outcome.status is Status.APPLIED
     assert int(outcome.before or 0) - int(outcome.after or 0) >= 47 * MIB
-    wait_for("it has moved", lambda: on_nodes(group)[last] >= 47 * MIB)
+    eventually("it has moved", lambda: on_nodes(group)[last] >= 47 * MIB)
     assert on_nodes(group)[first] < 2 * MIB

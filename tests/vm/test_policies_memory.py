@@ -13,6 +13,7 @@ import pytest
 from api.decisions import Outcome, Round, Status
 from api.knobs import Knob
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+from tests.live.running import eventually
 from tests.vm.rounds import pod, refused, rounds, turn, turn_until
 from tests.vm.workloads import (
     DATA,
@@ -27,7 +28,6 @@ from tests.vm.workloads import (
     numbers,
     swapped,
     vmstat,
-    wait_for,
 )
 
 pytestmark = pytest.mark.vm
@@ -160,13 +160,13 @@ def test_idle_memory_is_swapped_out_bit_by_bit_and_no_more_once_it_is_wanted_bac
                 done.append(turn(loop))
                 return all(len(judged(done, group)) >= times for group in pair)
 
-            wait_for("three looks at each", lambda: looked(3))
+            eventually("three looks at each", lambda: looked(3))
             for group in pair:
                 seen = judged(done, group)
                 wanted = expected(group.path.rpartition("/")[2], seen)
                 assert [each["asked_bytes"] for each in seen] == pytest.approx(wanted, abs=2)
                 given = sum(wanted)
-                wait_for("it has given that", lambda group=group, given=given: swapped(group) >= 0.9 * given)
+                eventually("it has given that", lambda group=group, given=given: swapped(group) >= 0.9 * given)
                 assert swapped(group) <= 1.5 * given + MIB
             assert swapped(web) == 0
             # One has room for half of its memory only, the other for all; both want all of it back, time and again.
@@ -182,4 +182,4 @@ def test_idle_memory_is_swapped_out_bit_by_bit_and_no_more_once_it_is_wanted_bac
                     each["law_bytes"] < 0.9 * each["last_bytes"] for each in misses
                 )
 
-            wait_for("neither is asked for as much as before", backs_off)
+            eventually("neither is asked for as much as before", backs_off)

@@ -17,8 +17,9 @@ from agent.loop import Loop
 from api.cpus import parse_cpu_list
 from api.decisions import Round
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+from tests.live.running import eventually
 from tests.vm.rounds import PAUSE_S, pod, refused, rounds, turn, write
-from tests.vm.workloads import MIB, SPIN, hold, numa_nodes, on_nodes, ran_on, wait_for
+from tests.vm.workloads import MIB, SPIN, hold, numa_nodes, on_nodes, ran_on
 
 pytestmark = [pytest.mark.vm, pytest.mark.vm_four]
 
@@ -90,7 +91,7 @@ def rejected(done: Round) -> dict[str, str]:
 def seen_busy(group: TestCgroup) -> set[int]:
     """CPUs on which two processes of the group are seen that take all they can get, for a moment."""
     busy = [group.start(SPIN) for _ in range(2)]
-    wait_for("they have joined", lambda: len(group.file("cpu", "cgroup.procs").read_text().split()) >= 3)
+    eventually("they have joined", lambda: len(group.file("cpu", "cgroup.procs").read_text().split()) >= 3)
     seen = ran_on(busy)
     for process in busy:
         process.kill()
@@ -143,11 +144,11 @@ def test_a_dedicated_pod_has_its_nodes_for_itself(nodes: dict[int, tuple[int, ..
         for name in ("web", "batch"):
             hold(groups[name], MIB)
         hold(groups["db"], 32 * MIB, cpu=nodes[last][0])
-        wait_for("it is where it was touched", lambda: on_nodes(groups["db"])[last] >= 32 * MIB)
+        eventually("it is where it was touched", lambda: on_nodes(groups["db"])[last] >= 32 * MIB)
         with rounds(tmp_path, CANONICAL, listed("db", "web", "batch")) as loop:
             alone = settle(loop)
             assert (has(groups), rejected(alone)) == (EXCLUSIVE[len(nodes)][0], {})
-            wait_for("its memory has come along", lambda: sum(on_nodes(groups["db"])[n] for n in half) >= 32 * MIB)
+            eventually("its memory has come along", lambda: sum(on_nodes(groups["db"])[n] for n in half) >= 32 * MIB)
             assert on_nodes(groups["db"])[last] < MIB
             for name in ("db", "web", "batch"):
                 assert seen_busy(groups[name]) <= set(parse_cpu_list(has(groups)[name][0]))
@@ -183,10 +184,10 @@ def test_shared_and_reclaimed_pods_are_bound_to_nodes_with_room(
             pod(groups["batch"], "reclaimed_cores", cpu=0.5, **BOUND),
         ]
         hold(groups["batch"], 32 * MIB, cpu=nodes[0][0])
-        wait_for("it is where it was touched", lambda: on_nodes(groups["batch"])[0] >= 32 * MIB)
+        eventually("it is where it was touched", lambda: on_nodes(groups["batch"])[0] >= 32 * MIB)
         with rounds(tmp_path, CANONICAL, pods) as loop:
             assert rejected(settle(loop)) == {}
             assert has(groups) == BINDING[len(nodes)]
             (node,) = parse_cpu_list(has(groups)["batch"][1])
-            wait_for("its memory has come along", lambda: on_nodes(groups["batch"])[node] >= 32 * MIB)
+            eventually("its memory has come along", lambda: on_nodes(groups["batch"])[node] >= 32 * MIB)
         assert has(groups) == {"api": NOBODYS, "web": NOBODYS, "batch": WHOLE[len(nodes)]}

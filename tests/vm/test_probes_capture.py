@@ -16,7 +16,7 @@ from tests.captures import Captured
 from tests.live.running import DIOPTASE
 from tests.vm.pods import BATCH, DB, PATHS, WEB, Pods
 
-pytestmark = pytest.mark.vm
+pytestmark = pytest.mark.vm_probes
 
 
 def test_pods_at_work_can_be_captured(

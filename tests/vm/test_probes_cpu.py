@@ -28,7 +28,7 @@ from tests.kernel.support import BURN, TestCgroup, cgroup
 from tests.vm.conftest import Programs
 from tests.vm.pressure import fires
 
-pytestmark = pytest.mark.vm
+pytestmark = pytest.mark.vm_probes
 
 MS = 1_000_000
 PERIODS = 25

@@ -27,7 +27,7 @@ from tests.kernel.test_sockets import CLIENT, ECHO, PING, SERVER, ending, line
 from tests.kernel.test_wakeups import FIRST, NEXT, start
 from tests.vm.conftest import Programs, forms_of
 
-pytestmark = pytest.mark.vm
+pytestmark = pytest.mark.vm_probes
 
 NAMES = ("runqlat", *(name for name in registry.NAMES if name != "blame"))
 """Blame has the programs of run-queue waits."""

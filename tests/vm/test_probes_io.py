@@ -16,7 +16,7 @@ from tests.kernel.test_blockio import direct
 from tests.vm.conftest import Programs
 from tests.vm.workloads import io
 
-pytestmark = pytest.mark.vm
+pytestmark = pytest.mark.vm_probes
 
 BLOCK, BLOCKS = 64 << 10, 48
 RATE = 1 << 20

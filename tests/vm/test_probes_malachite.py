@@ -22,7 +22,7 @@ from tests.live.running import Agent, write_pods
 from tests.malachite.stock import PORT
 from tests.vm.pods import BATCH, DB, WARM_S, WEB, Pods
 
-pytestmark = pytest.mark.vm
+pytestmark = pytest.mark.vm_probes
 
 NODES = Path("/sys/devices/system/node")
 STARTS_S = 120.0

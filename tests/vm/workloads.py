@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +25,6 @@ from tests.kernel.support import TestCgroup, require_writable_cgroups
 from tests.live.running import eventually
 
 MIB = 1 << 20
-PATIENCE_S = 120.0
 DATA = Path("/run/data")
 """Where the data disk is mounted."""
 SPIN = ("sh", "-c", "while :; do :; done")
@@ -87,7 +86,7 @@ class Hands(NamedTuple):
         """Have something done that is not set; what came of it."""
         self.actuator.apply([Knobbed(group).decide(knob, value)])
         found: list[Outcome] = []
-        eventually(f"{knob.value} is done", lambda: bool(found.extend(self.actuator.finished()) or found), PATIENCE_S)
+        eventually(f"{knob.value} is done", lambda: bool(found.extend(self.actuator.finished()) or found))
         return found[0]
 
 
@@ -117,7 +116,7 @@ def spin(group: TestCgroup) -> None:
     """Have a process in the group that takes all the CPU it is given; returns when it is there."""
     process = group.start(SPIN)
     procs = group.file("cpu", "cgroup.procs")
-    eventually("it has joined", lambda: str(process.pid) in procs.read_text().split(), PATIENCE_S)
+    eventually("it has joined", lambda: str(process.pid) in procs.read_text().split())
 
 
 def hold(group: TestCgroup, size: int, *, cpu: int | None = None) -> None:
@@ -129,7 +128,7 @@ def hold(group: TestCgroup, size: int, *, cpu: int | None = None) -> None:
         assert process.poll() is None, "it has all the memory that it asks for"
         return charged(group) >= size
 
-    eventually(f"{group.path} holds {size} bytes", held, PATIENCE_S)
+    eventually(f"{group.path} holds {size} bytes", held)
 
 
 def cache(group: TestCgroup, path: Path, size: int) -> None:
@@ -137,7 +136,7 @@ def cache(group: TestCgroup, path: Path, size: int) -> None:
     path.write_bytes(bytes(size))
     drop_caches(path)
     group.start([*PYTHON, CACHE, str(path)])
-    eventually(f"{path} is cached", lambda: numbers(group, "memory.stat")["file"] >= size, PATIENCE_S)
+    eventually(f"{path} is cached", lambda: numbers(group, "memory.stat")["file"] >= size)
 
 
 def drop_caches(path: Path) -> None:
@@ -217,8 +216,3 @@ def vmstat(name: str) -> int:
 def disk(serial: str) -> Path:
     """/sys/block/... of the disk with that serial number."""
     return next(path.parent for path in Path("/sys/block").glob("vd*/serial") if path.read_text().strip() == serial)
-
-
-def wait_for(what: str, check: Callable[[], bool]) -> None:
-    """Wait patiently."""
-    eventually(what, check, PATIENCE_S)
