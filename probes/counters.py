@@ -155,7 +155,7 @@ def _put(loaded: Loaded, events: Events, cpu: int) -> None:
             fd = open_on_cpu(event, cpu)
         except OSError as error:
             raise Unavailable(
-                f"{name} cannot be counted on CPU {cpu}: {error.strerror}", REMEDIES["permission"]
+                f"{name} cannot be counted on CPU {cpu}: {error.strerror}", REMEDIES["perf_event"]
             ) from error
         try:
             if count(fd) is None:

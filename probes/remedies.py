@@ -17,6 +17,8 @@ NO_FILES = (errno.EMFILE, errno.ENFILE)
 _CAPABILITIES = "run as root, or with the capabilities BPF and PERFMON (in a pod: securityContext.capabilities.add)"
 REMEDIES = {
     "permission": _CAPABILITIES,
+    "perf_event": f"{_CAPABILITIES}; where kernel.perf_event_paranoid is 3 or more, some kernels (Debian's 6.12) want SYS_ADMIN"
+    " as well: set it to 2",
     "no_bpf": "boot a kernel with CONFIG_BPF_SYSCALL",
     "no_map": "raise the memory limit of this process's cgroup, or RLIMIT_MEMLOCK on a kernel before 5.11",
     "files": "raise the limit of open files: ulimit -n 1024",
