@@ -15,10 +15,10 @@ help: ## list the targets
 run: setup ## start the agent and the demo, with a live view here and a page on http://127.0.0.1:9102
 	@$(BIN)/dioptase demo $(ARGS)
 
-test: setup-test ## pass every test on this machine; STAGE=unit runs one stage (see tests/run --list)
+test: setup-test $(if $(filter-out vm-%,$(STAGE)),,packages-vm) ## pass every test; STAGE=unit runs one stage (see tests/run --list)
 	@$(BIN)/python tests/run $(STAGE)
 
-test-vm: setup-test packages-vm ## pass the tests that need a kernel of their own: KERNEL=6.1 or 6.12
+test-vm: setup-test packages-vm ## pass those of them that need a kernel of their own: KERNEL=6.1 or 6.12
 	@$(BIN)/python tests/run vm-$(KERNEL)
 
 test-vagrant: setup-test packages-vagrant ## `vagrant up` from a box built here, without KVM, and look at what it gives

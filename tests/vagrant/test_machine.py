@@ -27,7 +27,7 @@ OWN = (
     *("~/.vagrant.d", str(ROOT / ".vagrant")),
 )
 """Where Vagrant and libvirt keep what they know."""
-TESTS = ("tests/vm/test_guest.py",)
+TESTS = ("tests/vm/test_guest.py", "tests/vm/test_knobs_cpu.py")
 """Of all that need a kernel of their own, those that look at the machine: `python -m tests.vm` runs the others."""
 Anything = TypeVar("Anything")
 
@@ -75,6 +75,8 @@ def seen(machine: Machine, path: str, kind: type[Anything]) -> Anything:
 
 def test_the_page_of_the_demo_is_seen_from_outside(machine: Machine) -> None:
     assert b"<title>Dioptase</title>" in machine.get("/")
+    metrics = machine.get("/metrics").decode()
+    assert f'dioptase_cgroup_runq_wait_seconds_count{{cgroup="{ONLINE}"' in metrics
     view = seen(machine, "/api/v1/view", View)
     assert (view.act, view.node_cpus) == ("on", 4)
     assert {container.cgroup: container.qos for container in view.containers} == {
@@ -131,7 +133,7 @@ def test_of_two_processes_on_one_cpu_one_waits(machine: Machine) -> None:
 def test_tests_of_the_kernel_pass_in_it(machine: Machine) -> None:
     said = machine.ssh(f"/vagrant/deploy/vagrant/tests {' '.join(TESTS)}")
     summary = said.splitlines()[-1]
-    assert re.search(r"^=* ?4 passed in", summary), summary
+    assert re.search(r"^=* ?12 passed in", summary), summary
 
 
 def test_provisioning_again_installs_nothing_and_starts_the_demo_again(machine: Machine) -> None:
