@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from agent.eviction.signals import SignalKiller
 from api.decisions import Round
-from api.evictions import KillReason
+from api.evictions import KillReason, Met
 from api.pods import Container, Pod
 from api.qos import QoSLevel
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
@@ -54,11 +55,14 @@ def settings(plugin: str, *, dry: bool = False, **own: Mapping[str, Any]) -> dic
     return {"advisor": {"policy": "none"}, "eviction": eviction}
 
 
-def gone(loop: Any) -> list[Round]:
-    """Rounds until somebody has left, and three more."""
-    done = turn_until(
-        loop, "somebody has left", lambda each: KillReason.SUCCEEDED in {event.reason for event in each.kills}
-    )
+def gone(loop: Any, between: Callable[[], None] = lambda: None) -> list[Round]:
+    """Rounds until somebody has left, with something to do between them, and three more."""
+
+    def left(each: Round) -> bool:
+        between()
+        return KillReason.SUCCEEDED in {event.reason for event in each.kills}
+
+    done = turn_until(loop, "somebody has left", left)
     return [*done, *(turn(loop) for _ in range(3))]
 
 
@@ -117,6 +121,28 @@ def test_of_a_crowded_numa_node_the_pod_leaves_that_is_there(crowded: list[TestC
         assert [each.met.value for each in others] == ["not-met"] * (len(numa_nodes()) - 1)
     assert victims(done) == [("near", NUMA, False)]
     assert all(map(alive, (filler, web, far)))
+
+
+def test_background_reclaim_without_a_break_makes_the_largest_batch_pod_leave(tmp_path: Path) -> None:
+    """On a node that is full of what must not be swapped out, it goes round and round in more memory than is left to it."""
+    last = max(numa_nodes())
+    with groups("filler", "web", "still", "busy") as (filler, web, still, busy):
+        for group in (filler, still, busy):
+            group.file("cpuset", "cpuset.mems").write_text(str(last))
+        filler.file("memory", "memory.min").write_text("max")
+        hold(filler, free_bytes(last) - 160 * MIB)
+        for group, size in ((web, 32), (still, 16), (busy, 256)):
+            hold(group, size * MIB)
+        own = {"systemMemory": {"kswapdPagesPerS": 100, "kswapdS": 3, "graceS": 5}}
+        pods = [pod(web, "shared_cores"), pod(still, "reclaimed_cores"), pod(busy, "reclaimed_cores")]
+        with rounds(tmp_path, settings(SYSTEM, **own), pods) as loop:
+            done = gone(loop, between=lambda: busy.processes[0].send_signal(signal.SIGUSR1))
+        met = {
+            each.subject for one in done if one.evictions for each in one.evictions.thresholds if each.met is Met.HARD
+        }
+        assert met == {"kswapd"}
+        assert victims(done) == [("busy", SYSTEM, False)]
+        assert all(map(alive, (filler, web, still)))
 
 
 HANDLES = """trap 'exit 0' TERM; : > "$0"; while :; do :; done"""
