@@ -131,8 +131,13 @@ def test_a_hog_bound_to_node_1_wakes_its_kswapd_alone_and_is_named(programs: Pro
             assert grown[1]["wakeups"] > 0
             assert grown[1]["wakeups"] == books["pageoutrun"]
             assert grown[1]["reclaimed_pages"] == books["pgsteal_kswapd"]
-            # The books count what was taken off a list, of the multi-generational LRU without what it only sorted.
-            assert grown[1]["scanned_pages"] == pytest.approx(books["pgscan_kswapd"], rel=0.3 if generations() else 0.1)
+            scanned, taken = grown[1]["scanned_pages"], books["pgscan_kswapd"]
+            if (
+                generations()
+            ):  # the books count what was taken off a list; what was only sorted, and looked at twice, apart
+                assert taken <= scanned <= 2 * (taken + books["pgrefill"])
+            else:
+                assert 0.9 * taken <= scanned <= taken
             named, other = (after[form].cgroups[of.id]["reclaim"] for of in (group, beside))
             assert isinstance(named, Reclaim)
             assert isinstance(other, Reclaim)
