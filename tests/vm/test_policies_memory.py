@@ -182,4 +182,8 @@ def test_idle_memory_is_swapped_out_bit_by_bit_and_no_more_once_it_is_wanted_bac
                     each["law_bytes"] < 0.9 * each["last_bytes"] for each in misses
                 )
 
-            eventually("neither is asked for as much as before", backs_off)
+            try:
+                eventually("neither is asked for as much as before", backs_off)
+            except AssertionError as error:
+                looks = {group.path: judged(done[before:], group)[-5:] for group in pair}
+                raise AssertionError(f"{error}: {len(done) - before} rounds, looks {looks}") from None

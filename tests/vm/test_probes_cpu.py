@@ -239,7 +239,8 @@ def test_threads_by_the_iterator_and_by_proc(programs: Programs, hierarchy: Hier
             found = probe.read(live).cgroups[group.id]["load"]
     probe.close()
     assert isinstance(found, Load)
-    assert found.runnable_one == found.one
+    # At a sample or two one of them may wait for a page of its program, which is load, but is not runnable.
+    assert found.one - 0.4 < found.runnable_one <= found.one
     assert found.one == pytest.approx(SPINNERS * (1 - (DECAYS[0] / FIXED_1) ** SAMPLES), abs=0.02)
 
 
