@@ -15,7 +15,7 @@ help: ## list the targets
 run: setup ## start the agent and the demo, with a live view here and a page on http://127.0.0.1:9102
 	@$(BIN)/dioptase demo $(ARGS)
 
-test: setup-test $(if $(filter-out vm-%,$(STAGE)),,packages-vm) ## pass every test; STAGE=unit runs one stage (see tests/run --list)
+test: setup-test $(if $(STAGE),$(if $(filter vm-%,$(STAGE)),packages-vm) $(if $(filter vagrant,$(STAGE)),packages-vagrant),packages-vm) ## pass every test; STAGE=unit runs one stage (see tests/run --list)
 	@$(BIN)/python tests/run $(STAGE)
 
 test-vm: setup-test packages-vm ## pass those of them that need a kernel of their own: KERNEL=6.1 or 6.12

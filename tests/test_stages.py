@@ -54,17 +54,28 @@ def test_the_tests_of_a_guest_are_counted(
     assert (result.ok, (result.passed, result.failed, result.skipped)) == (ok, counts)
 
 
+@pytest.mark.parametrize(("stage", "tests", "ok"), [("one", 4, True), ("one", 1, False), ("vagrant", 4, False)])
+def test_a_stage_of_which_all_is_skipped_has_tested_nothing(
+    stages: ModuleType, stage: str, tests: int, ok: bool
+) -> None:
+    """Of what was booted for its tests, no test may be skipped at all."""
+    report = SUITE.format(tests=tests, failures=0, errors=0)
+    stages.GUEST[:] = [sys.executable, "-c", WRITE.format(report=report, status=0)]
+    stages.STAGES[stage] = ("a guest", [stages.GUEST])
+    assert stages.run_stage(stage).ok is ok
+
+
 def test_there_is_a_stage_for_each_kernel_and_machine_and_none_is_left_out_of_all(stages: ModuleType) -> None:
     guests = {
-        name: [" ".join(command[len(stages.GUEST) :]) for command in commands]
+        name: [" ".join(command[command.index("--kernel") :]) for command in commands]
         for name, (_, commands) in stages.STAGES.items()
         if commands[0][: len(stages.GUEST)] == stages.GUEST
     }
     assert guests == {
         "vm-6.1": ["--kernel 6.1 --mark vm_probes", "--kernel 6.1 --mark vm"],
         "vm-6.12": ["--kernel 6.12 --mark vm_probes", "--kernel 6.12 --mark vm"],
-        "vm-four": ["--mark vm_four"],
-        "vm-big": ["--mark vm_big"],
+        "vm-four": ["--kernel 6.1 --mark vm_four"],
+        "vm-big": ["--kernel 6.1 --mark vm_big"],
     }
     assert stages.main(["no-such-stage"]) == 2
 

@@ -18,6 +18,7 @@ from probes import bpf
 from probes.remedies import REMEDIES
 from probes.runqlat import RunqLat, open_waits
 from tests.kernel.support import JOIN, TestCgroup, require_root
+from tests.live.running import PATIENCE_S
 
 PINNED = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
 """A program that takes all that it is given of one CPU."""
@@ -109,7 +110,8 @@ def gone(ids: set[int]) -> bool:
     return eventually(lambda: not ids & {info.id for info in bpf.programs()})
 
 
-def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
+def eventually(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> bool:
+    """Whether the condition comes to hold within that time."""
     deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:

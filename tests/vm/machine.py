@@ -7,6 +7,7 @@ is translated (TCG): nothing that takes time is to be measured there.
 from __future__ import annotations
 
 import os
+import re
 import select
 import shlex
 import shutil
@@ -32,6 +33,8 @@ CLOCKS = {"tcg": "tsc=reliable clocksource=tsc", "kvm": ""}
 """Translated processors all count the ticks of one clock, but not fast enough to pass the kernel's test of that; it would
 ask the HPET for every time that a program wants to know, which costs a device access. With this Python starts twice as fast."""
 QEMU = "qemu-system-x86_64"
+BOUND = ("setpriv", "--pdeathsig", "KILL")
+"""Whoever kills this process, even by SIGKILL, must not find the machine running on."""
 _PROBE_S = 15.0
 _KVM = Path("/dev/kvm")
 
@@ -70,6 +73,10 @@ def run(kernel: Kernel, command: Sequence[str], out: Path, *, shape: Shape = USU
     The guest may write to `out` alone, which it sees as /run/out; the console goes to `console.log` there and to the terminal.
     Raises Missing and OSError.
     """
+    if wrong := re.search(r"[\s,]", f"{ROOT}{kernel.directory}{out.resolve()}"):
+        raise Missing(
+            f"a path has {wrong[0]!r} in it, which QEMU and the kernel's command line split at: {ROOT}, {out}"
+        )
     if shutil.which(QEMU) is None:
         raise Missing(f"{QEMU} is not installed: make packages-vm installs what a guest needs")
     out.mkdir(parents=True, exist_ok=True)
@@ -113,11 +120,9 @@ def watch(argv: Sequence[str], console: Path, timeout_s: float, files: Sequence[
     Whether it ended by itself. It is given these open files. Raises OSError.
     """
     deadline = time.monotonic() + timeout_s
-    # Whoever kills this process, even by SIGKILL, must not find the machine running on.
-    bound = ["setpriv", "--pdeathsig", "KILL", *argv]
     with (
         console.open("wb") as log,
-        subprocess.Popen(bound, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, pass_fds=files) as process,
+        subprocess.Popen([*BOUND, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, pass_fds=files) as process,
     ):
         assert process.stdout is not None
         try:
@@ -147,7 +152,7 @@ def _accelerator(kernel: Kernel, first: IO[bytes], out: Path) -> str:
     argv = [*_argv(kernel, first, "kvm", Shape(cpus=1, nodes=1)), "-append", _append(kernel, "guest.probe panic=-1")]
     try:
         subprocess.run(
-            [*argv, "-serial", f"file:{console}"],
+            [*BOUND, *argv, "-serial", f"file:{console}"],
             timeout=_PROBE_S, check=True, capture_output=True, stdin=subprocess.DEVNULL, pass_fds=[first.fileno()],
         )  # fmt: skip
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired):

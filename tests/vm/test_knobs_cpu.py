@@ -47,7 +47,7 @@ def rivals() -> Iterator[tuple[TestCgroup, TestCgroup]]:
         last = str(max(os.sched_getaffinity(0)))
         for one in pair:
             one.file("cpuset", "cpuset.cpus").write_text(last)
-            one.start(SPIN)
+            spin(one)
         yield pair[0], pair[1]
 
 
@@ -114,7 +114,8 @@ def test_a_quota_throttles_in_nearly_every_period_and_gives_no_more_than_it_says
         after = numbers(group, "cpu.stat")
     periods = after["nr_periods"] - before["nr_periods"]
     assert after["nr_throttled"] - before["nr_throttled"] >= 0.8 * periods
-    assert 15_000 <= (after["usage_usec"] - before["usage_usec"]) / periods <= 23_000
+    # Fewer microseconds a period where the timer came late: then periods without a new quota are counted too.
+    assert (after["usage_usec"] - before["usage_usec"]) / periods <= 23_000
     unlimited = numbers(group, "cpu.stat")["nr_throttled"]
     start = used(group)
     eventually("it runs freely", lambda: used(group) >= start + 300_000)

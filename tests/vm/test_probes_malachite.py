@@ -17,10 +17,10 @@ from api.cpus import parse_cpu_list
 from api.facts import UNLIMITED
 from exporters.malachite.memory_stat import SPLIT, MemoryStat, NumaStat
 from tests.kernel.probing import eventually
-from tests.kernel.test_kswapd_node import meminfo
 from tests.live.running import Agent, write_pods
 from tests.malachite.stock import PORT
 from tests.vm.pods import BATCH, DB, WARM_S, WEB, Pods
+from tests.vm.workloads import meminfo
 
 pytestmark = pytest.mark.vm_probes
 
@@ -229,11 +229,11 @@ def test_pressure(pods: Pods, path: str) -> None:
 
 def test_the_node_and_its_numa_nodes(pods: Pods) -> None:
     memory, compute = document("system/memory"), document("system/compute")
-    assert memory["system"]["mem_total"] * 1024 == meminfo(Path("/proc/meminfo"), "MemTotal")
+    assert memory["system"]["mem_total"] * 1024 == meminfo("MemTotal")
     numa = {node["id"]: (node["mem_total"] * 1024, node["cpu_list"]["meta"]) for node in memory["numa"]}
     assert numa == {
         number: (
-            meminfo(NODES / f"node{number}/meminfo", "MemTotal"),
+            meminfo("MemTotal", number),
             (NODES / f"node{number}/cpulist").read_text().strip(),
         )
         for number in (0, 1)

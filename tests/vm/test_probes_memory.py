@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -15,16 +16,16 @@ from agent.sense.psi import open_trigger
 from api.facts import Kswapd, OomVictim, Reclaim
 from api.ports import Seen
 from probes.groups import ROOT_ID
+from tests.kernel.probing import eventually
 from tests.kernel.support import TestCgroup, cgroup, limit_memory
-from tests.kernel.test_kswapd_node import meminfo, vmstat
 from tests.kernel.test_oomkill import HOG as ENDLESS
 from tests.vm.conftest import Programs
 from tests.vm.pressure import fires
+from tests.vm.workloads import MIB, free_bytes, numbers, vmstat
 
 pytestmark = pytest.mark.vm_probes
 
-MIB = 1 << 20
-FIELDS = ("wakeups", "scanned_pages", "reclaimed_pages")
+FIELDS = ("wakeups", "scanned_pages", "reclaimed_pages", "active_ns")
 HIGH, WANTED = 64 * MIB, 128 * MIB
 TOUCH = """
 import mmap, sys
@@ -34,11 +35,6 @@ line = b"z" * (1 << 20)
 for _ in range(size >> 20): block.write(line)
 """
 """Fills so much memory, a megabyte at a time."""
-
-
-def events(group: TestCgroup) -> dict[str, int]:
-    words = group.file("memory", "memory.events").read_text().split()
-    return {name: int(count) for name, count in zip(words[::2], words[1::2], strict=True)}
 
 
 class Squeezed:
@@ -54,7 +50,7 @@ class Squeezed:
         assert group.start([sys.executable, "-c", TOUCH, str(WANTED)]).wait() == 0
         self.fired = fires(trigger, 1.0)
         trigger.close()
-        self.events = events(group)
+        self.events = numbers(group, "memory.events")
         after = {form: probe.read(live).cgroups for form, probe in probes.items()}
         self.reclaims = {form: [seen[of.id]["reclaim"] for of in (group, beside)] for form, seen in after.items()}
         # memory.high's own worker is a kernel thread, and those are the root's.
@@ -115,12 +111,19 @@ def test_a_hog_bound_to_node_1_wakes_its_kswapd_alone_and_is_named(programs: Pro
     with cgroup(hierarchy, "hog") as group, cgroup(hierarchy, "beside-hog") as beside:
         group.file("cpuset", "cpuset.mems").write_text("1")
         live = {ROOT_ID: "/", group.id: group.path, beside.id: beside.path}
-        free = meminfo(Path("/sys/devices/system/node/node1/meminfo"), "MemFree")
         before = {form: probe.read(live) for form, probe in probes.items()}
         books = vmstat()
-        assert group.start([sys.executable, "-c", TOUCH, str(free + 150 * MIB)]).wait() == 0
-        books = {name: now - books[name] for name, now in vmstat().items()}
+        assert group.start([sys.executable, "-c", TOUCH, str(free_bytes(1) + 150 * MIB)]).wait() == 0
+        still = [vmstat()]
+
+        def rests() -> bool:
+            still.append(vmstat())
+            return all(still[-1][name] == still[-2][name] for name in ("pageoutrun", "pgsteal_kswapd", "pgscan_kswapd"))
+
+        assert eventually(lambda: not time.sleep(0.5) and rests()), "kswapd is done when the hog is gone"
+        books = {name: now - books[name] for name, now in still[-1].items()}
         after = {form: probe.read(live) for form, probe in probes.items()}
+        assert probes.keys() == {"tp_btf", "raw_tp"}
         for form in probes:
             grown = {
                 number: {name: getattr(now, name) - getattr(nodes_of(before[form])[number], name) for name in FIELDS}
@@ -130,11 +133,11 @@ def test_a_hog_bound_to_node_1_wakes_its_kswapd_alone_and_is_named(programs: Pro
             assert grown[0]["wakeups"] == 0, grown
             assert grown[1]["wakeups"] > 0
             assert grown[1]["wakeups"] == books["pageoutrun"]
+            assert grown[1]["active_ns"] > 0
             assert grown[1]["reclaimed_pages"] == books["pgsteal_kswapd"]
             scanned, taken = grown[1]["scanned_pages"], books["pgscan_kswapd"]
-            if (
-                generations()
-            ):  # the books count what was taken off a list; what was only sorted, and looked at twice, apart
+            if generations():
+                # The books count what was taken off a list; what was only sorted, and looked at twice, apart.
                 assert taken <= scanned <= 2 * (taken + books["pgrefill"])
             else:
                 assert 0.9 * taken <= scanned <= taken
@@ -153,7 +156,7 @@ def test_an_oom_kill_is_counted_for_its_cgroup_in_every_form(programs: Programs,
         limit_memory(group, 24 * MIB)
         hog = group.start([sys.executable, "-c", ENDLESS])
         assert hog.wait() == -signal.SIGKILL
-        assert events(group)["oom_kill"] == 1
+        assert numbers(group, "memory.events")["oom_kill"] == 1
         for form, probe in probes.items():
             seen = probe.read(live)
             assert {number: seen.cgroups[number]["oom_kills"] for number in live} == {group.id: 1, beside.id: 0}, form

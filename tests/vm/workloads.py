@@ -199,18 +199,21 @@ def numa_nodes() -> dict[int, tuple[int, ...]]:
     return {int(node.name[4:]): parse_cpu_list((node / "cpulist").read_text()) for node in nodes}
 
 
-def free_bytes(node: int | None = None) -> int:
-    """Free memory of a NUMA node or of the machine."""
+def meminfo(name: str, node: int | None = None) -> int:
+    """Bytes that a NUMA node or the machine says of that name."""
     path = "/proc/meminfo" if node is None else f"/sys/devices/system/node/node{node}/meminfo"
-    line = next(line for line in Path(path).read_text().splitlines() if "MemFree:" in line)
+    line = next(line for line in Path(path).read_text().splitlines() if f"{name}:" in line)
     return int(line.split()[-2]) * 1024
 
 
-def vmstat(name: str) -> int:
-    """One counter of /proc/vmstat."""
-    return next(
-        int(line.split()[1]) for line in Path("/proc/vmstat").read_text().splitlines() if line.split()[0] == name
-    )
+def free_bytes(node: int | None = None) -> int:
+    """Free memory of a NUMA node or of the machine."""
+    return meminfo("MemFree", node)
+
+
+def vmstat() -> dict[str, int]:
+    """Every counter of /proc/vmstat."""
+    return {name: int(value) for name, value in map(str.split, Path("/proc/vmstat").read_text().splitlines())}
 
 
 def disk(serial: str) -> Path:
