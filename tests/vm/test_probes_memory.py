@@ -21,7 +21,7 @@ from tests.kernel.support import TestCgroup, cgroup, limit_memory
 from tests.kernel.test_oomkill import HOG as ENDLESS
 from tests.vm.conftest import Programs
 from tests.vm.pressure import fires
-from tests.vm.workloads import MIB, free_bytes, numbers, vmstat
+from tests.vm.workloads import MIB, free_bytes, generations, numbers, vmstat
 
 pytestmark = pytest.mark.vm_probes
 
@@ -97,12 +97,6 @@ def nodes_of(seen: Seen) -> Mapping[int, Kswapd]:
     found = seen.node["kswapd"]
     assert isinstance(found, dict)
     return found
-
-
-def generations() -> bool:
-    """Whether the multi-generational LRU is on."""
-    enabled = Path("/sys/kernel/mm/lru_gen/enabled")
-    return enabled.exists() and int(enabled.read_text(), 16) != 0
 
 
 def test_a_hog_bound_to_node_1_wakes_its_kswapd_alone_and_is_named(programs: Programs, hierarchy: Hierarchy) -> None:

@@ -216,6 +216,12 @@ def vmstat() -> dict[str, int]:
     return {name: int(value) for name, value in map(str.split, Path("/proc/vmstat").read_text().splitlines())}
 
 
+def generations() -> bool:
+    """Whether the multi-generational LRU is on."""
+    enabled = Path("/sys/kernel/mm/lru_gen/enabled")
+    return enabled.exists() and int(enabled.read_text(), 16) != 0
+
+
 def disk(serial: str) -> Path:
     """/sys/block/... of the disk with that serial number."""
     return next(path.parent for path in Path("/sys/block").glob("vd*/serial") if path.read_text().strip() == serial)

@@ -48,10 +48,15 @@ class Targets(NamedTuple):
 
 
 def refault(last: float, pages: Pages, inactive: float, usage: float, targets: Targets) -> float:
-    """Less than the last time when reclaim hit the wrong pages or hardly any, and a little more when it went well."""
+    """Less than the last time when reclaim hit the wrong pages or hardly any, and a little more when it went well.
+
+    Where nothing is called inactive (the multi-generational LRU says so of all memory until it is first asked for some) it
+    begins with a part of the most that may be asked: with nothing it would never begin.
+    """
     if pages.accuracy < targets.accuracy or pages.efficiency < targets.efficiency:
         return max(0.0, last * pages.accuracy)
-    return min(max(last * _GROWTH, inactive * _INACTIVE_PART), usage * targets.max_probe)
+    most = usage * targets.max_probe
+    return min(max(last * _GROWTH, (inactive or most) * _INACTIVE_PART), most)
 
 
 class Senpai(NamedTuple):

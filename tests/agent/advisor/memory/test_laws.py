@@ -39,6 +39,14 @@ def test_refault(pages: laws.Pages, last: float, expected: float) -> None:
     assert laws.refault(last, pages, inactive=500.0, usage=10_000.0, targets=TARGETS) == pytest.approx(expected)
 
 
+def test_refault_begins_where_nothing_is_called_inactive() -> None:
+    """With a tenth of 1 % of the use; from then on it grows like any other."""
+    quiet = laws.Pages(0, 0, 0)
+    assert laws.refault(0.0, quiet, inactive=0.0, usage=10_000.0, targets=TARGETS) == pytest.approx(10)
+    assert laws.refault(40.0, quiet, inactive=0.0, usage=10_000.0, targets=TARGETS) == pytest.approx(42)
+    assert laws.refault(0.0, quiet, inactive=0.0, usage=0.0, targets=TARGETS) == 0
+
+
 @pytest.mark.parametrize(
     ("stall_s", "size", "new_size", "asked"),
     [
