@@ -95,6 +95,8 @@ def explain(
             kind = "permission"
         elif any(refusal.errno in NO_FILES for refusal in refused):
             kind = "files"
+        elif any(refusal.errno == errno.EACCES and refusal.stage.startswith("attach") for refusal in refused):
+            kind = "perf_event"  # the verifier says EACCES too, of programs
     remedy = advice if kind == "refused" and advice else REMEDIES[kind]
     if kind == "permission" and lockdown.exists() and "[confidentiality]" in lockdown.read_text():
         remedy = (

@@ -12,7 +12,7 @@ import pytest
 
 from api.ports import Absent, Unavailable
 from probes.loader import Job, load
-from probes.remedies import Refusal
+from probes.remedies import Refusal, explain
 
 JOB = Job(sources=[Path("/nowhere/x.bpf.c")], forms=[], maps=[], constants={})
 
@@ -121,6 +121,17 @@ def test_a_refusal_quotes_the_verifiers_last_word_not_its_statistics() -> None:
     log = "0: (85) call\nunknown func bpf_x#999\nprocessed 3 insns (limit 1000000)\n"
     text = str(Refusal(form="tp_btf", stage="load dtse_x", reason="Invalid argument", errno=22, log=log))
     assert text == "tp_btf: load dtse_x: Invalid argument (unknown func bpf_x#999)"
+
+
+@pytest.mark.parametrize(
+    ("stage", "wants"),
+    [("attach dtse_mark to mark_oom_victim", "kernel.perf_event_paranoid"), ("load dtse_mark", "use another kernel")],
+)
+def test_who_may_not_open_an_event_is_told_what_that_takes(stage: str, wants: str) -> None:
+    """The verifier says EACCES too: there the program is at fault, not the rights."""
+    missing = Refusal(form="tp_btf", stage="fields", reason="no such field", errno=2, log="")
+    refused = Refusal(form="kprobe", stage=stage, reason="Permission denied", errno=13, log="")
+    assert wants in explain("refused", "no form", [missing, refused], "use another kernel").remedy
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,12 @@ from api.qos import QoSLevel
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
 from tests.live.running import eventually
 from tests.vm.rounds import pod, rounds, turn, turn_until
-from tests.vm.workloads import MIB, free_bytes, hold, numa_nodes, on_nodes, spin
+from tests.vm.workloads import MIB, family, free_bytes, hold, numa_nodes, on_nodes, spin
 
 pytestmark = pytest.mark.vm
 
 SYSTEM, NUMA = "system-memory-pressure-eviction-plugin", "numa-memory-pressure-eviction-plugin"
+OOMD = "oomd-pressure"
 
 
 @contextmanager
@@ -143,6 +144,40 @@ def test_background_reclaim_without_a_break_makes_the_largest_batch_pod_leave(tm
         assert met == {"kswapd"}
         assert victims(done) == [("busy", SYSTEM, False)]
         assert all(map(alive, (filler, web, still)))
+
+
+@pytest.mark.parametrize(
+    ("plugin", "own"),
+    [
+        (SYSTEM, {"systemMemory": {"psiAvg10": 1, "psiPodAvg10": 0.1, "psiPodsMean": 0.1, "psiS": 1, "graceS": 5}}),
+        (OOMD, {"oomd": {"fullAvg10": 0.1, "durationS": 1, "swapFreeRatio": 0, "graceS": 5}}),
+    ],
+)  # fmt: skip
+def test_of_pods_that_stall_for_memory_the_largest_leaves(plugin: str, own: dict[str, Any], tmp_path: Path) -> None:
+    """Each goes round and round in twice as much memory as it may have: by their own pressure, and by that of the node."""
+    with groups("web", "burstable") as (web, above), family(above, "large", "one", "other") as pods:
+        hold(web, 32 * MIB)
+        for group, size in zip(pods, (96, 48, 48), strict=True):
+            group.file("memory", "memory.high").write_text(str(size * MIB // 2))
+            hold(group, size * MIB)
+
+        def stir() -> None:
+            for group in pods:
+                group.processes[0].send_signal(signal.SIGUSR1)
+
+        own = {
+            name: {**values, "psiRoots": [above.path]} if plugin == SYSTEM else values for name, values in own.items()
+        }
+        listed = [pod(web, "shared_cores"), *(pod(group, "reclaimed_cores") for group in pods)]
+        with rounds(tmp_path, settings(plugin, **own), listed) as loop:
+            done = gone(loop, between=stir)
+        (met,) = {
+            each.verdict.text.partition(" ")[0]
+            for one in done if one.evictions for each in one.evictions.thresholds if each.met is Met.HARD
+        }  # fmt: skip
+        assert met == {SYSTEM: above.path, OOMD: "All"}[plugin], "what each looks at"
+        assert victims(done)[0] == ("large", plugin, False)
+        assert all(map(alive, (web, *pods[1:])))
 
 
 HANDLES = """trap 'exit 0' TERM; : > "$0"; while :; do :; done"""
