@@ -25,7 +25,7 @@ from probes.loader import Compiler, sharing
 from probes.registry import BY_NAME
 from probes.runqlat import open_waits
 from tests.kernel.test_counters import CLOCKS
-from tests.vm.workloads import DATA, Hands, disk, hands
+from tests.vm.workloads import Hands, hands
 
 T = TypeVar("T")
 
@@ -42,12 +42,6 @@ def hierarchy() -> Hierarchy:
 def series() -> str:
     """Of the kernel: `6.1`."""
     return ".".join(os.uname().release.split(".")[:2])
-
-
-@pytest.fixture(scope="session")
-def data_disk() -> tuple[str, Path]:
-    """Number of the disk whose serial is `data`, as io.max wants it, and where its file system is."""
-    return (disk("data") / "dev").read_text().strip(), DATA
 
 
 @pytest.fixture

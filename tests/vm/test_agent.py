@@ -17,7 +17,7 @@ from api.cpus import format_cpu_list, parse_cpu_list
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
 from tests.live.running import DIOPTASE, Agent, eventually
 from tests.vm.rounds import KEY, pod, write
-from tests.vm.workloads import MIB, SPIN, disk, family, free_bytes, hold, numa_nodes
+from tests.vm.workloads import MIB, SPIN, disk, family, free_bytes, hold, numa_nodes, number_of
 
 pytestmark = pytest.mark.vm
 
@@ -38,7 +38,7 @@ class Node:
         self.web, self.root, self.batch = web, root, batch
         for group in (web, root, batch):
             for name, value in ODD.items():
-                group.file("cpu", name).write_text(value.format(data=number("data")))
+                group.file("cpu", name).write_text(value.format(data=number_of("data")))
         # What is below it may have any CPU.
         root.file("cpuset", "cpuset.cpus").write_text(format_cpu_list(read_topology(Path("/sys")).ids))
 
@@ -64,10 +64,6 @@ class Node:
         """Whether each has some of these CPUs, all of them are somebody's and none is both's."""
         web, batch = self.cpus()
         return bool(web and batch) and web | batch == every and not web & batch
-
-
-def number(serial: str) -> str:
-    return (disk(serial) / "dev").read_text().strip()
 
 
 @pytest.fixture
@@ -134,7 +130,7 @@ def settings(node: Node) -> dict[str, Any]:
             "memoryQos": {"shared_cores": {"minPercent": 25, "lowPercent": 50, "throttlingPercent": 50}},
             "io": {
                 "weights": {"reclaimed_cores": 20, "shared_cores": 300},
-                "max": {"reclaimed_cores": f"{number('data')} wbps=4194304 wiops=5000"},
+                "max": {"reclaimed_cores": f"{number_of('data')} wbps=4194304 wiops=5000"},
                 "wbtUs": {"VIRTIO": 54321},
                 "costQos": {disk("data").name: "enable=1 ctrl=user min=50.00 max=150.00"},
             },
@@ -154,7 +150,7 @@ def wanted(node: Node) -> dict[str, str]:
         f"{web}/memory.high": f"{96 * MIB}\n",
         f"{web}/io.weight": "default 300\n",
         f"{batch}/io.weight": "default 20\n",
-        f"{batch}/io.max": f"{number('data')} rbps=33554432 wbps=4194304 riops=max wiops=3300\n",
+        f"{batch}/io.max": f"{number_of('data')} rbps=33554432 wbps=4194304 riops=max wiops=3300\n",
         f"{batch}/memory.swap.max": "0\n",
         f"{batch} oom_score_adj": "1000\n",
         "wbt": "54321\n",

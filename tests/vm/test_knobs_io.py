@@ -18,7 +18,7 @@ from api.decisions import Status
 from api.knobs import Knob
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
 from tests.live.running import eventually
-from tests.vm.workloads import DATA, MIB, PYTHON, Hands, disk, io
+from tests.vm.workloads import DATA, MIB, PYTHON, Hands, disk, io, number_of
 
 pytestmark = pytest.mark.vm
 
@@ -52,7 +52,7 @@ def pair() -> Iterator[tuple[TestCgroup, TestCgroup]]:
 
 @pytest.fixture
 def device() -> str:
-    return (disk("data") / "dev").read_text().strip()
+    return number_of("data")
 
 
 def load(group: TestCgroup, kind: str) -> None:

@@ -15,15 +15,14 @@ from agent.hierarchy import Hierarchy
 from tests.captures import Captured
 from tests.live.running import DIOPTASE
 from tests.vm.pods import BATCH, DB, PATHS, WEB, Pods
+from tests.vm.workloads import DATA
 
 pytestmark = pytest.mark.vm_probes
 
 
-def test_pods_at_work_can_be_captured(
-    hierarchy: Hierarchy, data_disk: tuple[str, Path], series: str, tmp_path: Path
-) -> None:
+def test_pods_at_work_can_be_captured(hierarchy: Hierarchy, series: str, tmp_path: Path) -> None:
     archive = Path("/run/out") / f"v2-{series}.tar.gz"
-    with Pods(hierarchy, data_disk[1]) as pods:
+    with Pods(hierarchy, DATA) as pods:
         pods.freeze()
         subprocess.run([DIOPTASE, "capture", "-o", str(archive)], check=True)
         captured = Captured(archive, tmp_path)

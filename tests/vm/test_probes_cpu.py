@@ -27,6 +27,7 @@ from tests.kernel.probing import LAST_CPU, PINNED, Schedstat, eventually, starte
 from tests.kernel.support import BURN, TestCgroup, cgroup
 from tests.vm.conftest import Programs
 from tests.vm.pressure import fires
+from tests.vm.workloads import numbers
 
 pytestmark = pytest.mark.vm_probes
 
@@ -141,15 +142,15 @@ class Throttled:
 
     def __init__(self, programs: Programs, hierarchy: Hierarchy, group: TestCgroup) -> None:
         probes = programs("throttles")
-        reader, files = CgroupReader(hierarchy), group.file("cpu", "cpu.stat")
+        reader = CgroupReader(hierarchy)
         limit(group)
         started_in(group, BURN, prefix=("taskset", "--cpu-list", str(LAST_CPU)))
-        assert eventually(lambda: numbers(files)["nr_throttled"] >= PERIODS, STARTED_S)
+        assert eventually(lambda: numbers(group, "cpu.stat")["nr_throttled"] >= PERIODS, STARTED_S)
         end(group)
         self.stat: dict[str, int] = {}
 
         def settled() -> bool:
-            before, self.stat = self.stat, numbers(files)
+            before, self.stat = self.stat, numbers(group, "cpu.stat")
             return before == self.stat
 
         # The timer of the quota ends the last throttle, and runs out.
@@ -159,11 +160,6 @@ class Throttled:
         live = {group.id: group.path}
         found = {form: probe.read(live).cgroups[group.id]["throttles"] for form, probe in probes.items()}
         self.by_form: Mapping[str, Durations] = found
-
-
-def numbers(path: Path) -> dict[str, int]:
-    words = path.read_text().split()
-    return {name: int(value) for name, value in zip(words[::2], words[1::2], strict=True)}
 
 
 @pytest.fixture(scope="module")

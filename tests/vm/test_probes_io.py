@@ -14,7 +14,7 @@ from tests.kernel.probing import started_in
 from tests.kernel.support import TestCgroup, cgroup
 from tests.kernel.test_blockio import direct
 from tests.vm.conftest import Programs
-from tests.vm.workloads import io
+from tests.vm.workloads import DATA, io, number_of
 
 pytestmark = pytest.mark.vm_probes
 
@@ -46,8 +46,8 @@ def stalled_us(group: TestCgroup) -> int:
     return int(some.rpartition("total=")[2])
 
 
-def written(directory: Path, size: int) -> Path:
-    file = directory / f"dioptase-test-{os.getpid()}"
+def written(size: int) -> Path:
+    file = DATA / f"dioptase-test-{os.getpid()}"
     with file.open("wb") as out:
         out.write(b"z" * size)
         os.fsync(out.fileno())
@@ -55,12 +55,10 @@ def written(directory: Path, size: int) -> Path:
     return file
 
 
-def test_direct_requests_are_those_of_io_stat_in_both_forms(
-    programs: Programs, hierarchy: Hierarchy, data_disk: tuple[str, Path]
-) -> None:
-    device, directory = data_disk
+def test_direct_requests_are_those_of_io_stat_in_both_forms(programs: Programs, hierarchy: Hierarchy) -> None:
+    device = number_of("data")
     programs("blockio")
-    file = written(directory, BLOCK * BLOCKS)
+    file = written(BLOCK * BLOCKS)
     reader = CgroupReader(hierarchy)
     with cgroup(hierarchy, "disk") as group:
         direct(group, file, "read", BLOCKS)
@@ -78,13 +76,11 @@ def test_direct_requests_are_those_of_io_stat_in_both_forms(
     assert (sample.reads, sample.writes) == (stat["rios"], stat["wios"])
 
 
-def test_what_is_written_back_later_is_the_writers(
-    programs: Programs, hierarchy: Hierarchy, data_disk: tuple[str, Path]
-) -> None:
+def test_what_is_written_back_later_is_the_writers(programs: Programs, hierarchy: Hierarchy) -> None:
     """On version 2 the kernel charges whoever dirtied the pages, though one of its own threads writes them."""
-    device, directory = data_disk
+    device = number_of("data")
     programs("blockio")
-    size, file = 4 << 20, directory / f"dioptase-test-{os.getpid()}-dirty"
+    size, file = 4 << 20, DATA / f"dioptase-test-{os.getpid()}-dirty"
     with cgroup(hierarchy, "dirty") as group:
         writer = started_in(group, DIRTY, str(file), str(size))
         assert writer.stdout is not None
@@ -97,13 +93,11 @@ def test_what_is_written_back_later_is_the_writers(
     assert found.write_bytes == stat["wbytes"]
 
 
-def test_a_limit_of_the_disk_is_felt_as_pressure(
-    programs: Programs, hierarchy: Hierarchy, data_disk: tuple[str, Path]
-) -> None:
+def test_a_limit_of_the_disk_is_felt_as_pressure(programs: Programs, hierarchy: Hierarchy) -> None:
     """Three megabytes at one a second stall their writer for most of three seconds; the same without a limit, for less."""
-    device, directory = data_disk
+    device = number_of("data")
     programs("blockio")
-    file = written(directory, BLOCK * BLOCKS)
+    file = written(BLOCK * BLOCKS)
     with cgroup(hierarchy, "limited") as limited, cgroup(hierarchy, "free") as free:
         limited.file("io", "io.max").write_text(f"{device} wbps={RATE}\n")
         for group in (free, limited):

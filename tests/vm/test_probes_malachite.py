@@ -20,7 +20,7 @@ from tests.kernel.probing import eventually
 from tests.live.running import Agent, write_pods
 from tests.malachite.stock import PORT
 from tests.vm.pods import BATCH, DB, WARM_S, WEB, Pods
-from tests.vm.workloads import meminfo
+from tests.vm.workloads import DATA, meminfo, number_of
 
 pytestmark = pytest.mark.vm_probes
 
@@ -112,7 +112,7 @@ class Expected:
 
 
 @pytest.fixture(scope="module")
-def pods(hierarchy: Hierarchy, data_disk: tuple[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
+def pods(hierarchy: Hierarchy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
     """Frozen, beside an agent that watches them and has seen them at work."""
     directory = tmp_path_factory.mktemp("malachite")
     listed = write_pods(directory / "pods.yaml", {WEB: "shared_cores", DB: "shared_cores", BATCH: "reclaimed_cores"})
@@ -120,7 +120,7 @@ def pods(hierarchy: Hierarchy, data_disk: tuple[str, Path], tmp_path_factory: py
     config.write_text("probes: [threads]\n")
     options = ["--pods", listed, "--config", config, "--state-dir", directory / "state", "--act", "off"]
     with (
-        Pods(hierarchy, data_disk[1]) as made,
+        Pods(hierarchy, DATA) as made,
         Agent(*map(str, options), "--malachite", f"127.0.0.1:{PORT}") as agent,
     ):
         assert eventually(lambda: "Malachite's documents on" in agent.log, STARTS_S), agent.log
@@ -198,14 +198,14 @@ def test_memory(pods: Pods, path: str) -> None:
 
 
 @EACH
-def test_cpuset_and_block_io(pods: Pods, path: str, data_disk: tuple[str, Path]) -> None:
+def test_cpuset_and_block_io(pods: Pods, path: str) -> None:
     expected = Expected(pods, path)
     told, read = agreed(lambda: part(groups_of(path)["Cpuset"]["CpuSet"]["V2"], expected.cpuset()), expected.cpuset)
     assert told == read
     told, read = agreed(lambda: groups_of(path)["Blkio"]["BlkIO"]["V2"]["io_stat"], expected.blkio)
     assert told == read
     if path == WEB:
-        assert read[data_disk[0]]["Data"]["wbytes"] > 0
+        assert read[number_of("data")]["Data"]["wbytes"] > 0
 
 
 @EACH

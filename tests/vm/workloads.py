@@ -222,6 +222,11 @@ def generations() -> bool:
     return enabled.exists() and int(enabled.read_text(), 16) != 0
 
 
+def number_of(serial: str) -> str:
+    """`254:16`, as io.max and io.stat name the disk with that serial number."""
+    return (disk(serial) / "dev").read_text().strip()
+
+
 def disk(serial: str) -> Path:
     """/sys/block/... of the disk with that serial number."""
     return next(path.parent for path in Path("/sys/block").glob("vd*/serial") if path.read_text().strip() == serial)
