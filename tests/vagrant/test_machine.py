@@ -136,6 +136,14 @@ def test_tests_of_the_kernel_pass_in_it(machine: Machine) -> None:
     assert re.search(r"^=* ?12 passed in", summary), summary
 
 
+def test_all_tests_that_fit_it_load_in_it(machine: Machine) -> None:
+    """Without a file the script chooses them; they take too long here."""
+    said = machine.ssh("/vagrant/deploy/vagrant/tests --collect-only -q")
+    collected = re.search(r"^(\d+)(/\d+)? tests collected", said.splitlines()[-1])
+    assert collected is not None, said
+    assert int(collected[1]) > 100
+
+
 def test_provisioning_again_installs_nothing_and_starts_the_demo_again(machine: Machine) -> None:
     said = machine.vagrant("provision")
     assert "installing" not in said
