@@ -52,8 +52,7 @@ def attach_to_function(program: int, function: str, *, returning: bool, sys_root
     """Descriptor that has a loaded program run at the entry of a kernel function, or behind its return, on all CPUs, as long as
     it is open. Raises OSError: where the kernel has no kprobes (CONFIG_KPROBES), where the function cannot be probed."""
     source = sys_root / "bus/event_source/devices/kprobe"
-    number = int((source / "type").read_text())
-    bit = int((source / "format/retprobe").read_text().strip().removeprefix("config:"))
+    number, bit = _number(source / "type", 1 << 32), _number(source / "format/retprobe", 64, "config:")
     name = ctypes.create_string_buffer(function.encode())
     fd = _open(_Attr(type=number, config=returning << bit, function=ctypes.addressof(name)), cpu=0)
     try:
@@ -63,6 +62,14 @@ def attach_to_function(program: int, function: str, *, returning: bool, sys_root
         os.close(fd)
         raise
     return fd
+
+
+def _number(path: Path, below: int, prefix: str = "") -> int:
+    """A number in a file of sysfs. Raises OSError, also where there is another one than we know how to use."""
+    text = path.read_bytes().strip().removeprefix(prefix.encode())
+    if not text.isdigit() or not int(text) < below:
+        raise OSError(errno.EINVAL, f"{prefix}{text!r} is not what perf_event_open can be asked for", str(path))
+    return int(text)
 
 
 def _open(attr: _Attr, cpu: int) -> int:

@@ -40,6 +40,9 @@ def stages() -> ModuleType:
         (SUITE.format(tests=4, failures=1, errors=1), 1, False, (1, 2, 1)),
         (SUITE.format(tests=4, failures=0, errors=0), 125, False, (3, 1, 1)),  # the guest was lost after its last test
         ("", 125, False, (0, 1, 0)),  # and before
+        ("<a/>", 0, False, (0, 1, 0)),
+        ("<a><b tests='x'/></a>", 0, False, (0, 1, 0)),
+        ("<testsuites><testsuite tests='3'", 0, False, (0, 1, 0)),
         ("", 0, False, (0, 1, 0)),  # a result that is not there is none
         (SUITE.format(tests=0, failures=0, errors=0).replace("'1'", "'0'"), 0, False, (0, 1, 0)),
     ],

@@ -143,3 +143,16 @@ def test_what_kind_of_program_it_is(
 def test_a_kernel_without_kprobes_has_no_file_that_says_how_to_ask_for_them(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="bus/event_source/devices/kprobe/type"):
         perf_event.attach_to_function(0, "unthrottle_cfs_rq", returning=False, sys_root=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bit"), [("", "config:0"), ("0x6", "config:0"), ("4294967296", "config:0"), ("8", "config1:0"), ("8", "config:64")]
+)  # fmt: skip
+def test_another_interface_of_kprobes_than_ours_is_refused(tmp_path: Path, kind: str, bit: str) -> None:
+    """Not taken for the entry of a function where the return was meant."""
+    source = tmp_path / "bus/event_source/devices/kprobe"
+    (source / "format").mkdir(parents=True)
+    (source / "type").write_text(kind + "\n")
+    (source / "format/retprobe").write_text(bit + "\n")
+    with pytest.raises(OSError, match="is not what perf_event_open can be asked for"):
+        perf_event.attach_to_function(0, "schedule", returning=True, sys_root=tmp_path)

@@ -6,10 +6,13 @@ The exit status is that of the tests or the command; 125 if the guest panicked, 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import re
 import shutil
+import signal
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -39,33 +42,52 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.vm", description=__doc__)
     parser.add_argument("--kernel", choices=METAPACKAGES, default="6.1")
     parser.add_argument("--mark", choices=BOOTS, default="vm", help="which tests, and the machine that they need")
-    parser.add_argument("--cpus", type=int, help="in place of the machine of the mark")
-    parser.add_argument("--nodes", type=int, help="NUMA nodes, likewise")
-    parser.add_argument("--memory", type=int, help="MiB, likewise")
-    parser.add_argument("--timeout", type=float, help="seconds until the guest is ended, likewise")
+    parser.add_argument("--cpus", type=positive, help="in place of the machine of the mark")
+    parser.add_argument("--nodes", type=positive, help="NUMA nodes, likewise")
+    parser.add_argument("--memory", type=positive, help="MiB, likewise")
+    parser.add_argument("--timeout", type=positive, help="seconds until the guest is ended, likewise")
     parser.add_argument("--out", type=Path, help="where logs and results go; thrown away unless this is set")
     parser.add_argument(
         "--junit-xml", type=Path, help="have the guest's JUnit report here, and take its absence for a failure"
     )
     parser.add_argument("command", nargs="*", help="what to run instead of the tests")
     options = parser.parse_args(arguments)
-    boot = BOOTS[options.mark]
+    try:
+        return boot(options)
+    except (Missing, OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return LOST
+
+
+def positive(text: str) -> int:
+    """A whole number above 0. Raises ArgumentTypeError."""
+    if not text.isascii() or not text.isdecimal() or not 0 < int(text) < 1 << 31:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
+
+
+def boot(options: argparse.Namespace) -> int:
+    """The exit status that is to be ours. Raises Missing, OSError and ValueError where there is nothing to boot, or no room."""
+    usual = BOOTS[options.mark]
     shape = Shape(
-        options.cpus or boot.shape.cpus, options.nodes or boot.shape.nodes, options.memory or boot.shape.memory_mib
+        options.cpus or usual.shape.cpus, options.nodes or usual.shape.nodes, options.memory or usual.shape.memory_mib
     )
-    with tempfile.TemporaryDirectory(prefix="dioptase-vm-") as temporary:
-        out = options.out or Path(temporary)
-        (out / REPORT).unlink(missing_ok=True)
+    with ExitStack() as stack:
+        out = options.out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dioptase-vm-")))
+        out.mkdir(parents=True, exist_ok=True)
+        lock = stack.enter_context((out / "lock").open("w"))
         try:
-            kernel = obtain(options.kernel)
-            command = options.command or pytest(options.mark)
-            status = run(kernel, command, out, shape=shape, timeout_s=options.timeout or boot.timeout_s)
-        except Missing as error:
-            print(error, file=sys.stderr)
-            return LOST
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Missing(f"{out} has the results of a guest that runs: name another --out") from None
+        for report in filter(None, (out / REPORT, options.junit_xml)):
+            report.unlink(missing_ok=True)
+        kernel = obtain(options.kernel)
+        command = options.command or pytest(options.mark)
+        status = run(kernel, command, out, shape=shape, timeout_s=options.timeout or usual.timeout_s)
         whole = is_whole(out / REPORT)
         if status == 0 and not whole and (options.junit_xml or not options.command):
-            print(f"the guest said that all is well, but brought no results: {REPORT} is missing or torn")
+            print(f"the guest said that all is well, but brought no results: {REPORT} is missing, torn or empty")
             status = LOST
         if whole and options.junit_xml:
             shutil.copyfile(out / REPORT, options.junit_xml)
@@ -90,13 +112,20 @@ def pytest(mark: str, root: Path = ROOT) -> list[str]:
 
 
 def is_whole(report: Path) -> bool:
-    """Whether a JUnit report is there and can be read to its end."""
+    """Whether a JUnit report is there, can be read to its end, and is one of tests."""
     try:
-        ElementTree.parse(report)
-    except (FileNotFoundError, ElementTree.ParseError):
+        suites = ElementTree.parse(report).iter("testsuite") if report.is_file() else ()
+        return any(int(suite.get("tests", 0)) > 0 for suite in suites)
+    except (OSError, ValueError, LookupError, ElementTree.ParseError):
         return False
-    return True
+
+
+def _end(number: int, _frame: object) -> None:
+    # What is temporary goes, which it does not where a signal ends a process.
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":
+    for _number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(_number, _end)
     sys.exit(main(sys.argv[1:]))

@@ -42,7 +42,9 @@ def _modules(kernel: Kernel) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for module in MODULES:
         shown = asked(["modprobe", "-d", str(kernel.directory), "-S", kernel.version, "--show-depends", module])
-        for path in (Path(line.split()[1]) for line in shown.splitlines() if line.startswith("insmod ")):
+        for path in (
+            Path(line.removeprefix("insmod ").strip()) for line in shown.splitlines() if line.startswith("insmod ")
+        ):
             name = path.name.removesuffix(".xz")
             if name not in found:
                 found[name] = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()

@@ -44,7 +44,7 @@ class Kernel(NamedTuple):
 
 
 def obtain(series: str, cache: Path = CACHE) -> Kernel:
-    """The newest kernel of the series `6.1` or `6.12`, from the cache or from the distribution. Raises Missing and OSError."""
+    """The newest kernel of the series `6.1` or `6.12`, from the cache or from the distribution. Raises as `fill` does."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
         # Who comes second waits for the download, and finds it in the cache. The lock dies with its holder.
@@ -66,10 +66,14 @@ def obtain(series: str, cache: Path = CACHE) -> Kernel:
 
 
 def fill(directory: Path, version: str) -> None:
-    """Download and unpack a version; the directory is there with all that belongs into it, or not there."""
+    """Download and unpack a version; the directory is there with all that belongs into it, or not there.
+
+    Raises Missing, OSError and ValueError.
+    """
     print(f"downloading and unpacking linux-image-{version}", flush=True)
-    part = directory.with_name(f"{directory.name}.part")
-    for left in (part, directory):
+    # What a killed run had begun may still be written to by a program that it had started.
+    part = directory.with_name(f"{directory.name}.{os.getpid()}.part")
+    for left in (directory, *directory.parent.glob(f"{directory.name}*.part")):
         shutil.rmtree(left, ignore_errors=True)
     try:
         part.mkdir()
@@ -113,19 +117,31 @@ def _newest(series: str) -> str | None:
 def uncompressed(image: bytes) -> bytes:
     """The ELF file in a bzImage (Documentation/arch/x86/boot.rst): QEMU enters it by PVH and need not decompress it.
 
-    Raises ValueError where there is none.
+    Raises ValueError where there is none, or not all of it.
     """
-    start = (image[_SETUP_SECTORS] + 1) * _SECTOR
-    offset, length = struct.unpack_from("<II", image, _PAYLOAD)
-    payload = image[start + offset : start + offset + length]
-    found = b""
-    if payload.startswith(_XZ):
-        found = lzma.LZMADecompressor().decompress(payload)
-    elif payload.startswith(_ZSTD):
-        # The last four bytes are the size, which zstd does not expect.
-        found = subprocess.run(["zstd", "-dcq"], input=payload[:-4], stdout=subprocess.PIPE, check=True).stdout
-    elif payload.startswith(_GZIP):
-        found = zlib.decompressobj(31).decompress(payload)
+    try:
+        found = _payload(image)
+    except (IndexError, struct.error, lzma.LZMAError, zlib.error, EOFError) as error:
+        raise ValueError(f"the kernel image is damaged: {error}") from error
     if not found.startswith(_ELF):
         raise ValueError("the payload of the kernel image is no ELF file")
     return found
+
+
+def _payload(image: bytes) -> bytes:
+    start = (image[_SETUP_SECTORS] + 1) * _SECTOR
+    offset, length = struct.unpack_from("<II", image, _PAYLOAD)
+    payload = image[start + offset : start + offset + length]
+    if payload.startswith(_ZSTD):
+        # The last four bytes are the size, which zstd does not expect.
+        done = subprocess.run(["zstd", "-dcq"], input=payload[:-4], capture_output=True, check=False)
+        if done.returncode:
+            raise EOFError(done.stderr.decode(errors="replace").strip())
+        return done.stdout
+    if not payload.startswith((_XZ, _GZIP)):
+        return b""
+    decompressor = lzma.LZMADecompressor() if payload.startswith(_XZ) else zlib.decompressobj(31)
+    unpacked = decompressor.decompress(payload)
+    if not decompressor.eof:
+        raise EOFError("it ends too early")
+    return unpacked

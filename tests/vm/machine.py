@@ -80,9 +80,11 @@ def run(kernel: Kernel, command: Sequence[str], out: Path, *, shape: Shape = USU
     if shutil.which(QEMU) is None:
         raise Missing(f"{QEMU} is not installed: make packages-vm installs what a guest needs")
     out.mkdir(parents=True, exist_ok=True)
-    (out / "status").unlink(missing_ok=True)
-    (out / "command").write_text(shlex.join(command) + "\n")
     console, started = out / "console.log", time.monotonic()
+    # A guest that has run may have left links in their places.
+    for file in (console, out / "status", out / "command"):
+        file.unlink(missing_ok=True)
+    (out / "command").write_text(shlex.join(command) + "\n")
     with ExitStack() as stack:
         first = stack.enter_context(_nameless())
         first.write(initramfs(kernel))
@@ -95,11 +97,13 @@ def run(kernel: Kernel, command: Sequence[str], out: Path, *, shape: Shape = USU
             "-append", _append(kernel, f"panic=-1 oops=panic quiet {CLOCKS[accelerator]}"), "-serial", "stdio",
         ]  # fmt: skip
         ended = watch(argv, console, timeout_s, [file.fileno() for file in (first, *disks.values())])
-    status = status_of(out) if ended else LOST
-    if not ended:
+    status = status_of(out) if ended == 0 and b"Kernel panic" not in console.read_bytes() else LOST
+    if ended is None:
         print(
             f"\nthe guest was still at it after {timeout_s:.0f} s and was ended; its last words are above", flush=True
         )
+    elif ended:
+        print(f"\n{QEMU} ended with {ended}; its last words are above", flush=True)
     elif status == LOST:
         print("\nthe guest ended without a result; its last words are above", flush=True)
     print(f"the guest ended with {status} after {time.monotonic() - started:.0f} s", flush=True)
@@ -108,16 +112,18 @@ def run(kernel: Kernel, command: Sequence[str], out: Path, *, shape: Shape = USU
 
 def status_of(out: Path) -> int:
     """The exit status that the guest left, or LOST."""
+    left = out / "status"
     try:
-        return int((out / "status").read_text())
-    except (FileNotFoundError, ValueError):
+        status = int(left.read_text()) if left.is_file() else LOST
+    except (OSError, ValueError):
         return LOST
+    return status if 0 <= status <= 255 else LOST
 
 
-def watch(argv: Sequence[str], console: Path, timeout_s: float, files: Sequence[int] = ()) -> bool:
+def watch(argv: Sequence[str], console: Path, timeout_s: float, files: Sequence[int] = ()) -> int | None:
     """Show and keep what a program says until it ends; it is killed when the time is over, and when this process dies.
 
-    Whether it ended by itself. It is given these open files. Raises OSError.
+    Its exit status, or None if it was killed. It is given these open files. Raises OSError.
     """
     deadline = time.monotonic() + timeout_s
     with (
@@ -126,16 +132,18 @@ def watch(argv: Sequence[str], console: Path, timeout_s: float, files: Sequence[
     ):
         assert process.stdout is not None
         try:
-            while select.select([process.stdout], [], [], max(deadline - time.monotonic(), 0))[0]:
+            while (left := deadline - time.monotonic()) > 0 and select.select([process.stdout], [], [], left)[0]:
                 # As it comes: a line that is not whole yet may be the last one for a long time.
                 said = os.read(process.stdout.fileno(), 1 << 16)
                 if not said:
-                    return True
+                    return process.wait(left)
                 log.write(said)
                 log.flush()
                 sys.stdout.buffer.write(said.replace(b"\r\n", b"\n"))
                 sys.stdout.flush()
-            return False
+            return None
+        except subprocess.TimeoutExpired:
+            return None
         finally:
             process.kill()
 

@@ -76,7 +76,10 @@ def test_nodes_are_sockets_of_the_same_size() -> None:
         Shape(cpus=5).options()
 
 
-@pytest.mark.parametrize("torn", ["", "<testsuites><testsuite tests='3'", "<a/><b/>"])
+@pytest.mark.parametrize(
+    "torn",
+    ["", "<testsuites><testsuite tests='3'", "<a/><b/>", "<a/>", "<testsuite tests='0'/>", "<testsuite tests='x'/>"],
+)
 def test_a_report_that_is_not_whole_is_none(tmp_path: Path, torn: str) -> None:
     report = tmp_path / "junit.xml"
     assert not is_whole(report)
@@ -88,7 +91,7 @@ def test_a_report_that_is_not_whole_is_none(tmp_path: Path, torn: str) -> None:
 
 def test_a_guest_without_a_status_is_lost(tmp_path: Path) -> None:
     assert status_of(tmp_path) == LOST
-    for text, status in (("", LOST), ("\n", LOST), ("0\n", 0), ("7\n", 7)):
+    for text, status in (("", LOST), ("\n", LOST), ("0\n", 0), ("7\n", 7), ("256\n", LOST), ("-1\n", LOST)):
         (tmp_path / "status").write_text(text)
         assert status_of(tmp_path) == status
 
@@ -109,10 +112,11 @@ def test_only_files_that_name_the_mark_are_collected(tmp_path: Path) -> None:
 def test_a_program_that_goes_on_is_ended(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     console = tmp_path / "console"
     said = [*PYTHON, "import time\nprint('first\\r\\nso far', end='', flush=True)\ntime.sleep(600)"]
-    assert not watch(said, console, 10)
+    assert watch(said, console, 10) is None
     assert (console.read_bytes(), capfd.readouterr().out) == (b"first\r\nso far", "first\nso far")
-    assert watch([*PYTHON, "print('all')"], console, 600)
+    assert watch([*PYTHON, "print('all')"], console, 600) == 0
     assert console.read_bytes() == b"all\n"
+    assert watch([*PYTHON, "raise SystemExit(3)"], console, 600) == 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
