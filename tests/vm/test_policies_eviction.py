@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -44,7 +45,7 @@ def alive(group: TestCgroup) -> bool:
 def victims(done: list[Round]) -> list[tuple[str, str, bool]]:
     """Who was chosen, by which plugin, and whether only to be shown."""
     found = [victim for each in done if each.evictions is not None for victim in each.evictions.victims]
-    return [(victim.pod.rpartition("-")[2], victim.plugin, victim.dry_run) for victim in found]
+    return [(re.split("[-/]", victim.pod)[-1], victim.plugin, victim.dry_run) for victim in found]
 
 
 def kills(done: list[Round]) -> list[tuple[str, KillReason]]:
@@ -125,13 +126,12 @@ def test_of_a_crowded_numa_node_the_pod_leaves_that_is_there(crowded: list[TestC
 
 
 def test_background_reclaim_without_a_break_makes_the_largest_batch_pod_leave(tmp_path: Path) -> None:
-    """On a node that is full of what must not be swapped out, it goes round and round in more memory than is left to it."""
+    """On a node that is full of what cannot be swapped out, it goes round and round in more memory than is left to it."""
     last = max(numa_nodes())
     with groups("filler", "web", "still", "busy") as (filler, web, still, busy):
         for group in (filler, still, busy):
             group.file("cpuset", "cpuset.mems").write_text(str(last))
-        filler.file("memory", "memory.min").write_text("max")
-        hold(filler, free_bytes(last) - 160 * MIB)
+        hold(filler, free_bytes(last) - 160 * MIB, locked=True)
         for group, size in ((web, 32), (still, 16), (busy, 256)):
             hold(group, size * MIB)
         own = {"systemMemory": {"kswapdPagesPerS": 100, "kswapdS": 3, "graceS": 5}}

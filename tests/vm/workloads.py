@@ -31,7 +31,9 @@ SPIN = ("sh", "-c", "while :; do :; done")
 PYTHON = (sys.executable, "-I", "-S", "-c")
 """Nothing of any installation is read: a start costs a fraction of a usual one."""
 HOLD = """
-import _signal, mmap, sys, time
+import _signal, ctypes, mmap, sys, time
+if sys.argv[2:]:
+    assert ctypes.CDLL(None).mlockall(3) == 0
 size, block = int(sys.argv[1]), bytes(range(1, 129)) * 8192
 held = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 held.madvise(mmap.MADV_NOHUGEPAGE)
@@ -43,7 +45,8 @@ while held.tell() < size:
     held.write(block[: size - held.tell()])
 time.sleep(3600)
 """
-"""So many bytes of anonymous memory in small pages, each written to; each page once more on SIGUSR1."""
+"""So many bytes of anonymous memory in small pages, each written to; each page once more on SIGUSR1. With another argument
+none of them can be swapped out (mlockall of what is mapped and will be)."""
 CACHE = """
 import sys, time
 with open(sys.argv[1], "rb", buffering=0) as file:
@@ -119,10 +122,10 @@ def spin(group: TestCgroup) -> None:
     eventually("it has joined", lambda: str(process.pid) in procs.read_text().split())
 
 
-def hold(group: TestCgroup, size: int, *, cpu: int | None = None) -> None:
+def hold(group: TestCgroup, size: int, *, cpu: int | None = None, locked: bool = False) -> None:
     """Have a process in the group hold so many bytes, first touched on that CPU; returns when it does."""
     pinned = () if cpu is None else ("taskset", "-c", str(cpu))
-    process = group.start([*pinned, *PYTHON, HOLD, str(size)])
+    process = group.start([*pinned, *PYTHON, HOLD, str(size), *(["locked"] if locked else [])])
 
     def held() -> bool:
         assert process.poll() is None, "it has all the memory that it asks for"
