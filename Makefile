@@ -18,8 +18,13 @@ run: setup ## start the agent and the demo, with a live view here and a page on 
 test: setup-test $(if $(STAGE),$(if $(filter vm-%,$(STAGE)),packages-vm) $(if $(filter vagrant,$(STAGE)),packages-vagrant),packages-vm) ## pass every test; STAGE=unit runs one stage (see tests/run --list)
 	@$(BIN)/python tests/run $(STAGE)
 
+ifeq ($(filter 6.1 6.12,$(KERNEL)),)
+test-vm:
+	@echo "KERNEL=$(KERNEL): there are 6.1 and 6.12" >&2; exit 2
+else
 test-vm: setup-test packages-vm ## pass those of them that need a kernel of their own: KERNEL=6.1 or 6.12
 	@$(BIN)/python tests/run vm-$(KERNEL)
+endif
 
 test-vagrant: setup-test packages-vagrant ## `vagrant up` from a box built here, without KVM, and look at what it gives
 	@$(BIN)/python tests/run vagrant
@@ -64,5 +69,5 @@ lock: ## resolve the locked versions anew
 reset: setup ## put every cgroup back that an agent changed, for example after kill -9
 	@$(BIN)/dioptase reset $(ARGS)
 
-clean: ## remove what was installed and built here
-	@rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean: ## remove what was installed and built here; ~/.cache/dioptase has kernels and boxes of virtual machines
+	@rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -41,12 +41,17 @@ REPORT = "junit.xml"
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.vm", description=__doc__)
     parser.add_argument("--kernel", choices=METAPACKAGES, default="6.1")
-    parser.add_argument("--mark", choices=BOOTS, default="vm", help="which tests, and the machine that they need")
+    parser.add_argument(
+        "--mark",
+        choices=BOOTS,
+        default="vm",
+        help="which tests, and the machine that they need: `vm` unless given, minutes without KVM",
+    )
     parser.add_argument("--cpus", type=positive, help="in place of the machine of the mark")
     parser.add_argument("--nodes", type=positive, help="NUMA nodes, likewise")
     parser.add_argument("--memory", type=positive, help="MiB, likewise")
     parser.add_argument("--timeout", type=positive, help="seconds until the guest is ended, likewise")
-    parser.add_argument("--out", type=Path, help="where logs and results go; thrown away unless this is set")
+    parser.add_argument("--out", type=Path, help="where console.log and junit.xml go; thrown away unless this is set")
     parser.add_argument(
         "--junit-xml", type=Path, help="have the guest's JUnit report here, and take its absence for a failure"
     )

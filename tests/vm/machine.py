@@ -52,7 +52,9 @@ class Shape(NamedTuple):
         Raises Missing where that does not come out even.
         """
         if self.cpus % self.nodes:
-            raise Missing(f"{self.cpus} CPUs cannot be shared out evenly to {self.nodes} NUMA nodes")
+            raise Missing(
+                f"{self.cpus} CPUs cannot be shared out evenly to {self.nodes} NUMA nodes: give --cpus {2 * self.nodes}"
+            )
         each, memory = self.cpus // self.nodes, self.memory_mib // self.nodes
         options = ["-smp", f"{self.cpus},sockets={self.nodes},cores={each},threads=1", "-m", f"{memory * self.nodes}M"]
         for node in range(self.nodes):
@@ -79,6 +81,7 @@ def run(kernel: Kernel, command: Sequence[str], out: Path, *, shape: Shape = USU
         )
     if shutil.which(QEMU) is None:
         raise Missing(f"{QEMU} is not installed: make packages-vm installs what a guest needs")
+    shape.options()
     out.mkdir(parents=True, exist_ok=True)
     console, started = out / "console.log", time.monotonic()
     # A guest that has run may have left links in their places.
@@ -91,10 +94,11 @@ def run(kernel: Kernel, command: Sequence[str], out: Path, *, shape: Shape = USU
         first.flush()
         accelerator = _accelerator(kernel, first, out)
         print(f"booting {kernel.version}: {shape.cpus} CPUs, {shape.nodes} NUMA nodes, {accelerator}", flush=True)
+        plain = "" if sys.stdout.isatty() else "NO_COLOR=1 "  # the kernel hands on what it does not know
         disks = {name: stack.enter_context(_nameless()) for name in DISKS}
         argv = [
             *_argv(kernel, first, accelerator, shape), *_disks(disks), *_shares(out),
-            "-append", _append(kernel, f"panic=-1 oops=panic quiet {CLOCKS[accelerator]}"), "-serial", "stdio",
+            "-append", _append(kernel, f"panic=-1 oops=panic quiet {plain}{CLOCKS[accelerator]}"), "-serial", "stdio",
         ]  # fmt: skip
         ended = watch(argv, console, timeout_s, [file.fileno() for file in (first, *disks.values())])
     status = status_of(out) if ended == 0 and b"Kernel panic" not in console.read_bytes() else LOST
@@ -106,7 +110,7 @@ def run(kernel: Kernel, command: Sequence[str], out: Path, *, shape: Shape = USU
         print(f"\n{QEMU} ended with {ended}; its last words are above", flush=True)
     elif status == LOST:
         print("\nthe guest ended without a result; its last words are above", flush=True)
-    print(f"the guest ended with {status} after {time.monotonic() - started:.0f} s", flush=True)
+    print(f"the guest ended with {status} after {time.monotonic() - started:.0f} s; {console}", flush=True)
     return status
 
 
