@@ -19,7 +19,7 @@ from tests.vm.__main__ import BOOTS, is_whole
 from tests.vm.__main__ import pytest as pytest_command
 from tests.vm.initramfs import Cpio
 from tests.vm.kernels import Kernel, Missing, asked, fill, newest_of, obtain, uncompressed
-from tests.vm.machine import LOST, ROOT, Shape, status_of, watch
+from tests.vm.machine import LOST, ROOT, Shape, is_translators_fault, status_of, watch
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 
@@ -94,6 +94,13 @@ def test_a_guest_without_a_status_is_lost(tmp_path: Path) -> None:
     for text, status in (("", LOST), ("\n", LOST), ("0\n", 0), ("7\n", 7), ("256\n", LOST), ("-1\n", LOST)):
         (tmp_path / "status").write_text(text)
         assert status_of(tmp_path) == status
+
+
+def test_a_breakpoint_that_was_taken_back_is_the_translators_fault() -> None:
+    assert is_translators_fault(b"[100%][  307.684084] Oops: int3: 0000 [#1] PREEMPT SMP NOPTI\r\n")  # 6.12
+    assert is_translators_fault(b"[  11.1] int3: 0000 [#1] PREEMPT SMP\r\n")  # 6.1
+    for other in (b"Oops: 0000 [#1] PREEMPT SMP", b"Kernel panic - not syncing: sysrq triggered crash", b""):
+        assert not is_translators_fault(other)
 
 
 def test_only_files_that_name_the_mark_are_collected(tmp_path: Path) -> None:
