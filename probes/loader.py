@@ -107,6 +107,10 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
+# Made before any thread decodes one: msgspec crashes the process where two threads use a type for the first time at once.
+_ANSWERS = msgspec.json.Decoder(_Answer)
+
+
 class Loaded:
     """A running probe: its descriptors until `close`, after which nothing of it is left in the kernel."""
 
@@ -321,7 +325,7 @@ def _exchange(running: _Running, job: Job, timeout_s: float) -> Loaded:
         raise _ChildLost(Lost(reason, "see whether the node is short of CPU; then start again")) from None
     if not message:
         raise _ChildLost(died(running.child.wait(), running.errors))
-    answer = msgspec.json.decode(message, type=_Answer)
+    answer = _ANSWERS.decode(message)
     if answer.error:
         raise explain(answer.error, answer.detail, answer.refused, job.remedy)
     if len(descriptors) != len(answer.maps) + 2 * len(answer.programs):
