@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from hypothesis import strategies as st
@@ -48,8 +49,8 @@ def instances(node: Node, least: bool = False) -> st.SearchStrategy[Any]:
 def _text(node: Node) -> st.SearchStrategy[str]:
     if "pattern" not in node:
         return TEXT
-    # `$` of Python also fits before a line's end, which that of the API server does not.
-    pattern: str = node["pattern"]
+    # The API server's digits are ASCII, and its `$` does not fit before a line's end.
+    pattern = re.compile(node["pattern"], re.ASCII)
     return st.from_regex(pattern, fullmatch=True).filter(str.isprintable)
 
 
@@ -112,7 +113,7 @@ def fullest(node: Node) -> Any:
         case "object" if "additionalProperties" in node:
             return {"key": fullest(node["additionalProperties"])}
         case "object":
-            return {name: fullest(below) for name, below in node["properties"].items()}
+            return {name: fullest(below) for name, below in node.get("properties", {}).items()}
         case None:
             return [{"type": "Numa", "name": "0", "children": []}]
         case kind:

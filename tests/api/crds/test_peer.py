@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -10,11 +11,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from api.crds.definition import definition
 from api.crds.kinds import KINDS, Kind
+from tests.api.crds.instances import fullest, objects
 from tests.api.crds.structural import Node, nodes
 
 MODULE = "github.com/kubewharf/katalyst-api@v0.5.11-0.20260423040236-f1a2330d266e"
@@ -98,6 +100,19 @@ def test_definitions_are_katalysts_but_for_what_is_listed(kind: Kind) -> None:
         found |= {(kind.kind, difference) for difference in differences(schema, peers)}
     assert ours == other
     assert found == {(name, difference) for name, difference in DIFFERENCES if name == kind.kind}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.kind not in NEWER], ids=lambda kind: kind.kind)
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_objects_of_katalysts_come_out_as_they_went_in(kind: Kind, data: st.DataObject) -> None:
+    for version, peer in zip(kind.versions, theirs(kind)["spec"]["versions"], strict=True):
+        schema = peer["schema"]["openAPIV3Schema"]
+        full = {name: fullest(node) for name, node in schema["properties"].items() if name in ("spec", "status")}
+        head = {"apiVersion": "a/v1", "kind": kind.kind, "metadata": {"name": "b"}}
+        for given_object in (head | full, data.draw(objects(schema, "a/v1", kind.kind))):
+            decoded = msgspec.json.decode(json.dumps(given_object), type=version.type)
+            assert json.loads(msgspec.json.encode(decoded)) == given_object
 
 
 def pairs_of_patterns() -> set[tuple[str, str]]:
