@@ -15,7 +15,7 @@ from api.catalogue import BY_NAME
 from cli.agent import agent
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("api", "probes", "agent", "exporters", "cli", "demo", "bench", "dashboards")
+PACKAGES = ("api", "probes", "agent", "exporters", "cli", "demo", "bench", "dashboards", "deploy")
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "dashboards").glob("*.md")])
 PROBES = sorted((ROOT / "probes").glob("*.bpf.c"))
