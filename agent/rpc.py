@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -105,7 +105,7 @@ class Peer:
         except grpc.aio.AioRpcError as error:
             raise self._failed(method, error) from None
 
-    async def stream(self, method: str, request: Message) -> AsyncIterator[Any]:
+    async def stream(self, method: str, request: Message) -> AsyncGenerator[Any, None]:
         """Answers as they come, until the peer ends it or the caller stops. Raises as `call` does.
 
         The time between two answers is the caller's to bound: a peer may have nothing to say for long.

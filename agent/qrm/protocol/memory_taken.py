@@ -12,6 +12,7 @@ from api.advice import Wish
 from api.knobs import Knob, Verdict
 from api.memory_advice import MemoryAdvice, MemoryCondition, MemoryPressure
 from api.pods import Pod
+from api.samples import Snapshot
 
 POLICY = "katalyst"
 _WHY = Verdict(rule="remote_memory_advice", text="The memory advisor at the socket asks for it.")
@@ -93,3 +94,22 @@ def _moves(asked: words.Balance, cgroups: Mapping[tuple[str, str], str]) -> list
                 Wish(cgroup=cgroup, knob=Knob.MIGRATE_PAGES, value=f"{asked.source} {goals[0]}", verdict=_WHY)
             )
     return wishes
+
+
+def left_in(snapshot: Snapshot) -> Mapping[str, int]:
+    """Bytes that can be given up, by cgroup: the page cache of containers, and of others what no living member is charged with.
+
+    What is not measured is left out, and so is whoever has a member that is not.
+    """
+    containers = {container.cgroup for pod in snapshot.pods for container in pod.containers}
+    members: dict[str, int | None] = {}
+    for path, sample in snapshot.cgroups.items():
+        above, size = path.rpartition("/")[0], members.get(path.rpartition("/")[0], 0)
+        members[above] = None if size is None or sample.memory_bytes is None else size + sample.memory_bytes
+    found: dict[str, int] = {}
+    for path, sample in snapshot.cgroups.items():
+        if path in containers:
+            found[path] = sample.memory_stat.get("total_cache", sample.memory_stat.get("file", 0))
+        elif sample.memory_bytes is not None and (inside := members.get(path)) is not None:
+            found[path] = max(sample.memory_bytes - inside, 0)
+    return found
