@@ -76,7 +76,7 @@ def ask_of(request: Any, resource: str, before: Pod | None, dialect: Dialect) ->
 
 def quantity(request: Any, resource: str, qos: QoSLevel) -> float:
     """Cores or bytes. Raises Unusable where there is not just one number, or it is of another resource."""
-    listed = dict(request.resource_requests)
+    listed: dict[str, float] = dict(request.resource_requests)
     if len(listed) != 1:
         raise Unusable(f"resource_requests has {len(listed)} entries; it has just the one that is asked for")
     ((key, value),) = listed.items()

@@ -119,9 +119,9 @@ def _balances(wishes: Iterable[Wish], places: Mapping[str, Place]) -> list[str]:
     moves: dict[int, list[words.Moved]] = {}
     for wish in wishes:
         if wish.knob is Knob.MIGRATE_PAGES and wish.cgroup in places:
-            source, target = (parse_cpu_list(text) for text in wish.value.split(" "))
+            sources, goals = (parse_cpu_list(text) for text in wish.value.split(" "))
             place = places[wish.cgroup]
-            moves.setdefault(source[0], []).append(words.Moved(uid=place.uid, container=place.container, to=target))
+            moves.setdefault(sources[0], []).append(words.Moved(uid=place.uid, container=place.container, to=goals))
     made = []
     for source, moved in sorted(moves.items()):
         to = tuple(sorted({node for one in moved for node in one.to}))

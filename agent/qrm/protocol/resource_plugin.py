@@ -20,7 +20,7 @@ from agent.qrm.placing.state import POOL_ENTRY, RESERVE, Allocation, CpuState, b
 from agent.qrm.protocol.admitting import Given, NoFit, Situation, allocate, cpu_hints, memory_hints, mems_of
 from agent.qrm.protocol.asked import CPU, MEMORY, Ask, ask_of, passes
 from agent.qrm.protocol.common import MOST_ENTRIES, Unusable, by_uid
-from agent.rpc import Refusal, Service
+from agent.rpc import Handler, Refusal, Service
 from api.cpus import format_cpu_list, parse_cpu_list
 from api.pods import Pod
 from api.proto import resource_plugin_pb2 as plugin
@@ -69,7 +69,7 @@ class PluginDesk:
 
     def services(self, resource: str) -> Service:
         """`resourceplugin.v1alpha1.ResourcePlugin` for `cpu` or `memory`."""
-        handlers = {
+        handlers: dict[str, Handler] = {
             "GetResourcePluginOptions": self._options,
             "GetTopologyHints": partial(self._hints, resource),
             "Allocate": partial(self._allocate, resource),
