@@ -53,7 +53,7 @@ _REMEDIES = {
     grpc.StatusCode.UNAVAILABLE: "see that it runs and listens there",
     grpc.StatusCode.DEADLINE_EXCEEDED: "see why it hangs; it is asked again",
     grpc.StatusCode.UNIMPLEMENTED: "use a version of it that has this method",
-    grpc.StatusCode.RESOURCE_EXHAUSTED: f"messages are at most {MOST_BYTES >> 20} MiB",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: f"ask less often, or for less: messages have at most {MOST_BYTES >> 20} MiB",
 }
 
 Handler = Callable[[Any, Mapping[str, str]], Awaitable["Message"] | AsyncIterator["Message"]]
