@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -20,9 +20,6 @@ from agent.rpc import NotOffered, Peer, Service
 from api.ports import Unavailable
 from api.proto import advisor_svc_pb2 as svc
 from api.proto import cpu_advisor_pb2 as cpu
-
-if TYPE_CHECKING:
-    from google.protobuf.descriptor import ServiceDescriptor
 
 log = logging.getLogger(__name__)
 ASK_S = 5.0
@@ -57,13 +54,15 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Remote(Generic[Taken]):
-    """One advisor. `ask` makes the question, None while there is nothing to ask; `take` makes of the answer what it says,
-    and raises Unusable."""
+    """One advisor; `service` is the descriptor of CPUAdvisor or AdvisorService.
+    `ask` makes the question, None while there is nothing to ask; `take` makes of the answer what it says, and raises
+    Unusable.
+    """
 
     def __init__(
         self,
         path: Path,
-        service: ServiceDescriptor,
+        service: Any,
         ask: Callable[[], Any],
         take: Callable[[Any], Taken],
         now_ns: Callable[[], int] = time.monotonic_ns,
