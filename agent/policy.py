@@ -54,6 +54,13 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     ceiling: Ceiling | None = None
 
 
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What advisors of somebody else's say, in the place of ours; None of one that says nothing or is not trusted."""
+
+    cpu: Advice | None = None
+    memory: MemoryAdvice | None = None
+
+
 def inherited(cpus: CpuState, lent_cores: float | None = None) -> Remembered:
     """What an agent that was just started knows of the one before it: the CPU that its quotas left, who has which CPUs, and
     how large the pools are. Where reclaimed pods shared those of the others, that says nothing."""
@@ -101,8 +108,13 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) -> tuple[Judged, Remembered]:
-    """One round; `now_ns` is CLOCK_MONOTONIC."""
+_NOBODY = Told()
+
+
+def judge(
+    snapshot: Snapshot, config: Config, known: Remembered, now_ns: int, told: Told = _NOBODY
+) -> tuple[Judged, Remembered]:
+    """One round; `now_ns` is CLOCK_MONOTONIC. What others say is carried out; ours goes on learning beside it."""
     # Whom QRM bound to NUMA nodes, the advisor provides for there.
     whole = msgspec.structs.replace(snapshot, pods=with_bindings(snapshot.pods, known.cpus))
     # CPUs that no pod may have are nobody's need and nobody's to lend; memory and power are the whole node's.
@@ -116,13 +128,16 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
     before = msgspec.structs.replace(before, refused=frozenset(refused))
     advice, advisor = advise(provided_for, config.advisor, before, now_ns, config.inference)
     advisor = msgspec.structs.replace(advisor, previous=snapshot)
+    advice = told.cpu if advice is not None and told.cpu is not None else advice
     advice, advisor, placement, cpus = _placed(advice, advisor, snapshot, known.cpus, config, now_ns)
     if advice is not None:
         why = with_ceiling(advice.verdict, ceiling, len(whole.topology.cpus))
         advice = msgspec.structs.replace(advice, verdict=why)
     situation = situation_of(whole, advisor, config, now_ns)
     memory, remembered = advise_memory(situation, known.memory, config.memory)
-    if policy_of(config.advisor) == FORECAST:
+    if told.memory is not None:
+        memory = _measured(told.memory, memory)
+    elif policy_of(config.advisor) == FORECAST:
         memory = foretold_memory(memory, watched.outlooks, whole, config)
     reporter = known.reporter
     if advice is not None and advice.headroom is not None:
@@ -159,6 +174,13 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
         node=node_memory,
         forecasts=watched,
         ceiling=ceiling,
+    )
+
+
+def _measured(told: MemoryAdvice, ours: MemoryAdvice) -> MemoryAdvice:
+    """What somebody else's advisor says, and how short memory is, which it does not say."""
+    return msgspec.structs.replace(
+        told, condition=ours.condition, numa_conditions=ours.numa_conditions, evictions=ours.evictions
     )
 
 

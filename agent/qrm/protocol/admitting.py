@@ -14,17 +14,19 @@ import msgspec
 
 from agent.config.qrm import CpuPlacementConfig
 from agent.qrm.placing.binding import cores_of
+from agent.qrm.placing.ceiling import Ceiling, below, ceiling_of
 from agent.qrm.placing.hints import Ask as Wanted
 from agent.qrm.placing.hints import Hint, NoHint, hints
 from agent.qrm.placing.layout import layout
 from agent.qrm.placing.place import bindings, place
 from agent.qrm.placing.reclaimed import cores_of_reclaimed, room_for_reclaimed
-from agent.qrm.placing.state import Allocation, CpuState, bound_of, own_pool
+from agent.qrm.placing.state import Allocation, CpuState, bound_of, own_pool, with_bindings
 from agent.qrm.protocol.asked import MEMORY, Ask
 from api.advice import PoolSize
 from api.cpus import Topology
 from api.pods import Pod
 from api.qos import QoSLevel
+from api.samples import Snapshot
 
 
 class NoFit(Exception):
@@ -44,6 +46,30 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     memory_by_numa: Mapping[int, int] = {}
     """Bytes of each NUMA node that pods may have; empty where that is not known."""
     now_ns: int = 0
+
+
+def situation_of(
+    snapshot: Snapshot,
+    sizes: tuple[PoolSize, ...],
+    state: CpuState,
+    config: CpuPlacementConfig,
+    ceiling: Ceiling | None = None,
+    reserved_bytes: int = 0,
+) -> Situation:
+    """What a round saw, and what it left to remember; `ceiling` was in force before. `reserved_bytes` of memory are nobody's,
+    in equal parts of each node."""
+    inside = below(snapshot, ceiling_of(snapshot, ceiling))
+    totals = {numa: node.meminfo.get("MemTotal", 0) for numa, node in sorted(snapshot.node.numa.items())}
+    each = ceil(reserved_bytes / max(len(totals), 1))
+    return Situation(
+        topology=inside.topology,
+        pods=with_bindings(snapshot.pods, state),
+        sizes=sizes,
+        state=state,
+        config=config,
+        memory_by_numa={numa: max(size - each, 0) for numa, size in totals.items() if size},
+        now_ns=snapshot.taken_at_ns,
+    )
 
 
 class Given(NamedTuple):
