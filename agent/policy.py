@@ -124,21 +124,17 @@ def judge(
     watched = look_ahead(previous, snapshot, known.forecasts, config.forecast, now_ns)
     before = msgspec.structs.replace(known.advisor, forecasts=watched.outlooks)
     provided_for = msgspec.structs.replace(snapshot, pods=where_they_run(snapshot.pods, known.cpus))
-    refused = {mine.key for mine, its in zip(snapshot.pods, provided_for.pods, strict=True) if mine.qos is not its.qos}
-    before = msgspec.structs.replace(before, refused=frozenset(refused))
+    before = msgspec.structs.replace(before, refused=_refused(snapshot, provided_for))
     advice, advisor = advise(provided_for, config.advisor, before, now_ns, config.inference)
     advisor = msgspec.structs.replace(advisor, previous=snapshot)
-    advice = told.cpu if advice is not None and told.cpu is not None else advice
+    advice = advice and (told.cpu or advice)
     advice, advisor, placement, cpus = _placed(advice, advisor, snapshot, known.cpus, config, now_ns)
-    if advice is not None:
-        why = with_ceiling(advice.verdict, ceiling, len(whole.topology.cpus))
-        advice = msgspec.structs.replace(advice, verdict=why)
+    advice = _with_ceiling(advice, ceiling, whole)
     situation = situation_of(whole, advisor, config, now_ns)
     memory, remembered = advise_memory(situation, known.memory, config.memory)
-    if told.memory is not None:
-        memory = _measured(told.memory, memory)
-    elif policy_of(config.advisor) == FORECAST:
+    if policy_of(config.advisor) == FORECAST:
         memory = foretold_memory(memory, watched.outlooks, whole, config)
+    memory = _measured(told.memory, memory)
     reporter = known.reporter
     if advice is not None and advice.headroom is not None:
         found = with_memory(advice.headroom, memory.headroom_bytes, memory.headroom_by_numa, config.advisor)
@@ -177,8 +173,23 @@ def judge(
     )
 
 
-def _measured(told: MemoryAdvice, ours: MemoryAdvice) -> MemoryAdvice:
-    """What somebody else's advisor says, and how short memory is, which it does not say."""
+def _refused(snapshot: Snapshot, provided_for: Snapshot) -> frozenset[str]:
+    """Pods that do not run as what they ask for, by key."""
+    both = zip(snapshot.pods, provided_for.pods, strict=True)
+    return frozenset(mine.key for mine, its in both if mine.qos is not its.qos)
+
+
+def _with_ceiling(advice: Advice | None, ceiling: Ceiling | None, whole: Snapshot) -> Advice | None:
+    """The same, and where CPUs are nobody's to give, that they are."""
+    if advice is None:
+        return None
+    return msgspec.structs.replace(advice, verdict=with_ceiling(advice.verdict, ceiling, len(whole.topology.cpus)))
+
+
+def _measured(told: MemoryAdvice | None, ours: MemoryAdvice) -> MemoryAdvice:
+    """What somebody else's advisor says, if any, and how short memory is, which it does not say."""
+    if told is None:
+        return ours
     return msgspec.structs.replace(
         told, condition=ours.condition, numa_conditions=ours.numa_conditions, evictions=ours.evictions
     )
