@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent.qrm.placing.state import DEDICATED, POOL_ENTRY, Allocation, CpuState
-from agent.qrm.protocol.common import QUOTA_GATE, Unusable, by_uid
+from agent.qrm.protocol.common import MOST_ENTRIES, QUOTA_GATE, Unusable, by_uid
 from api.cpus import format_cpu_list, parse_cpu_list
 from api.pods import Pod
 from api.proto import advisor_svc_pb2 as svc
@@ -23,6 +23,8 @@ _NUMA_POOL = re.compile(r".+-NUMA(\d{1,4})", re.ASCII)
 
 def state_of(request: Any) -> CpuState:
     """What the plugin has given to whom, from its request (GetAdviceRequest). Raises Unusable that names the field."""
+    if len(request.entries) > MOST_ENTRIES:
+        raise Unusable(f"entries has {len(request.entries)} of them; {MOST_ENTRIES} are the most")
     entries: dict[str, dict[str, Allocation]] = {}
     for entry, its in sorted(request.entries.items()):
         for container, item in sorted(its.entries.items()):

@@ -27,7 +27,7 @@ from api.proto import resource_plugin_pb2 as plugin
 from api.qos import Dialect
 
 log = logging.getLogger(__name__)
-RESOURCES = (CPU, MEMORY)
+S = 1_000_000_000
 OCI = {CPU: "CpusetCpus", MEMORY: "CpusetMems"}
 OPTIONS = plugin.ResourcePluginOptions(with_topology_alignment=True, need_reconcile=True)
 _SAME = (
@@ -49,14 +49,17 @@ class PluginDesk:
         self._seen: Situation | None = None
         self._admitted: dict[str, Pod] = {}
         self._entries: dict[str, dict[str, Allocation]] = {}
+        self._since_ns: dict[str, int] = {}
         self._removed: set[str] = set()
 
     def look(self, seen: Situation) -> None:
-        """Take what a round saw and decided. Who is listed is not only admitted any more."""
+        """Take what a round saw and decided. Who is listed is not only admitted any more, and who never is, was let go of by
+        others: what it was given is kept as long as that of a pod that is gone."""
         self._seen = seen
-        for uid in by_uid(seen.pods):
-            self._admitted.pop(uid, None)
-            self._entries.pop(uid, None)
+        now, long_ns = self._now_ns(), round(seen.config.residual_s * S)
+        never = {uid for uid, since_ns in self._since_ns.items() if now - since_ns > long_ns}
+        for uid in (*by_uid(seen.pods), *never):
+            self._forget(uid)
         self._removed &= seen.state.pod_entries.keys()
 
     def merged(self, state: CpuState) -> CpuState:
@@ -147,12 +150,17 @@ class PluginDesk:
             raise Refusal(f"{MOST_ENTRIES} pods were admitted and none was ever listed; see where pods come from")
         bound = given.mems if ask.pod.enhancements.numa_binding and not ask.pod.bound_numa else ask.pod.bound_numa
         self._admitted[uid] = msgspec.structs.replace(ask.pod, bound_numa=bound)
+        self._since_ns[uid] = self._now_ns()
         if ask.resource == CPU:
             self._entries.setdefault(uid, {})[ask.container.name] = given.entry
 
+    def _forget(self, uid: str) -> None:
+        self._admitted.pop(uid, None)
+        self._entries.pop(uid, None)
+        self._since_ns.pop(uid, None)
+
     async def _remove(self, request: Any, _words: Mapping[str, str]) -> Any:
-        self._admitted.pop(request.pod_uid, None)
-        self._entries.pop(request.pod_uid, None)
+        self._forget(request.pod_uid)
         if self._seen is not None and request.pod_uid in self._seen.state.pod_entries:
             self._removed.add(request.pod_uid)
         return plugin.RemovePodResponse()

@@ -255,6 +255,17 @@ async def test_an_older_plugin_is_told(tmp_path: Path) -> None:
     assert isinstance(await asyncio.wait_for(anext(memory), 10), svc.ListAndWatchResponse)
     await stream.aclose()
     await memory.aclose()
+    for _attempt in range(100):
+        third = peer.stream("ListAndWatch", svc.Empty())
+        try:
+            assert blocks(await asyncio.wait_for(anext(third), 10), "reclaim"), "the first one has left"
+            break
+        except Refused:
+            await asyncio.sleep(0.05)
+        finally:
+            await third.aclose()
+    else:
+        pytest.fail("a stream that was closed still keeps others out")
     await peer.call("RemovePod", svc.RemovePodRequest(pod_uid="u-web"))
     await peer.close()
     await other.close()

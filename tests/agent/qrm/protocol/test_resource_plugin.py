@@ -64,8 +64,8 @@ def asked(name: str, amount: float = 2.0, key: str = "cpu", **fields: Any) -> pl
 class Wire:
     """Both plugins on sockets, and a peer for each."""
 
-    def __init__(self, desk: PluginDesk, peers: Mapping[str, Peer]) -> None:
-        self.desk, self._peers = desk, peers
+    def __init__(self, desk: PluginDesk, peers: Mapping[str, Peer], now: list[int]) -> None:
+        self.desk, self._peers, self.now = desk, peers, now
 
     async def call(self, method: str, request: Any, resource: str = "cpu") -> Any:
         return await self._peers[resource].call(method, request)
@@ -73,10 +73,11 @@ class Wire:
 
 @pytest.fixture
 async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
-    desk = PluginDesk(debug_keys=frozenset(("debug",)), now_ns=lambda: 7)
+    now = [7]
+    desk = PluginDesk(debug_keys=frozenset(("debug",)), now_ns=lambda: now[0])
     servers = [await serve(tmp_path / f"{name}.sock", (desk.services(name),)) for name in ("cpu", "memory")]
     peers = {server.path.stem: Peer(server.path, PLUGIN) for server in servers}
-    yield Wire(desk, peers)
+    yield Wire(desk, peers, now)
     for peer in peers.values():
         await peer.close()
     for server in servers:
@@ -208,6 +209,17 @@ async def test_rounds_keep_what_was_promised(wire: Wire) -> None:
     gone = situation(pod("web", cores=2), state=wire.desk.merged(listed.state))
     wire.desk.look(gone)
     assert "u-db" not in wire.desk.merged(gone.state).pod_entries, "its CPUs are not kept for five minutes"
+
+
+async def test_a_pod_that_never_comes_is_forgotten(wire: Wire) -> None:
+    """Another plugin refused it, and nobody said so: its CPUs are free again after five minutes."""
+    seen = situation(pod("web", cores=2))
+    wire.desk.look(seen)
+    await wire.call("Allocate", asked("db", 4, annotations={LEVEL: "dedicated_cores", **BOUND}))
+    assert "u-db" in wire.desk.merged(seen.state).pod_entries
+    wire.now[0] = 8 + 300 * 1_000_000_000
+    wire.desk.look(seen)
+    assert "u-db" not in wire.desk.merged(seen.state).pod_entries
 
 
 async def test_allocatable_is_what_is_not_reserved(wire: Wire) -> None:
