@@ -181,8 +181,12 @@ async def serve(path: Path, services: Sequence[Service]) -> Server:
             server.add_generic_rpc_handlers((_handlers(service),))
         server.add_insecure_port(f"unix:{hidden}")
         await server.start()
-        hidden.chmod(0o600)
-        hidden.replace(path)
+        try:
+            hidden.chmod(0o600)
+            hidden.replace(path)
+        except OSError:
+            await server.stop(0)
+            raise
     except (OSError, RuntimeError) as error:
         raise Unavailable(f"{path} cannot be served: {error}", "see who may write to its directory") from None
     return Server(path, server)
