@@ -54,6 +54,13 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     ceiling: Ceiling | None = None
 
 
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What advisors of somebody else's say, in the place of ours; None of one that says nothing or is not trusted."""
+
+    cpu: Advice | None = None
+    memory: MemoryAdvice | None = None
+
+
 def inherited(cpus: CpuState, lent_cores: float | None = None) -> Remembered:
     """What an agent that was just started knows of the one before it: the CPU that its quotas left, who has which CPUs, and
     how large the pools are. Where reclaimed pods shared those of the others, that says nothing."""
@@ -101,8 +108,13 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) -> tuple[Judged, Remembered]:
-    """One round; `now_ns` is CLOCK_MONOTONIC."""
+_NOBODY = Told()
+
+
+def judge(
+    snapshot: Snapshot, config: Config, known: Remembered, now_ns: int, told: Told = _NOBODY
+) -> tuple[Judged, Remembered]:
+    """One round; `now_ns` is CLOCK_MONOTONIC. What others say is carried out; ours goes on learning beside it."""
     # Whom QRM bound to NUMA nodes, the advisor provides for there.
     whole = msgspec.structs.replace(snapshot, pods=with_bindings(snapshot.pods, known.cpus))
     # CPUs that no pod may have are nobody's need and nobody's to lend; memory and power are the whole node's.
@@ -112,18 +124,17 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
     watched = look_ahead(previous, snapshot, known.forecasts, config.forecast, now_ns)
     before = msgspec.structs.replace(known.advisor, forecasts=watched.outlooks)
     provided_for = msgspec.structs.replace(snapshot, pods=where_they_run(snapshot.pods, known.cpus))
-    refused = {mine.key for mine, its in zip(snapshot.pods, provided_for.pods, strict=True) if mine.qos is not its.qos}
-    before = msgspec.structs.replace(before, refused=frozenset(refused))
+    before = msgspec.structs.replace(before, refused=_refused(snapshot, provided_for))
     advice, advisor = advise(provided_for, config.advisor, before, now_ns, config.inference)
     advisor = msgspec.structs.replace(advisor, previous=snapshot)
+    advice = advice and (told.cpu or advice)
     advice, advisor, placement, cpus = _placed(advice, advisor, snapshot, known.cpus, config, now_ns)
-    if advice is not None:
-        why = with_ceiling(advice.verdict, ceiling, len(whole.topology.cpus))
-        advice = msgspec.structs.replace(advice, verdict=why)
+    advice = _with_ceiling(advice, ceiling, whole)
     situation = situation_of(whole, advisor, config, now_ns)
     memory, remembered = advise_memory(situation, known.memory, config.memory)
     if policy_of(config.advisor) == FORECAST:
         memory = foretold_memory(memory, watched.outlooks, whole, config)
+    memory = _measured(told.memory, memory)
     reporter = known.reporter
     if advice is not None and advice.headroom is not None:
         found = with_memory(advice.headroom, memory.headroom_bytes, memory.headroom_by_numa, config.advisor)
@@ -159,6 +170,28 @@ def judge(snapshot: Snapshot, config: Config, known: Remembered, now_ns: int) ->
         node=node_memory,
         forecasts=watched,
         ceiling=ceiling,
+    )
+
+
+def _refused(snapshot: Snapshot, provided_for: Snapshot) -> frozenset[str]:
+    """Pods that do not run as what they ask for, by key."""
+    both = zip(snapshot.pods, provided_for.pods, strict=True)
+    return frozenset(mine.key for mine, its in both if mine.qos is not its.qos)
+
+
+def _with_ceiling(advice: Advice | None, ceiling: Ceiling | None, whole: Snapshot) -> Advice | None:
+    """The same, and where CPUs are nobody's to give, that they are."""
+    if advice is None:
+        return None
+    return msgspec.structs.replace(advice, verdict=with_ceiling(advice.verdict, ceiling, len(whole.topology.cpus)))
+
+
+def _measured(told: MemoryAdvice | None, ours: MemoryAdvice) -> MemoryAdvice:
+    """What somebody else's advisor says, if any, and how short memory is, which it does not say."""
+    if told is None:
+        return ours
+    return msgspec.structs.replace(
+        told, condition=ours.condition, numa_conditions=ours.numa_conditions, evictions=ours.evictions
     )
 
 

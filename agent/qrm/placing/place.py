@@ -96,6 +96,16 @@ def place(
     return result, _remember(entries, {**pools, RESERVE: static.reserve, INTERRUPT: static.interrupt}, node, state)
 
 
+def bindings(
+    pods: Sequence[Pod], topology: Topology, state: CpuState, config: CpuPlacementConfig, now_ns: int
+) -> Bindings:
+    """Who has claims of his own on which NUMA nodes, as `place` would have it for these pods: what is left for one more."""
+    state = _follow(state, pods, config, now_ns)
+    node = layout(topology)
+    static = static_pools(node, config, state.pool(RESERVE), state.alone())
+    return bind(sorted(pods, key=lambda pod: _turn(pod, state)), node, static.usable, state, config)
+
+
 def _follow(state: CpuState, pods: Sequence[Pod], config: CpuPlacementConfig, now_ns: int) -> CpuState:
     """Who is not listed any more, since when, and without those who have not been for long enough."""
     there = {pod.uid for pod in pods}

@@ -22,18 +22,9 @@ def bind_reclaimed(
 
     Where the headroom of nodes is not known nobody is bound anew; those that are bound stay.
     """
-    reclaimed = [pod for pod in pods if pod.qos is QoSLevel.RECLAIMED]
-    wanting = [pod for pod in reclaimed if pod.enhancements.numa_binding]
-    nodes: dict[str, tuple[int, ...]] = {}
+    nodes, asked, unbound = _promised(pods, layout, state)
     rejected: dict[str, Verdict] = {}
-    asked: dict[int, float] = {}
-    for pod in wanting:
-        bound = bound_of(pod, state) or pod.bound_numa
-        if len(bound) == 1 and bound[0] in layout.numa:
-            nodes[pod.uid] = bound
-            asked[bound[0]] = asked.get(bound[0], 0.0) + cores_of_reclaimed(pod)
-    unbound = sum(cores_of_reclaimed(pod) for pod in reclaimed if not pod.enhancements.numa_binding)
-    for pod in wanting:
+    for pod in (pod for pod in pods if pod.qos is QoSLevel.RECLAIMED and pod.enhancements.numa_binding):
         if pod.uid in nodes:
             continue
         cores = cores_of_reclaimed(pod)
@@ -50,9 +41,35 @@ def bind_reclaimed(
     return nodes, rejected
 
 
+def room_for_reclaimed(pods: Sequence[Pod], layout: Layout, state: CpuState) -> Mapping[int, float]:
+    """Cores of each NUMA node that one more pod can be bound to, beside these."""
+    _nodes, asked, unbound = _promised(pods, layout, state)
+    return _left(layout, state.numa_headroom, asked, unbound)
+
+
 def cores_of_reclaimed(pod: Pod) -> float:
     """What all containers of the pod ask for."""
     return sum(requested(pod, container) or 0.0 for container in pod.containers)
+
+
+def _promised(
+    pods: Sequence[Pod], layout: Layout, state: CpuState
+) -> tuple[dict[str, tuple[int, ...]], dict[int, float], float]:
+    """The node of each pod that has one, by uid, the cores that those ask for by node, and those of unbound pods."""
+    nodes: dict[str, tuple[int, ...]] = {}
+    asked: dict[int, float] = {}
+    unbound = 0.0
+    for pod in pods:
+        if pod.qos is not QoSLevel.RECLAIMED:
+            continue
+        if not pod.enhancements.numa_binding:
+            unbound += cores_of_reclaimed(pod)
+            continue
+        bound = bound_of(pod, state) or pod.bound_numa
+        if len(bound) == 1 and bound[0] in layout.numa:
+            nodes[pod.uid] = bound
+            asked[bound[0]] = asked.get(bound[0], 0.0) + cores_of_reclaimed(pod)
+    return nodes, asked, unbound
 
 
 def _left(

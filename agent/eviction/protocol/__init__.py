@@ -1,0 +1,1 @@
+"""Eviction plugins in processes of their own, as the manager sees them."""

@@ -1,0 +1,203 @@
+"""Our advisor at the sockets where a stock QRM plugin looks for one: an answer to each question, from the latest round.
+
+The plugin says who has which CPUs in its question; the rounds after it are judged with that (`cpus`). Older plugins that ask
+no questions are told at their own pace, and asked who has what before each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from agent.qrm.placing.state import CpuState, with_bindings
+from agent.qrm.protocol import cpu_answer, memory_answer
+from agent.qrm.protocol.common import MOST_ENTRIES, SUPPORTS_GET_ADVICE, Unusable
+from agent.qrm.protocol.cpu_answer import Offer
+from agent.qrm.protocol.cpu_state import request_from, state_of
+from agent.rpc import Handler, Peer, Refusal, Server, Service, serve
+from api.decisions import Advice, Round
+from api.ports import Unavailable
+from api.proto import advisor_svc_pb2 as svc
+from api.proto import cpu_advisor_pb2 as cpu
+
+log = logging.getLogger(__name__)
+DIRECTORY = Path("/var/lib/katalyst/qrm_advisor")
+CPU_ADVISOR, CPU_PLUGIN, MEMORY_ADVISOR, MEMORY_PLUGIN = (
+    "cpu_advisor.sock", "cpu_plugin.sock", "memory_advisor.sock", "memory_plugin.sock"
+)  # fmt: skip
+PERIOD_S = 5.0
+"""Between two answers of a stream, as Katalyst has it."""
+STALE_S = 30.0
+"""A round that is older says nothing of now: the plugin keeps what it has."""
+S = 1_000_000_000
+
+
+class AdvisorDesk:
+    """A sink of rounds, and the answers that are made of them. `now_ns` is CLOCK_MONOTONIC."""
+
+    def __init__(
+        self,
+        reclaim_root: str = "/kubepods/besteffort",
+        directory: Path = DIRECTORY,
+        period_s: float = PERIOD_S,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._root, self._directory, self._period_s, self._now_ns = reclaim_root, directory, period_s, now_ns
+        self._round: Round | None = None
+        self._cpus: CpuState | None = None
+        self._containers: dict[str, dict[tuple[str, str], Any]] = {"cpu": {}, "memory": {}}
+        self._streaming: set[str] = set()
+        self.answered: Counter[str] = Counter()
+        """Answers given, by `cpu` and `memory`."""
+        self.problem: Unavailable | None = None
+        """Why the last question was not answered; None where it was."""
+
+    def publish(self, finished: Round) -> None:
+        """Take a round."""
+        self._round = finished
+
+    @property
+    def cpus(self) -> CpuState | None:
+        """Who has which CPUs, as the plugin says it; None before it said anything."""
+        return self._cpus
+
+    def cpu_service(self) -> Service:
+        """`cpuadvisor.CPUAdvisor`."""
+        return Service(
+            cpu.DESCRIPTOR.services_by_name["CPUAdvisor"], self._handlers("cpu", self._advise_cpu, self._push_cpu)
+        )
+
+    def memory_service(self) -> Service:
+        """`advisorsvc.AdvisorService`, which is memory's."""
+        handlers = self._handlers("memory", self._advise_memory, self._push_memory)
+        return Service(svc.DESCRIPTOR.services_by_name["AdvisorService"], handlers)
+
+    async def start(self) -> tuple[Server, ...]:
+        """Both services at their sockets. Raises Unavailable where one cannot be; the other is then stopped again."""
+        first = await serve(self._directory / CPU_ADVISOR, (self.cpu_service(),))
+        try:
+            return first, await serve(self._directory / MEMORY_ADVISOR, (self.memory_service(),))
+        except Unavailable:
+            await first.stop()
+            raise
+
+    def _handlers(self, kind: str, advise: Callable[[Any], Any], push: Callable[[], Any]) -> Mapping[str, Handler]:
+        async def add(request: Any, words: Mapping[str, str]) -> Any:
+            if not _asks(words):
+                if len(self._containers[kind]) >= MOST_ENTRIES:
+                    raise Refusal(
+                        f"{MOST_ENTRIES} containers are known, and none is removed; remove pods that are gone"
+                    )
+                self._containers[kind][request.pod_uid, request.container_name] = request
+            return svc.AddContainerResponse()
+
+        async def remove(request: Any, words: Mapping[str, str]) -> Any:
+            if not _asks(words):
+                known = self._containers[kind]
+                self._containers[kind] = {key: one for key, one in known.items() if key[0] != request.pod_uid}
+            return svc.RemovePodResponse()
+
+        async def get(request: Any, _words: Mapping[str, str]) -> Any:
+            return self._told(kind, advise, request)
+
+        async def watch(_request: Any, _words: Mapping[str, str]) -> AsyncIterator[Any]:
+            if kind in self._streaming:
+                raise Refusal(f"another stream of {kind} advice is running; close that one")
+            self._streaming.add(kind)
+            try:
+                while True:
+                    await asyncio.sleep(self._period_s)
+                    try:
+                        yield await push()
+                    except (Refusal, Unavailable) as error:
+                        # The plugin keeps what it has, and is told again when there is something to tell.
+                        log.warning("no %s advice is pushed: %s", kind, error)
+            finally:
+                self._streaming.discard(kind)
+
+        return {"AddContainer": add, "RemovePod": remove, "GetAdvice": get, "ListAndWatch": watch}
+
+    def _told(self, kind: str, advise: Callable[[Any], Any], request: Any) -> Any:
+        try:
+            made = advise(request)
+        except (Unusable, Refusal) as error:
+            self.problem = Unavailable(
+                f"{kind} advice: {error}", "see what the plugin asked, and whether both know the same pods"
+            )
+            raise Refusal(str(error)) from None
+        self.problem = None
+        self.answered[kind] += 1
+        return made
+
+    def _advise_cpu(self, request: Any) -> Any:
+        self._cpus = state_of(request)
+        finished, advice = self._latest()
+        snapshot = finished.snapshot
+        cpus = Counter(one.numa for one in snapshot.topology.cpus)
+        offer = Offer(
+            sizes=advice.cpu.sizes,
+            pods=with_bindings(snapshot.pods, self._cpus),
+            cpus_by_numa=dict(sorted(cpus.items())),
+            headroom=advice.advertised or advice.headroom,
+            reclaim_root=self._root,
+        )
+        return cpu_answer.answer(request, offer)
+
+    def _advise_memory(self, request: Any) -> Any:
+        finished, advice = self._latest()
+        if finished.memory is None:
+            raise Refusal("memory is not judged; switch act to dry-run or on")
+        headroom = advice.advertised or advice.headroom
+        return memory_answer.answer(request, finished.memory, finished.snapshot.pods, headroom)
+
+    async def _push_cpu(self) -> Any:
+        peer = Peer(self._directory / CPU_PLUGIN, cpu.DESCRIPTOR.services_by_name["CPUPlugin"])
+        try:
+            checkpoint = await peer.call("GetCheckpoint", cpu.GetCheckpointRequest())
+        finally:
+            await peer.close()
+        made = self._told("cpu", self._advise_cpu, request_from(checkpoint, self._containers["cpu"]))
+        return cpu.ListAndWatchResponse(
+            entries=made.entries,
+            allow_shared_cores_overlap_reclaimed_cores=made.allow_shared_cores_overlap_reclaimed_cores,
+            extra_entries=made.extra_entries,
+        )
+
+    async def _push_memory(self) -> Any:
+        request = svc.GetAdviceRequest()
+        for (uid, name), one in self._containers["memory"].items():
+            request.entries[uid].entries[name].CopyFrom(one)
+        peer = Peer(self._directory / MEMORY_PLUGIN, svc.DESCRIPTOR.services_by_name["QRMService"])
+        try:
+            for one in (await peer.call("ListContainers", svc.Empty())).containers:
+                request.entries[one.pod_uid].entries[one.container_name].CopyFrom(one)
+        except Unavailable as error:
+            if not request.entries:
+                raise
+            log.info("containers are those that were added: %s", error)
+        finally:
+            await peer.close()
+        made = self._told("memory", self._advise_memory, request)
+        return svc.ListAndWatchResponse(pod_entries=made.pod_entries, extra_entries=made.extra_entries)
+
+    def _latest(self) -> tuple[Round, Advice]:
+        finished = self._round
+        if finished is None:
+            raise Refusal("no round is finished yet; ask again in a moment")
+        age_s = (self._now_ns() - finished.snapshot.taken_at_ns) / S
+        if age_s > STALE_S:
+            raise Refusal(f"the latest round is {age_s:.0f} s old; see the log of dioptase")
+        if finished.advice is None:
+            raise Refusal("nothing is judged; switch act to dry-run or on, and choose a policy that sizes pools")
+        if not finished.advice.cpu.sizes:
+            raise Refusal(f"policy {finished.advice.policy} sizes no pools yet; with policy canonical it does")
+        return finished, finished.advice
+
+
+def _asks(words: Mapping[str, str]) -> bool:
+    return all(words.get(key) == value for key, value in SUPPORTS_GET_ADVICE.items())

@@ -1,0 +1,258 @@
+"""Our QRM as the plugin of CPU and of memory for whoever admits pods: KubeWharf's kubelet, or Katalyst's ORM.
+
+What was admitted is remembered until the pod is listed: `merged` adds it to what the rounds know, so that they keep what was
+promised. Nothing is written to any cgroup here: whoever asks does that, and the agent's rounds do.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from agent.qrm.placing.hints import Hint
+from agent.qrm.placing.layout import layout
+from agent.qrm.placing.state import POOL_ENTRY, RESERVE, Allocation, CpuState, by_node
+from agent.qrm.protocol.admitting import Given, NoFit, Situation, allocate, cpu_hints, memory_hints, mems_of
+from agent.qrm.protocol.asked import CPU, MEMORY, Ask, ask_of, passes
+from agent.qrm.protocol.common import MOST_ENTRIES, Unusable, by_uid
+from agent.rpc import Handler, Refusal, Service
+from api.cpus import format_cpu_list, parse_cpu_list
+from api.pods import Pod
+from api.proto import resource_plugin_pb2 as plugin
+from api.qos import Dialect
+
+log = logging.getLogger(__name__)
+S = 1_000_000_000
+OCI = {CPU: "CpusetCpus", MEMORY: "CpusetMems"}
+OPTIONS = plugin.ResourcePluginOptions(with_topology_alignment=True, need_reconcile=True)
+_SAME = (
+    "pod_uid", "pod_namespace", "pod_name", "container_name", "container_type", "container_index", "pod_role", "pod_type",
+    "native_qos_class",
+)  # fmt: skip
+
+
+class PluginDesk:
+    """Answers of both plugins; rounds come in by `look`."""
+
+    def __init__(
+        self,
+        dialect: Dialect | None = None,
+        debug_keys: frozenset[str] = frozenset(),
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._dialect, self._debug_keys, self._now_ns = dialect or Dialect(), debug_keys, now_ns
+        self._seen: Situation | None = None
+        self._admitted: dict[str, Pod] = {}
+        self._entries: dict[str, dict[str, Allocation]] = {}
+        self._since_ns: dict[str, int] = {}
+        self._removed: set[str] = set()
+
+    def look(self, seen: Situation) -> None:
+        """Take what a round saw and decided. Who is listed is not only admitted any more, and who never is, was let go of by
+        others: what it was given is kept as long as that of a pod that is gone."""
+        self._seen = seen
+        now, long_ns = self._now_ns(), round(seen.config.residual_s * S)
+        never = {uid for uid, since_ns in self._since_ns.items() if now - since_ns > long_ns}
+        for uid in (*by_uid(seen.pods), *never):
+            self._forget(uid)
+        self._removed &= seen.state.pod_entries.keys()
+
+    def merged(self, state: CpuState) -> CpuState:
+        """What the next round is to know: with the containers that were admitted, without the pods that were removed."""
+        listed = by_uid(self._seen.pods) if self._seen is not None else {}
+        entries = {uid: its for uid, its in state.pod_entries.items() if uid not in self._removed or uid in listed}
+        for uid, its in self._entries.items():
+            entries[uid] = {**its, **entries.get(uid, {})}
+        return msgspec.structs.replace(state, pod_entries=entries)
+
+    def services(self, resource: str) -> Service:
+        """`resourceplugin.v1alpha1.ResourcePlugin` for `cpu` or `memory`."""
+        handlers: dict[str, Handler] = {
+            "GetResourcePluginOptions": self._options,
+            "GetTopologyHints": partial(self._hints, resource),
+            "Allocate": partial(self._allocate, resource),
+            "RemovePod": self._remove,
+            "GetResourcesAllocation": partial(self._allocations, resource),
+            "GetTopologyAwareResources": partial(self._aware, resource),
+            "GetTopologyAwareAllocatableResources": partial(self._allocatable, resource),
+            "PreStartContainer": self._prestart,
+        }
+        return Service(plugin.DESCRIPTOR.services_by_name["ResourcePlugin"], handlers)
+
+    def _now(self) -> Situation:
+        if self._seen is None:
+            raise Refusal("no round is finished yet; ask again in a moment")
+        seen = self._seen
+        pods = (*(pod for pod in seen.pods if pod.uid not in self._admitted), *self._admitted.values())
+        return msgspec.structs.replace(seen, pods=pods, state=self.merged(seen.state), now_ns=self._now_ns())
+
+    def _ask(self, resource: str, request: Any, seen: Situation) -> Ask:
+        try:
+            return ask_of(request, resource, by_uid(seen.pods).get(request.pod_uid), self._dialect)
+        except Unusable as error:
+            raise Refusal(str(error)) from None
+
+    async def _options(self, _request: Any, _words: Mapping[str, str]) -> Any:
+        return OPTIONS
+
+    async def _prestart(self, _request: Any, _words: Mapping[str, str]) -> Any:
+        return plugin.PreStartContainerResponse()
+
+    async def _hints(self, resource: str, request: Any, _words: Mapping[str, str]) -> Any:
+        answer = _about(plugin.ResourceHintsResponse(resource_name=resource), request)
+        if passes(request, self._debug_keys):
+            return answer
+        seen = self._now()
+        ask = self._ask(resource, request, seen)
+        try:
+            found = (cpu_hints if resource == CPU else memory_hints)(ask, seen)
+        except NoFit as error:
+            raise Refusal(str(error)) from None
+        if found is not None:
+            # Nothing said is no preference; an empty list would be: nowhere.
+            answer.resource_hints[resource].CopyFrom(_listed(found))
+        return answer
+
+    async def _allocate(self, resource: str, request: Any, _words: Mapping[str, str]) -> Any:
+        answer = _about(plugin.ResourceAllocationResponse(resource_name=resource), request)
+        if request.container_type == plugin.INIT:
+            return answer
+        if passes(request, self._debug_keys):
+            made = answer.allocation_result.resource_allocation[resource]
+            made.is_scalar_resource = True
+            return answer
+        seen = self._now()
+        ask = self._ask(resource, request, seen)
+        try:
+            given = allocate(ask, seen)
+        except NoFit as error:
+            log.info("not admitted: %s", error)
+            raise Refusal(str(error)) from None
+        self._admit(ask, given)
+        made = answer.allocation_result.resource_allocation[resource]
+        made.CopyFrom(_info(resource, given.entry, given.mems, ask.amount))
+        if request.HasField("hint"):
+            made.resource_hints.hints.add().CopyFrom(request.hint)
+        return answer
+
+    def _admit(self, ask: Ask, given: Given) -> None:
+        """Remember what was promised, until rounds see the pod themselves."""
+        uid = ask.pod.uid
+        self._removed.discard(uid)
+        if self._seen is not None and uid in by_uid(self._seen.pods):
+            return
+        if uid not in self._admitted and len(self._admitted) >= MOST_ENTRIES:
+            raise Refusal(f"{MOST_ENTRIES} pods were admitted and none was ever listed; see where pods come from")
+        bound = given.mems if ask.pod.enhancements.numa_binding and not ask.pod.bound_numa else ask.pod.bound_numa
+        self._admitted[uid] = msgspec.structs.replace(ask.pod, bound_numa=bound)
+        self._since_ns[uid] = self._now_ns()
+        if ask.resource == CPU:
+            self._entries.setdefault(uid, {})[ask.container.name] = given.entry
+
+    def _forget(self, uid: str) -> None:
+        self._admitted.pop(uid, None)
+        self._entries.pop(uid, None)
+        self._since_ns.pop(uid, None)
+
+    async def _remove(self, request: Any, _words: Mapping[str, str]) -> Any:
+        self._forget(request.pod_uid)
+        if self._seen is not None and request.pod_uid in self._seen.state.pod_entries:
+            self._removed.add(request.pod_uid)
+        return plugin.RemovePodResponse()
+
+    async def _allocations(self, resource: str, _request: Any, _words: Mapping[str, str]) -> Any:
+        seen = self._now()
+        pods, answer = by_uid(seen.pods), plugin.GetResourcesAllocationResponse()
+        for uid, its in seen.state.pod_entries.items():
+            for name, entry in its.items():
+                if name != POOL_ENTRY and uid in pods:
+                    made = answer.pod_resources[uid].container_resources[name].resource_allocation[resource]
+                    made.CopyFrom(_info(resource, entry, mems_of(entry, seen), _memory(pods[uid], name)))
+        return answer
+
+    async def _aware(self, resource: str, request: Any, _words: Mapping[str, str]) -> Any:
+        seen = self._now()
+        entry = seen.state.pod(request.pod_uid).get(request.container_name)
+        pod = by_uid(seen.pods).get(request.pod_uid)
+        if entry is None or pod is None:
+            raise Refusal(
+                f"pod_uid {request.pod_uid!r:.80}, container_name {request.container_name!r:.80}: not known here"
+            )
+        answer = plugin.GetTopologyAwareResourcesResponse(
+            pod_uid=pod.uid, pod_name=pod.name, pod_namespace=pod.namespace
+        )
+        its = answer.container_topology_aware_resources
+        its.container_name = request.container_name
+        made = its.allocated_resources[resource]
+        made.is_scalar_resource = True
+        if entry.container_type == "SIDECAR":
+            return answer  # it has what its main container has, which is counted there
+        if resource == CPU:
+            spread = {numa: float(len(parse_cpu_list(text))) for numa, text in entry.topology_aware_assignments.items()}
+            total = float(len(entry.cpus))
+        else:
+            total = float(_memory(pod, request.container_name))
+            spread = {numa: total / len(entry.bound_numa) for numa in entry.bound_numa}
+        made.aggregated_quantity = made.original_aggregated_quantity = total
+        _spread(made.topology_aware_quantity_list, spread)
+        _spread(made.original_topology_aware_quantity_list, spread)
+        return answer
+
+    async def _allocatable(self, resource: str, _request: Any, _words: Mapping[str, str]) -> Any:
+        seen = self._now()
+        if resource == CPU:
+            node = layout(seen.topology)
+            capacity = {numa: float(len(cpus)) for numa, cpus in node.numa.items()}
+            reserved = by_node(node, seen.state.pool(RESERVE) & frozenset(node.order))
+            free = {numa: size - len(parse_cpu_list(reserved.get(numa, ""))) for numa, size in capacity.items()}
+        else:
+            capacity = {numa: float(size) for numa, size in seen.memory_by_numa.items()}
+            free = capacity
+        answer = plugin.GetTopologyAwareAllocatableResourcesResponse()
+        made = answer.allocatable_resources[resource]
+        made.is_scalar_resource = True
+        made.aggregated_capacity_quantity, made.aggregated_allocatable_quantity = (
+            sum(capacity.values()),
+            sum(free.values()),
+        )
+        _spread(made.topology_aware_capacity_quantity_list, capacity)
+        _spread(made.topology_aware_allocatable_quantity_list, free)
+        return answer
+
+
+def _about(answer: Any, request: Any) -> Any:
+    for field in _SAME:
+        setattr(answer, field, getattr(request, field))
+    answer.labels.update(request.labels)
+    answer.annotations.update(request.annotations)
+    return answer
+
+
+def _listed(found: tuple[Hint, ...]) -> Any:
+    return plugin.ListOfTopologyHints(
+        hints=[plugin.TopologyHint(nodes=hint.nodes, preferred=hint.preferred) for hint in found]
+    )
+
+
+def _info(resource: str, entry: Allocation, mems: tuple[int, ...], memory_bytes: float) -> Any:
+    amount, text = float(len(entry.cpus)), entry.allocation_result
+    if resource == MEMORY:
+        amount, text = float(memory_bytes), format_cpu_list(mems)
+    return plugin.ResourceAllocationInfo(
+        oci_property_name=OCI[resource], is_scalar_resource=True, allocated_quantity=amount, allocation_result=text
+    )
+
+
+def _memory(pod: Pod, container: str) -> int:
+    found = next((one for one in pod.containers if one.name == container), None)
+    return 0 if found is None else found.reclaimed_memory_bytes or found.memory_request_bytes or 0
+
+
+def _spread(target: Any, by_numa: Mapping[int, float]) -> None:
+    for numa, value in sorted(by_numa.items()):
+        target.add(resource_value=value, node=numa)

@@ -1,0 +1,1 @@
+"""Reporter plugins in processes of their own, as the reporter sees them."""

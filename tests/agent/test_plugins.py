@@ -1,0 +1,115 @@
+"""Plugins come, go, hang and lie in a directory of real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from agent import plugins
+from agent.plugins import PluginWatcher
+from agent.qrm.protocol.registration import Card, Introduced
+from agent.rpc import Server, serve
+
+S = 1_000_000_000
+KINDS = {"EvictionPlugin": ("v1alpha1",), "ReporterPlugin": ("v1alpha1",)}
+
+
+async def offer(path: Path, card: Card) -> tuple[Server, Introduced]:
+    introduced = Introduced(card)
+    return await serve(path, (introduced.service(),)), introduced
+
+
+async def test_plugins_come_and_go(tmp_path: Path) -> None:
+    watcher = PluginWatcher(KINDS, tmp_path / "socks")
+    await watcher.look()
+    assert watcher.plugins("EvictionPlugin") == ()
+    first, introduced = await offer(tmp_path / "socks" / "a.sock", Card(kind="EvictionPlugin", name="mine"))
+    below, _introduced = await offer(tmp_path / "socks" / "dir" / "b.sock", Card(kind="ReporterPlugin", name="other"))
+    await watcher.look()
+    assert [(one.name, one.socket) for one in watcher.plugins("EvictionPlugin")] == [("mine", first.path)]
+    assert [one.name for one in watcher.plugins("ReporterPlugin")] == ["other"]
+    assert introduced.registered is True
+    await first.stop()
+    await watcher.look()
+    assert watcher.plugins("EvictionPlugin") == ()
+    again, introduced = await offer(tmp_path / "socks" / "a.sock", Card(kind="EvictionPlugin", name="anew"))
+    await watcher.look()
+    assert [one.name for one in watcher.plugins("EvictionPlugin")] == ["anew"]
+    assert watcher.problems() == ()
+    await again.stop()
+    await below.stop()
+
+
+REFUSED = {
+    "a kind of others": (
+        Card(kind="CSIPlugin", name="x"),
+        "type 'CSIPlugin' is not used here; EvictionPlugin, ReporterPlugin",
+    ),
+    "a version of others": (
+        Card(kind="EvictionPlugin", name="x", versions=("v9",)),
+        r"supported_versions \['v9'\] lack v1alpha1",
+    ),
+    "no name": (Card(kind="EvictionPlugin", name=""), "name is empty"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_who_is_not_taken_is_told_why(tmp_path: Path, name: str) -> None:
+    card, text = REFUSED[name]
+    server, introduced = await offer(tmp_path / "a.sock", card)
+    watcher = PluginWatcher(KINDS, tmp_path)
+    await watcher.look()
+    assert watcher.plugins(card.kind) == ()
+    (problem,) = watcher.problems()
+    assert text.replace("\\", "") in problem
+    assert introduced.registered is False
+    assert introduced.error == problem.partition(": ")[2]
+    await server.stop()
+
+
+async def test_a_mute_socket_is_asked_later_and_later_and_nobody_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugins, "ANSWER_S", 0.2)
+    now = [0]
+    watcher = PluginWatcher(KINDS, tmp_path, lambda: now[0])
+    left = tmp_path / "left.sock"
+    with socket.socket(socket.AF_UNIX) as mute, socket.socket(socket.AF_UNIX) as killed:
+        mute.bind(str(tmp_path / "mute.sock"))
+        mute.listen()
+        killed.bind(str(left))
+        (tmp_path / "plain").write_text("no socket")
+        server, _introduced = await offer(tmp_path / "good.sock", Card(kind="EvictionPlugin", name="good"))
+        async with asyncio.timeout(20):
+            await watcher.look()
+        assert [one.name for one in watcher.plugins("EvictionPlugin")] == ["good"]
+        assert [problem.partition(": ")[0] for problem in watcher.problems()] == [
+            str(left),
+            str(tmp_path / "mute.sock"),
+        ]
+        waits = []
+        for _turn in range(4):
+            waits.append(watcher._trials[left].wait_s)
+            now[0] = watcher._trials[left].again_ns
+            await watcher.look()
+        assert waits == [5, 10, 20, 40]
+        await server.stop()
+    left.unlink()
+    (tmp_path / "mute.sock").unlink()
+    await watcher.look()
+    assert watcher.problems() == ()
+
+
+async def test_a_crowd_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "MOST_SOCKETS", 1)
+    first, _introduced = await offer(tmp_path / "a.sock", Card(kind="EvictionPlugin", name="a"))
+    second, _introduced = await offer(tmp_path / "b.sock", Card(kind="EvictionPlugin", name="b"))
+    watcher = PluginWatcher(KINDS, tmp_path)
+    await watcher.look()
+    assert [one.name for one in watcher.plugins("EvictionPlugin")] == ["a"]
+    assert watcher.problems() == (f"{tmp_path} has more than 1 sockets; the others are not looked at",)
+    await first.stop()
+    await second.stop()
