@@ -211,7 +211,7 @@ def _read(path: Path, check: Callable[[str], None]) -> _File:
             raise ValueError(f"larger than {LARGEST_BYTES} bytes")
         decoded = text.decode()
         check(decoded)
-        return msgspec.convert(msgspec.yaml.decode(decoded) or {}, _File)
+        return msgspec.convert({} if (content := msgspec.yaml.decode(decoded)) is None else content, _File)
     except ValueError as error:  # msgspec's own are ones
         said = str(error).replace("`", "")
         raise Unavailable(f"{path}: {said}", "correct it, or see `kubectl config view`") from error

@@ -42,7 +42,7 @@ class Material(msgspec.Struct, frozen=True, kw_only=True):
 
     def named(self) -> str:
         """Field and file, for people."""
-        return f"{self.field}: {self.path}" if self.field else str(self.path)
+        return ": ".join(part for part in (self.field, str(self.path or "")) if part)
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):

@@ -64,7 +64,8 @@ def refusal(status: int, body: bytes, headers: Mapping[str, str] | None = None) 
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         said = _Status(message=" ".join(body[:_SHOWN].decode(errors="replace").split()))
     details = said.details or _Details()
-    wait_s = _seconds((headers or {}).get("Retry-After", "")) or details.retry_after_seconds
+    wait_s = _seconds((headers or {}).get("Retry-After", ""))
+    wait_s = details.retry_after_seconds if wait_s is None else wait_s
     error = ApiError(said.code or status, said.reason, said.message or "no reason given", retry_after_s=wait_s)
     error.causes = tuple(cause.reason for cause in details.causes)
     return error

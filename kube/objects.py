@@ -112,7 +112,7 @@ class Resource(msgspec.Struct, Generic[T], frozen=True):
     def path(self, key: str, subresource: str = "") -> str:
         """Path of one object by its key. Raises ValueError for a key that cannot be one of this resource."""
         namespace, separator, name = key.rpartition("/")
-        if bool(separator) != self.namespaced:
+        if bool(separator) != self.namespaced or (separator and not namespace):
             wanted = "namespace/name" if self.namespaced else "a name without namespace"
             raise ValueError(f"{self.plural}: {key!r:.80} is no key of one; write {wanted}")
         tail = f"/{subresource}" if subresource else ""
