@@ -112,9 +112,6 @@ CNCS = Resource(CONFIG_GROUP, "v1alpha1", "customnodeconfigs", "CustomNodeConfig
 KCCS = Resource(CONFIG_GROUP, "v1alpha1", "katalystcustomconfigs", "KatalystCustomConfig", Kcc, namespaced=True)
 
 
-def targets_of(gvr: Gvr) -> Resource[Dynamic]:
-    """The objects of a kind that is known only now. Configurations are namespaced, but for StrategyGroup."""
-    return Resource(gvr.group, gvr.version, gvr.resource, "", Dynamic, namespaced=gvr.resource not in CLUSTER_SCOPED)
-
-
-CLUSTER_SCOPED = ("strategygroups", "strategygroupconfigurations")
+def targets_of(gvr: Gvr, key: str = "a/b") -> Resource[Dynamic]:
+    """The objects of a kind that is known only now; of one of them, its key says whether they are in namespaces."""
+    return Resource(gvr.group, gvr.version, gvr.resource, "", Dynamic, namespaced="/" in key)

@@ -15,7 +15,7 @@ from typing import Generic
 
 from kube.client import Client, Scope
 from kube.errors import ApiError, Unreachable
-from kube.objects import Resource, T
+from kube.objects import Resource, T, key_of
 from kube.store import Change, Index, Store
 from kube.watch import Event, Following, Garbage, What
 
@@ -57,6 +57,11 @@ class Informer(Generic[T]):
     def age_s(self, now_s: float) -> float | None:
         """Seconds since the server was last heard of this resource, bookmarks included; None before the first list."""
         return None if self._heard_at is None else now_s - self._heard_at
+
+    def wrote(self, object_: T) -> None:
+        """What the API server answered to a write of ours: known at once, before the watch tells it."""
+        if change := self.store.put(key_of(object_.metadata), object_):
+            self._tell(iter((change,)))
 
     async def run(self) -> None:
         """Until cancelled. Nothing that the server or the network does ends it."""

@@ -19,9 +19,11 @@ import msgspec
 from controller.config import HealthConfig
 from controller.kinds import Cnr, Pod
 from controller.selectors import Selector
-from kube.moments import moment, stamp
+from kube.moments import stamp
 
 TAINT_KEY, TAINT_EFFECT, TAINT_QOS = "node.kubernetes.io/unschedulable", "NoSchedule", "reclaimed_cores"
+COUNTED_S = 60.0
+"""Between two looks, at most: a process that stood still has seen nothing meanwhile."""
 FEW = 2
 """So many nodes may always be unwell: in a small cluster two are a large share."""
 
@@ -48,14 +50,15 @@ Agents = Mapping[tuple[str, str], Agent]
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of one look."""
+    """The outcome of one look, which the next begins with."""
 
-    unwell_since_s: Mapping[str, float]
-    """By node: what the next look needs to know."""
-    halt: Halt
-    taint: tuple[str, ...]
-    untaint: tuple[str, ...]
-    evict: tuple[str, ...]
+    at_s: float
+    unwell_since_s: Mapping[str, float] = {}
+    """By node."""
+    halt: Halt = Halt.NONE
+    taint: tuple[str, ...] = ()
+    untaint: tuple[str, ...] = ()
+    evict: tuple[str, ...] = ()
     """Those that have been unwell for longest come first."""
 
 
@@ -75,22 +78,19 @@ def look(
 
 
 def judge(
-    states: Agents,
-    before_s: Mapping[str, float],
-    cnrs: Mapping[str, Cnr],
-    config: HealthConfig,
-    *,
-    now_s: float,
-    fresh: bool,
+    states: Agents, before: Judged, cnrs: Mapping[str, Cnr], config: HealthConfig, *, now_s: float, fresh: bool
 ) -> Judged:
-    """`before_s` is `unwell_since_s` of the look before, times are since the epoch.
+    """`now_s` is since the epoch; `fresh` says whether the API server was heard lately.
 
-    A node whose agent turns from missing to not ready has been unwell all along. A controller that has just begun takes a node
-    that bears the taint to have been unwell for as long as that took: a new leader does not begin to count anew.
+    A node whose agent turns from missing to not ready has been unwell all along. Time in which nobody looked, or nothing was
+    heard, does not count. A leader that has just begun takes a node that bears the taint to have been unwell until then for as
+    long as that takes, and no longer.
     """
+    passed_s = max(0.0, now_s - before.at_s)
+    unseen_s = max(0.0, passed_s - COUNTED_S) if fresh else passed_s
+    before_s = {node: since + unseen_s for node, since in before.unwell_since_s.items()}
     if not fresh:
-        # Time during which nothing was heard is nobody's fault: it does not count, and nothing is done.
-        return Judged(unwell_since_s=before_s, halt=Halt.STALE, taint=(), untaint=(), evict=())
+        return Judged(at_s=now_s, unwell_since_s=before_s, halt=Halt.STALE)
     nodes = {node for node, _ in states}
     unwell = {node for (node, _), state in states.items() if state is not Agent.READY}
     since_s = {node: _since(node, before_s, cnrs.get(node), config, now_s) for node in unwell}
@@ -100,6 +100,7 @@ def judge(
     out = [node for node, since in since_s.items() if now_s - since >= config.evict_after_s]
     halted = halt is not Halt.NONE
     return Judged(
+        at_s=now_s,
         unwell_since_s=since_s,
         halt=halt,
         taint=() if halted else _longest(since_s, (node for node in due if node in cnrs and node not in tainted)),
@@ -139,13 +140,7 @@ def _is_ours(taint: Mapping[str, Any]) -> bool:
 def _since(node: str, before_s: Mapping[str, float], cnr: Cnr | None, config: HealthConfig, now_s: float) -> float:
     if node in before_s:
         return before_s[node]
-    taint = None if cnr is None else our_taint(cnr)
-    try:
-        tainted_s = moment(str(taint["timeAdded"])) if taint else now_s
-    except (KeyError, ValueError):
-        tainted_s = now_s
-    # A taint of the future, by another clock, counts as one of now.
-    return min(tainted_s, now_s) - config.taint_after_s if taint else now_s
+    return now_s - config.taint_after_s if cnr is not None and our_taint(cnr) is not None else now_s
 
 
 def _longest(since_s: Mapping[str, float], nodes: Iterable[str]) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from kube.objects import Bare, Meta, Owner
 NOW = moment("2026-01-31T12:00:00Z")
 MIN = 60.0
 CONFIG = HealthConfig()
+SOON = HealthConfig(taint_after_s=MIN, evict_after_s=2 * MIN)
 OWNER = Owner(api_version="v1", kind="Node", name="n1", uid="u1", controller=True, block_owner_deletion=True)
 NODE = Bare(metadata=Meta(name="n1", uid="u1", labels={"zone": "a", "disk": "ssd"}))
 APPLIED = {
@@ -115,8 +116,8 @@ def of(
         (f"w{i}", "agent"): Agent.READY for i in range(well)
     }
     there = {node: Cnr() for node, _ in states} | (cnrs or {})
-    before_s = {node: NOW - minutes * MIN for node, minutes in (ago or {}).items()}
-    return judge(states, before_s, there, CONFIG, now_s=NOW, fresh=fresh)
+    before = Judged(at_s=NOW - 5, unwell_since_s={node: NOW - minutes * MIN for node, minutes in (ago or {}).items()})
+    return judge(states, before, there, CONFIG, now_s=NOW, fresh=fresh)
 
 
 GONE, SICK = Agent.NOT_FOUND, Agent.NOT_READY
@@ -135,9 +136,7 @@ GONE, SICK = Agent.NOT_FOUND, Agent.NOT_READY
         (of({"a": SICK, "b": GONE}, ago={"a": 11, "b": 15}), ("b", "a"), (), ()),
         (of({}, cnrs={"w0": tainted(30)}), (), ("w0",), ()),
         (of({}, cnrs={"elsewhere": tainted(30)}), (), ("elsewhere",), ()),
-        (of({"a": GONE}, cnrs={"a": tainted(10)}), (), (), ("a",)),  # a new leader goes on where the old one was
-        (of({"a": GONE}, cnrs={"a": tainted(9)}), (), (), ()),
-        (of({"a": GONE}, cnrs={"a": tainted(-60)}), (), (), ()),  # set by a clock that is ahead
+        (of({"a": GONE}, cnrs={"a": tainted(60)}), (), (), ()),  # a new leader does not evict at its first look
     ],
 )
 def test_what_becomes_of_nodes(judged: Judged, taint: Any, untaint: Any, evict: Any) -> None:
@@ -151,19 +150,41 @@ def test_a_node_whose_agent_turns_from_missing_to_not_ready_was_unwell_all_along
 
 
 def test_a_node_without_its_resource_is_not_tainted_and_its_pods_still_leave() -> None:
-    judged = judge({("a", "x"): GONE, ("b", "x"): Agent.READY}, {"a": NOW - 1200}, {}, CONFIG, now_s=NOW, fresh=True)
+    states, before = {("a", "x"): GONE, ("b", "x"): Agent.READY}, Judged(at_s=NOW, unwell_since_s={"a": NOW - 1200})
+    judged = judge(states, before, {}, CONFIG, now_s=NOW, fresh=True)
     assert (judged.taint, judged.evict) == ((), ("a",))
 
 
 def test_one_of_two_agents_is_enough_to_be_unwell() -> None:
     states = {("a", "x"): Agent.READY, ("a", "y"): GONE, ("b", "x"): Agent.READY, ("b", "y"): Agent.READY}
-    assert judge(states, {}, {}, CONFIG, now_s=NOW, fresh=True).unwell_since_s == {"a": NOW}
+    assert judge(states, Judged(at_s=NOW), {}, CONFIG, now_s=NOW, fresh=True).unwell_since_s == {"a": NOW}
 
 
 def test_what_is_old_moves_nobody_and_nothing_is_forgotten() -> None:
     judged = of({"a": GONE}, ago={"a": 25}, cnrs={"w0": tainted(30)}, fresh=False)
     assert (judged.halt, judged.taint, judged.untaint, judged.evict) == (Halt.STALE, (), (), ())
-    assert judged.unwell_since_s == {"a": NOW - 25 * MIN}
+    assert judged.unwell_since_s == {"a": NOW - 25 * MIN + 5}, "and the time does not count"
+
+
+def test_an_hour_in_which_nothing_was_heard_evicts_nobody_afterwards() -> None:
+    unwell = {("a", "x"): SICK, ("b", "x"): Agent.READY}
+    judged = Judged(at_s=NOW, unwell_since_s={"a": NOW - 5 * MIN})
+    for minute in range(1, 61):
+        judged = judge(unwell, judged, {}, CONFIG, now_s=NOW + minute * MIN, fresh=False)
+    after = judge(unwell, judged, {}, CONFIG, now_s=NOW + 60 * MIN + 5, fresh=True)
+    assert (after.evict, after.unwell_since_s) == ((), {"a": NOW + 55 * MIN})
+
+
+def test_a_process_that_stood_still_for_an_hour_counts_a_minute_of_it() -> None:
+    unwell = {("a", "x"): SICK, ("b", "x"): Agent.READY}
+    judged = judge(
+        unwell, Judged(at_s=NOW, unwell_since_s={"a": NOW - 5 * MIN}), {}, CONFIG, now_s=NOW + 3600, fresh=True
+    )
+    assert judged.unwell_since_s == {"a": NOW + 3600 - 6 * MIN}
+
+
+def test_a_new_leader_takes_a_tainted_node_to_be_unwell_for_as_long_as_that_took() -> None:
+    assert of({"a": GONE}, cnrs={"a": tainted(60)}).unwell_since_s == {"a": NOW - 10 * MIN}
 
 
 def test_too_many_at_once_halt_both_but_nobody_stays_tainted_for_it() -> None:
@@ -207,7 +228,7 @@ def test_taints_of_others_stay() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from([MIN, 5 * MIN]),
+            st.sampled_from([MIN / 2, MIN]),
             st.lists(st.sampled_from([Agent.READY, SICK, GONE]), min_size=3, max_size=3),
         )
     )
@@ -220,11 +241,11 @@ def test_only_who_was_unwell_without_a_break_leaves(rounds: list[tuple[float, li
         now_s += passed_s
         states = {(node, "x"): state for node, state in zip("abc", agents, strict=True)}
         states |= {(f"w{i}", "x"): Agent.READY for i in range(20)}
-        judged = judge(states, judged.unwell_since_s, {}, CONFIG, now_s=now_s, fresh=True)
+        judged = judge(states, judged, {}, SOON, now_s=now_s, fresh=True)
         for (node, _), state in list(states.items())[:3]:
             before_at.setdefault(node, now_s) if state is not Agent.READY else before_at.pop(node, None)
             unbroken[node] = now_s - before_at[node] if node in before_at else 0
-        assert set(judged.evict) == {node for node, lasted_s in unbroken.items() if lasted_s >= 20 * MIN}
+        assert set(judged.evict) == {node for node, lasted_s in unbroken.items() if lasted_s >= 2 * MIN}
 
 
 RECLAIMED = {"katalyst.kubewharf.io/qos_level": "reclaimed_cores"}
