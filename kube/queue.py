@@ -20,6 +20,7 @@ import msgspec
 from kube.pace import Backoff, Bucket
 
 K = TypeVar("K", bound=Hashable)
+"""Anything but None, which stands for no key."""
 PACE = Backoff(first_s=0.05, most_s=300.0)
 
 

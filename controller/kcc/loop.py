@@ -1,6 +1,6 @@
 """The effects of configuration: follow the kinds that are owned, carry out their plans, tell what came of it.
 
-Key None of the queue stands for all KCCs, a kind for all of its objects.
+Key ALL of the queue stands for all KCCs, a kind for all of its objects.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kube.queue import WorkQueue
 
 log = logging.getLogger(__name__)
 
-NAME = "kcc"
+NAME, ALL = "kcc", "all"
 KCC_DELAY_S, TARGET_DELAY_S, NODE_DELAY_S = 0.2, 0.5, 2.0
 """What comes together is looked at once: an apply of several objects, the nodes that a rollout has just written."""
 PATCHES_PER_S, PATCHES_BURST, PATCHES_AT_ONCE = 10.0, 100.0, 16
@@ -44,7 +44,7 @@ class KccController:
 
     def __init__(self, client: Client, kccs: Informer[Kcc], cncs: Informer[Cnc], tally: Tally) -> None:
         self._client, self._kccs, self._cncs, self._tally = client, kccs, cncs, tally
-        self.queue: WorkQueue[Gvr | None] = WorkQueue(time.monotonic)
+        self.queue: WorkQueue[Gvr | str] = WorkQueue(time.monotonic)
         self.kinds: dict[Gvr, Informer[Dynamic]] = {}
         self._group = asyncio.TaskGroup()
         self._following: dict[Gvr, asyncio.Task[None]] = {}
@@ -52,14 +52,14 @@ class KccController:
         self._owned = owners.Owned(owners={}, reasons={})
         self._invalid: dict[Gvr, tuple[str, ...]] = {}
         self._unowned_since: dict[Gvr, float] = {}
-        kccs.listen(lambda _: self.queue.add_after(None, KCC_DELAY_S))
+        kccs.listen(lambda _: self.queue.add_after(ALL, KCC_DELAY_S))
         cncs.listen(lambda _: self._nodes_changed())
 
     async def run(self) -> None:
         """Until cancelled. The informers that were given run elsewhere."""
         await self._kccs.synced.wait()
         await self._cncs.synced.wait()
-        self.queue.add(None)
+        self.queue.add(ALL)
         async with asyncio.TaskGroup() as self._group:
             self._group.create_task(work(NAME, self.queue, self._look, self._tally))
             self._group.create_task(self._sweep())
@@ -68,8 +68,8 @@ class KccController:
         for gvr in self._owned.owners:
             self.queue.add_after(gvr, NODE_DELAY_S)
 
-    async def _look(self, gvr: Gvr | None) -> None:
-        await (self._own() if gvr is None else self._spread(gvr))
+    async def _look(self, key: Gvr | str) -> None:
+        await (self._own() if isinstance(key, str) else self._spread(key))
 
     async def _own(self) -> None:
         """Follow what is owned, and tell every KCC how it stands."""
@@ -80,9 +80,9 @@ class KccController:
             self._leave(gvr)
         self._owned = owned
         if not all(informer.synced.is_set() for informer in self.kinds.values()):
-            self.queue.add_after(None, NOT_YET_S)
+            self.queue.add_after(ALL, NOT_YET_S)
         if any(informer.missing for informer in self.kinds.values()):
-            self.queue.add_after(None, MISSING_S)
+            self.queue.add_after(ALL, MISSING_S)
         now_s = time.time()
         for key, kcc in list(self._kccs.store.items()):
             gvr = kcc.spec.target_type
@@ -108,7 +108,7 @@ class KccController:
     def _follow(self, gvr: Gvr) -> None:
         informer = Informer(self._client, targets_of(gvr))
         informer.listen(lambda _: self.queue.add_after(gvr, TARGET_DELAY_S))
-        informer.listen(lambda _: self.queue.add_after(None, TARGET_DELAY_S))
+        informer.listen(lambda _: self.queue.add_after(ALL, TARGET_DELAY_S))
         self.kinds[gvr] = informer
         self._buckets[gvr] = Bucket(PATCHES_PER_S, PATCHES_BURST, time.monotonic())
         self._following[gvr] = self._group.create_task(informer.run())
@@ -140,7 +140,7 @@ class KccController:
         wanted = plan(known, now_s)
         if self._invalid.get(gvr, ()) != wanted.invalid:
             self._invalid[gvr] = wanted.invalid
-            self.queue.add(None)
+            self.queue.add(ALL)
         self._show(gvr, wanted)
         if wanted.wake_at_s is not None:
             self.queue.add_after(gvr, max(0.0, wanted.wake_at_s - now_s))

@@ -174,16 +174,16 @@ def _statuses(
     now_s: float,
 ) -> dict[str, dict[str, Any]]:
     changed: dict[str, dict[str, Any]] = {}
+    stopping = sorted({*invalid, *known.unreadable})
+    held_up = f"not rolled out while {stopping[0]} cannot stand" if stopping else ""
     for key, found in known.objects.items():
         if key not in standing and key not in invalid:
             continue
         problem = invalid.get(key)
         wanted: dict[str, Any] = {"observedGeneration": found.metadata.generation}
-        if key in standing:
-            wanted["currentHash"] = standing[key].hash
         if spread is not None:
-            wanted |= spread.counts[key]
-        reason, message = (NORMAL, "") if problem is None else (problem.reason, problem.message)
+            wanted |= {"currentHash": standing[key].hash, **spread.counts[key]}
+        reason, message = (NORMAL, held_up) if problem is None else (problem.reason, problem.message)
         wanted["conditions"] = conditions_with(
             found.status.get("conditions"), valid=problem is None, reason=reason, message=message, now_s=now_s
         )

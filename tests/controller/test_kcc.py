@@ -151,7 +151,8 @@ def test_an_object_that_cannot_stand_stops_its_kind(spec: dict[str, object], rea
     assert (found, result.invalid) == (reason, ("kat/bad",))
     assert message in told
     assert result.entries == {}
-    assert said(result, "g") == ("Normal", ""), "it is not this one's fault"
+    assert said(result, "g") == ("Normal", "not rolled out while kat/bad cannot stand")
+    assert "currentHash" not in result.statuses["kat/g"], "it goes with the counts of nodes, which stay as they were"
 
 
 def test_a_configuration_that_is_none_has_no_hash() -> None:
