@@ -16,6 +16,7 @@ from typing import Generic
 from kube.client import Client, Scope
 from kube.errors import ApiError, Unreachable
 from kube.objects import Resource, T, key_of
+from kube.saying import Saying
 from kube.store import Change, Index, Store
 from kube.watch import Event, Following, Garbage, What
 
@@ -23,7 +24,6 @@ log = logging.getLogger(__name__)
 
 LEAST_S, MOST_S = 240, 480
 """How long a watch is asked to last; apart from one another, so that not all of them are renewed at once."""
-SAY_EVERY_S = 60.0
 Listener = Callable[[Change[T]], None]
 
 
@@ -44,7 +44,7 @@ class Informer(Generic[T]):
         self._listeners: list[Listener[T]] = []
         self._following = Following()
         self._heard_at: float | None = None
-        self._say_at = 0.0
+        self._saying = Saying(log)
 
     def listen(self, listener: Listener[T]) -> None:
         """Have changes told from now on."""
@@ -133,6 +133,4 @@ class Informer(Generic[T]):
         self._heard_at = time.monotonic()
 
     def _say(self, what: str) -> None:
-        if (now := time.monotonic()) >= self._say_at:
-            self._say_at = now + SAY_EVERY_S
-            log.warning("watching %s: %s", self.resource.gvr, what)
+        self._saying.warn(f"watching {self.resource.gvr}: {what}")

@@ -23,6 +23,7 @@ from kube.client import Client
 from kube.errors import ApiError, Unreachable
 from kube.moments import stamp
 from kube.objects import Meta, Resource
+from kube.saying import Saying
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,7 @@ class Election:
     def __init__(self, client: Client, key: str, me: str) -> None:
         self._client, self._key, self._me = client, key, me
         self._seen = Seen(None, time.monotonic())
+        self._saying = Saying(log)
         self.leading = False
 
     @property
@@ -155,11 +157,12 @@ class Election:
             lease = await self._write(what)
         except ApiError as error:
             if not error.conflict:
-                log.warning("lease %s: %s", self._key, error)
+                self._saying.warn(f"lease {self._key}: {error}")
             return False
         except Unreachable as error:
-            log.warning("lease %s: %s", self._key, error)
+            self._saying.warn(f"lease {self._key}: {error}")
             return False
+        self._saying.clear()
         self._seen = Seen(lease, time.monotonic())
         return True
 
