@@ -11,7 +11,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Generic, Self
+from typing import Any, Generic, Self, TypeVar
 
 import aiohttp
 import msgspec
@@ -19,7 +19,7 @@ from yarl import URL
 
 from api.ports import Unavailable
 from kube.credentials import Access
-from kube.errors import ApiError, Unreachable, refusal
+from kube.errors import ApiError, Garbage, Unreachable, refusal
 from kube.objects import Bare, Resource, T, key_of
 from kube.watch import Event, Lines, decoded, read
 
@@ -41,7 +41,14 @@ JSON, MERGE, PATCH, APPLY = (
     "application/apply-patch+yaml",
 )
 EVICTION = {"apiVersion": "policy/v1", "kind": "Eviction"}
+S = TypeVar("S")
 Body = Mapping[str, Any] | Sequence[Any] | msgspec.Struct
+
+
+NOT_THERE = (aiohttp.ClientError, TimeoutError, OSError, UnicodeError)
+"""UnicodeError is of a host that is no name."""
+METADATA = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1,application/json"
+"""Objects of which only the metadata is wanted are not sent whole: a Node is 20 kB, most of it a list of images."""
 
 
 class Scope(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +86,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
     resource: str
     """For the counts."""
     query: Mapping[str, str] = {}
+    accept: str = JSON
     content_type: str = JSON
     body: Body | None = None
     tries: int = MOST_TRIES
@@ -104,8 +112,10 @@ class Client:
             await self._session.close()
 
     async def get(self, resource: Resource[T], key: str) -> T:
-        """Raises ApiError, Unreachable, and msgspec.ValidationError where the object does not fit its type."""
-        return await self._object(resource, _Request(method="GET", path=resource.path(key), resource=resource.gvr))
+        """Raises ApiError and Unreachable, as all of these do; its kind Garbage where the object does not fit its type."""
+        return await self._object(
+            resource, _Request(method="GET", path=resource.path(key), resource=resource.gvr, accept=_accept(resource))
+        )
 
     async def list(self, resource: Resource[T], scope: Scope | None = None) -> Listing[T]:
         """All objects, in pages. When the server forgets a page in between (410), everything in one answer."""
@@ -184,6 +194,7 @@ class Client:
             path=resource.collection(scope.namespace),
             resource=f"{resource.gvr}/watch",
             query=query | scope.query(),
+            accept=_accept(resource),
         )
         timeout = aiohttp.ClientTimeout(total=lasts_s + SLACK_S, sock_connect=CONNECT_S)
         lines = Lines()
@@ -195,7 +206,7 @@ class Client:
                 async for piece in answer.content.iter_any():
                     for line in lines.feed(piece):
                         yield read(line, resource)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except NOT_THERE as error:
             raise self._unreachable(request, error) from error
 
     async def _pages(self, resource: Resource[T], scope: Scope, size: int | None) -> Listing[T]:
@@ -204,12 +215,13 @@ class Client:
         query = scope.query() | ({} if size is None else {"limit": str(size)})
         while True:
             path = resource.collection(scope.namespace)
-            page = msgspec.json.decode(
-                await self._answer(_Request(method="GET", path=path, resource=resource.gvr, query=query)), type=_List
+            request = _Request(
+                method="GET", path=path, resource=resource.gvr, query=query, accept=_accept(resource, "List")
             )
+            page = _fitting(await self._answer(request), _List)
             for raw in page.items or ():
                 known, problem = decoded(raw, resource)
-                key = key_of(known.metadata if known is not None else msgspec.json.decode(raw, type=Bare).metadata)
+                key = key_of(known.metadata if known is not None else _fitting(raw, Bare).metadata)
                 if known is None:
                     problems[key] = problem
                 else:
@@ -219,7 +231,7 @@ class Client:
             query = query | {"continue": page.metadata.continue_}
 
     async def _object(self, resource: Resource[T], request: _Request) -> T:
-        return msgspec.json.decode(await self._answer(request), type=resource.type)
+        return _fitting(await self._answer(request), resource.type)
 
     async def _answer(self, request: _Request) -> bytes:
         """The body of an answer that is not a refusal. Asks again where the server says when (429, 503), and once where it
@@ -233,7 +245,7 @@ class Client:
                     if answer.status < 300:
                         return body
                     error = self._refusal(answer, body)
-            except (aiohttp.ClientError, TimeoutError, OSError) as failed:
+            except NOT_THERE as failed:
                 raise self._unreachable(request, failed) from failed
             if error.status == 401 and left == request.tries - 1 and left > 0:
                 continue
@@ -244,7 +256,7 @@ class Client:
 
     def _send(self, request: _Request, timeout: aiohttp.ClientTimeout) -> aiohttp.client._RequestContextManager:
         assert self._session is not None, "enter the client first"
-        headers = {"Accept": JSON, "User-Agent": self._agent}
+        headers = {"Accept": request.accept, "User-Agent": self._agent}
         try:
             context = self._access.context()
             if token := self._access.token():
@@ -273,6 +285,17 @@ class Client:
         self._count(request, "unreachable")
         said = str(error) or type(error).__name__
         return Unreachable(f"{self._access.server}: {request.method} {request.path}: {said}")
+
+
+def _accept(resource: Resource[T], of: str = "") -> str:
+    return METADATA.format(of) if resource.type is Bare else JSON
+
+
+def _fitting(body: bytes | msgspec.Raw, kind: type[S]) -> S:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise Garbage(f"not what was asked for: {bytes(body)[:80]!r}: {error}") from None
 
 
 def _delete_options(uid: str, grace_s: int | None) -> dict[str, Any]:

@@ -57,6 +57,10 @@ class Unreachable(Exception):
     """No answer, or half of one: nobody knows whether a write was carried out."""
 
 
+class Garbage(Unreachable):
+    """What came is no answer of an API server: a proxy's page, or a line without end."""
+
+
 def refusal(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> ApiError:
     """The error that an answer means. Never raises, whatever the body is."""
     try:

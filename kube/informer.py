@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from typing import Generic
 
 from kube.client import Client, Scope
-from kube.errors import ApiError, Unreachable
+from kube.errors import ApiError, Garbage, Unreachable
 from kube.objects import Resource, T, key_of
 from kube.saying import Saying
 from kube.store import Change, Index, Store
-from kube.watch import Event, Following, Garbage, What
+from kube.watch import Event, Following, What
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +70,9 @@ class Informer(Generic[T]):
             try:
                 await self._once()
                 self._following = self._following.ended(time.monotonic() - began, random.random())
+            except Garbage as error:
+                self._following = self._following.garbled(random.random())
+                self._say(str(error))
             except Unreachable as error:
                 self._following = self._following.cut(random.random())
                 self._say(str(error))
@@ -79,9 +82,6 @@ class Informer(Generic[T]):
                     self._say(str(error))
                 if error.missing and not self.missing:
                     self._lost()
-            except Garbage as error:
-                self._following = self._following.garbled(random.random())
-                self._say(str(error))
             await asyncio.sleep(self._following.wait_s)
 
     async def _once(self) -> None:

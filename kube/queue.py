@@ -21,7 +21,7 @@ from kube.pace import Backoff, Bucket
 
 K = TypeVar("K", bound=Hashable)
 """Anything but None, which stands for no key."""
-PACE = Backoff(first_s=0.05, most_s=300.0)
+PACE = Backoff(first_s=0.05, most_s=60.0)
 
 
 class Order(Generic[K]):

@@ -11,7 +11,7 @@ from typing import Generic
 
 import msgspec
 
-from kube.errors import ApiError, refusal_of
+from kube.errors import ApiError, Garbage, refusal_of
 from kube.objects import Bare, Resource, T, key_of
 from kube.pace import Backoff
 
@@ -20,10 +20,6 @@ LONGEST_LINE_BYTES = 16 << 20
 STEADY_S = 5.0
 """A watch that lasted so long had nothing wrong with it."""
 PACE = Backoff(first_s=0.5, most_s=30.0)
-
-
-class Garbage(Exception):
-    """What came is no watch: a proxy's page, or a line without end."""
 
 
 class Lines:

@@ -19,7 +19,7 @@ from controller.kinds import CNCS, KCCS, Cnc, Gvr, Kcc, targets_of
 from controller.tally import Tally
 from controller.working import settled, work
 from kube.client import Body, Client
-from kube.errors import ApiError
+from kube.errors import ApiError, Unreachable
 from kube.informer import Informer
 from kube.objects import Dynamic
 from kube.pace import Bucket
@@ -137,7 +137,8 @@ class KccController:
             unreadable=dict(informer.problems),
             nodes=dict(self._cncs.store),
         )
-        wanted = plan(known, now_s)
+        # In a thread: thousands of objects that somebody made take seconds to hold against each other, and the lease two.
+        wanted = await asyncio.to_thread(plan, known, now_s)
         if self._invalid.get(gvr, ()) != wanted.invalid:
             self._invalid[gvr] = wanted.invalid
             self.queue.add(ALL)
@@ -213,7 +214,7 @@ class KccController:
     async def _swept(self, cnc: Cnc, entries: list[Entry]) -> None:
         try:
             await self._patch_entries("unowned", cnc, entries)
-        except ApiError as error:
+        except (ApiError, Unreachable) as error:
             log.debug("%s: %s; at the next sweep", cnc.metadata.name, error)
 
     def _show(self, gvr: Gvr, result: Plan) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from controller.kcc.plan import conditions_with
-from controller.kinds import CONFIG_GROUP, Gvr, Kcc
+from controller.kinds import CONFIG_GROUP, Gvr, Kcc, targets_of
 
 FINALIZER = "kcc.katalyst.kubewharf.io/kcc-controller"
 ALLOWED_GROUPS = (CONFIG_GROUP,)
@@ -93,6 +93,10 @@ def _problem(kcc: Kcc) -> tuple[str, str] | None:
     gvr = kcc.spec.target_type
     if gvr.group not in ALLOWED_GROUPS:
         return "TargetTypeNotAllowed", f"group {gvr.group!r:.80} is not allowed, only {', '.join(ALLOWED_GROUPS)}"
+    try:
+        targets_of(gvr).collection()
+    except ValueError as error:
+        return "TargetTypeNotExist", f"spec.targetType.{error}"
     return None
 
 

@@ -106,7 +106,10 @@ def read(key: str, found: Dynamic, allowed: Mapping[int, frozenset[str]]) -> Tar
     rolling = (spec.update_strategy or Strategy()).rolling_update or RollingUpdate()
     common: dict[str, Any] = {"key": key, "metadata": found.metadata, "paused": spec.paused, "canary": rolling.canary}
     cutoff(rolling.canary, 0)
-    common["hash"] = hash_of(spec.config or {}, found.status)
+    try:
+        common["hash"] = hash_of(spec.config or {}, found.status)
+    except RecursionError:
+        raise Invalid(HASH_FAILED, "spec.config is nested too deep to be written as JSON") from None
     if ephemeral.node_names:
         if spec.node_label_selector:
             raise _invalid(

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from controller.config import HealthConfig
@@ -68,7 +68,7 @@ class AgentHealth:
         self._show(states, judged)
         self._judged = judged
         for node in judged.untaint:
-            await self._write_taints("untaint", node, without_taint(self._cnrs.store[node]))
+            await self._write_taints("untaint", node)
         for node in judged.taint:
             if not self._taints.take(time.monotonic()):
                 break
@@ -76,7 +76,7 @@ class AgentHealth:
             log.warning(
                 "node %s: its agent has not been ready for %.0f s: no more reclaimed pods there", node, lasted_s
             )
-            await self._write_taints("taint", node, with_taint(self._cnrs.store[node], now_s))
+            await self._write_taints("taint", node)
         for node in self._turns(judged.evict):
             if not self._evictions.take(time.monotonic()):
                 break
@@ -101,10 +101,13 @@ class AgentHealth:
         due = [node for node in listed if time.monotonic() - self._emptied_s.get(node, -AGAIN_S) >= AGAIN_S]
         return sorted(due, key=lambda node: self._emptied_s.get(node, -AGAIN_S))
 
-    async def _write_taints(self, action: str, node: str, taints: list[Mapping[str, Any]]) -> None:
+    async def _write_taints(self, action: str, node: str) -> None:
+        cnr = self._cnrs.store.get(node)
+        if cnr is None:
+            return  # it went while another was written
+        taints = with_taint(cnr, time.time()) if action == "taint" else without_taint(cnr)
         # As of the version that was read: the list is replaced whole.
-        version = self._cnrs.store[node].metadata.resource_version
-        body = {"metadata": {"resourceVersion": version}, "spec": {"taints": taints}}
+        body = {"metadata": {"resourceVersion": cnr.metadata.resource_version}, "spec": {"taints": taints}}
         if self._config.dry_run:
             self._tally.count(TAINTS, action, "dry-run")
             return

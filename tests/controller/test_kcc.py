@@ -160,6 +160,14 @@ def test_a_configuration_that_is_none_has_no_hash() -> None:
     assert said(result, "bad") == ("HashFailed", "Expected object | null, got array - at spec.config")
 
 
+def test_a_configuration_that_is_nested_too_deep_stops_its_kind_and_not_the_controller() -> None:
+    deep: object = 1
+    for _ in range(200_000):
+        deep = {"a": deep}
+    result = plan(known([made("bad", config=deep)], NODES), NOW)
+    assert said(result, "bad")[0] == "HashFailed"
+
+
 @pytest.mark.parametrize(
     ("one", "other", "message"),
     [
@@ -395,6 +403,16 @@ def kcc(
             [kcc("a", at="2026-01-02T00:00:00Z"), kcc("b")],
             {},
             [("TargetTypeOverlap", f"{GVR.name} belongs to kat/b; delete one of the two"), ("Normal", "")],
+        ),
+        (
+            [kcc("a", msgspec.structs.replace(GVR, resource="pods/exec"))],
+            {},
+            [
+                (
+                    "TargetTypeNotExist",
+                    "spec.targetType.resource: 'pods/exec' is none; write it in lower case, as `kubectl api-resources` does",
+                )
+            ],
         ),
         ([kcc("a"), kcc("b", OTHER)], {}, [("Normal", ""), ("Normal", "")]),
         (

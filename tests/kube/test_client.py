@@ -15,7 +15,7 @@ from aiohttp import web
 from kube import client as client_module
 from kube.client import Client, Scope
 from kube.credentials import Access, Credentials, Material
-from kube.errors import ApiError, Unreachable
+from kube.errors import ApiError, Garbage, Unreachable
 from kube.informer import Informer
 from kube.objects import Bare, Resource
 from tests.exporters.certificates import Authority
@@ -198,6 +198,43 @@ async def test_pages_are_joined_and_one_that_is_forgotten_starts_again_without_p
         listing = await client.list(NODES)
     assert (listing.resource_version, sorted(listing.objects)) == ("12", ["a", "b"])
     assert asked == ["limit=500", "limit=500&continue=c/1%3D%3D", ""]
+
+
+async def test_of_objects_whose_metadata_is_enough_no_more_is_asked_for() -> None:
+    class Whole(Bare, frozen=True, kw_only=True):
+        spec: int = 0
+
+    accepted: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        accepted.append(request.headers["Accept"].partition(",")[0])
+        return says(200, '{"metadata":{}}')
+
+    async with asking(handler) as client:
+        await client.get(NODES, "a")
+        await client.list(NODES)
+        await client.list(Resource("", "v1", "nodes", "Node", Whole))
+    assert accepted == [
+        "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
+        "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
+        "application/json",
+    ]
+
+
+@pytest.mark.parametrize("text", ["<html>", "", "null", '{"items":[7]}', '{"metadata":[]}', "[" * 9999], ids=range(6))
+async def test_what_is_no_list_is_garbage(text: str) -> None:
+    async def handler(_request: web.Request) -> web.Response:
+        return says(200, text)
+
+    async with asking(handler) as client:
+        with pytest.raises(Garbage, match="not what was asked for"):
+            await client.list(NODES)
+
+
+async def test_a_host_that_is_no_name_is_unreachable() -> None:
+    async with Client(Access("http://a..b:1", Credentials()), "test") as client:
+        with pytest.raises(Unreachable):
+            await client.get(NODES, "a")
 
 
 async def test_a_body_that_does_not_end_in_time_is_unreachable() -> None:

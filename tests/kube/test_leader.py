@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import msgspec
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kube.leader import LEASE_S, RENEW_S, Lease, LeaseSpec, Move, Seen, claim, move
+from kube import leader
+from kube.leader import LEASE_S, RENEW_S, Election, Lease, LeaseSpec, Move, Seen, claim, move
 from kube.objects import Meta
+from tests.kube.test_client import asking, says
 
 
 def lease(holder: str | None, version: str = "7", duration: int | None = LEASE_S, transitions: int | None = 2) -> Lease:
@@ -103,3 +109,67 @@ def test_there_are_never_two_leaders_whatever_clocks_and_networks_do(
         now_s += passed_s
         candidates[who].step(kept, now_s, write_is_lost)
         assert sum(candidate.leads(now_s) for candidate in candidates) <= 1
+
+
+@pytest.mark.parametrize("trouble", ["cut", "silent", "refused", "taken"])
+async def test_work_has_ended_when_the_lease_could_not_be_renewed(
+    monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    """Bytes played back: there is no lease, it is made, and from then on everything goes wrong in one way."""
+    monkeypatch.setattr(leader, "RENEW_S", 0.4)
+    monkeypatch.setattr(leader, "RETRY_S", 0.1)
+    made_at = 0.0
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        nonlocal made_at
+        if request.method == "POST":
+            made_at = time.monotonic()
+            return says(201, '{"metadata":{"name":"l","resourceVersion":"1"},"spec":{"holderIdentity":"me"}}')
+        if not made_at:
+            return says(404, '{"code":404,"reason":"NotFound"}')
+        if trouble == "refused":
+            return says(403, '{"code":403,"reason":"Forbidden"}')
+        if trouble == "taken":
+            return says(200, '{"metadata":{"name":"l","resourceVersion":"2"},"spec":{"holderIdentity":"other"}}')
+        if trouble == "silent":
+            await asyncio.sleep(60)
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    ended_at = 0.0
+
+    async def work() -> None:
+        nonlocal ended_at
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended_at = time.monotonic()
+
+    async with asking(handler) as client:
+        election = Election(client, "kat/l", "me")
+        await asyncio.wait_for(election.lead(work), 5)
+    assert not election.leading
+    least_s = 0.0 if trouble == "taken" else 0.4
+    assert least_s <= ended_at - made_at < LEASE_S
+
+
+async def test_what_the_work_raises_is_raised_and_the_lease_is_given_back() -> None:
+    asked: list[tuple[str, str]] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        asked.append((request.method, (await request.read()).decode()))
+        if request.method == "GET":
+            return says(404, '{"code":404,"reason":"NotFound"}')
+        return says(200, '{"metadata":{"name":"l","resourceVersion":"1"},"spec":{"holderIdentity":"me"}}')
+
+    async def work() -> None:
+        raise ZeroDivisionError
+
+    async with asking(handler) as client:
+        with pytest.raises(ZeroDivisionError):
+            await Election(client, "kat/l", "me").lead(work)
+    assert [method for method, _ in asked] == ["GET", "POST", "PATCH"]
+    assert asked[-1][1] == (
+        '{"metadata":{"resourceVersion":"1"},"spec":{"holderIdentity":"","leaseDurationSeconds":1}}'
+    )

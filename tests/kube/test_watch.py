@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kube.errors import ApiError
+from kube.errors import ApiError, Garbage
 from kube.objects import Bare, Resource
-from kube.watch import Event, Following, Garbage, Lines, What, read
+from kube.watch import Event, Following, Lines, What, read
 
 PODS = Resource("", "v1", "pods", "Pod", Bare, namespaced=True)
 TOO_OLD = ApiError(410, "Expired", "too old resource version: 5 (90)")
