@@ -15,7 +15,6 @@ from typing import Any, Generic, Self, TypeVar
 
 import aiohttp
 import msgspec
-from yarl import URL
 
 from api.ports import Unavailable
 from kube.credentials import Access
@@ -266,10 +265,10 @@ class Client:
         data = None
         if request.body is not None:
             data, headers["Content-Type"] = msgspec.json.encode(request.body), request.content_type
-        url = URL(self._access.server + request.path, encoded=True).with_query(dict(request.query))
+        url = self._access.server + request.path
         ssl_: ssl.SSLContext | bool = True if context is None else context
         return self._session.request(
-            request.method, url, data=data, headers=headers, timeout=timeout, ssl=ssl_,
+            request.method, url, params=dict(request.query), data=data, headers=headers, timeout=timeout, ssl=ssl_,
             server_hostname=self._access.server_name, allow_redirects=False,
         )  # fmt: skip
 

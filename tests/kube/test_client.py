@@ -317,3 +317,15 @@ async def test_a_watch_that_is_cut_in_the_middle_of_a_line_goes_on_after_the_las
     assert since == ["5", "7", "8"]
     assert told == [(None, "6"), ("6", "7"), ("7", None)]
     assert (len(informer.store), informer.relists, informer.synced.is_set()) == (0, 0, True)
+
+
+async def test_a_name_with_odd_letters_is_one_segment_of_the_path() -> None:
+    seen: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append(request.raw_path)
+        return says(200, POD % 1)
+
+    async with asking(handler) as client:
+        await client.get(NODES, "a b?c#d")
+    assert seen == ["/api/v1/nodes/a%20b%3Fc%23d"]
