@@ -14,16 +14,14 @@ _LONGEST_NAME = 253
 
 
 class Named(Protocol):
-    """What every object's metadata tells the client."""
+    """What every object's metadata tells the client; None is as good as empty."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str | None: ...
     @property
-    def namespace(self) -> str: ...
+    def namespace(self) -> str | None: ...
     @property
-    def uid(self) -> str: ...
-    @property
-    def resource_version(self) -> str: ...
+    def resource_version(self) -> str | None: ...
 
 
 class Object(Protocol):
@@ -121,7 +119,7 @@ class Resource(msgspec.Struct, Generic[T], frozen=True):
 
 def key_of(metadata: Named) -> str:
     """`namespace/name`, or the name alone where there is no namespace."""
-    return f"{metadata.namespace}/{metadata.name}" if metadata.namespace else metadata.name
+    return f"{metadata.namespace}/{metadata.name}" if metadata.namespace else metadata.name or ""
 
 
 def _segment(text: str, what: str) -> str:

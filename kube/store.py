@@ -51,7 +51,8 @@ class Store(Mapping[str, T]):
     def put(self, key: str, new: T) -> Change[T] | None:
         """None where that version is known already."""
         old = self._objects.get(key)
-        if old is not None and old.metadata.resource_version == new.metadata.resource_version != "":
+        version = new.metadata.resource_version
+        if old is not None and version and old.metadata.resource_version == version:
             return None
         self._forget(key, old)
         self._objects[key] = new

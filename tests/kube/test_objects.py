@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from kube.objects import Bare, Meta, Resource, key_of
+from kube.store import Store
+from kube.watch import read
 
 PODS = Resource("", "v1", "pods", "Pod", Bare, namespaced=True)
 NODES = Resource("", "v1", "nodes", "Node", Bare)
@@ -51,6 +54,31 @@ def test_a_key_that_would_be_another_path_is_refused(key: str) -> None:
 def test_a_resource_that_somebody_made_up_is_refused_by_its_field(resource: Resource[Bare], field: str) -> None:
     with pytest.raises(ValueError, match=f"^{field}: "):
         resource.collection()
+
+
+class Sparse(msgspec.Struct, frozen=True, rename="camel"):
+    """Metadata as strict types have it."""
+
+    name: str | None = None
+    namespace: str | None = None
+    resource_version: str | None = None
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """An object of such metadata."""
+
+    metadata: Sparse
+
+
+def test_metadata_may_say_nothing_as_none() -> None:
+    store: Store[Kind] = Store()
+    assert key_of(Sparse(name="n1")) == "n1"
+    assert key_of(Sparse()) == ""
+    kinds = Resource("", "v1", "kinds", "Kind", Kind)
+    event = read(b'{"type":"ADDED","object":{"metadata":{"name":"a","resourceVersion":"3"}}}', kinds)
+    assert event.object is not None
+    assert store.put(event.key, event.object) is not None
+    assert store.put(event.key, event.object) is None
 
 
 def test_keys_and_names() -> None:
