@@ -52,7 +52,8 @@ class HealthConfig(_Settings, frozen=True, kw_only=True):
             ("nodeSelector", self.node_selector),
         ):
             try:
-                parse(selector)
+                if not parse(selector).requirements and name != "nodeSelector":
+                    raise ValueError("it is empty and would take any pod for the agent; name its labels")
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
 

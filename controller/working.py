@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from controller.tally import Tally
@@ -34,6 +34,19 @@ async def work(name: str, queue: WorkQueue[K], look: Callable[[K], Awaitable[Non
         else:
             queue.done(key)
             tally.count(RECONCILES, name, "done")
+
+
+async def each(asked: Iterable[Awaitable[object]]) -> None:
+    """One after another, all of them; then the first refusal is raised. An object that can no longer be written, as when its
+    definition has become stricter, must not keep the others from it."""
+    refused: ApiError | Unreachable | None = None
+    for one in asked:
+        try:
+            await one
+        except (ApiError, Unreachable) as error:
+            refused = refused or error
+    if refused is not None:
+        raise refused
 
 
 async def settled(asked: Awaitable[R]) -> R | None:

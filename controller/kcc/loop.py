@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from controller.kcc import owners
 from controller.kcc.plan import Entry, Known, Plan, plan, with_entry
 from controller.kinds import CNCS, KCCS, Cnc, Gvr, Kcc, targets_of
 from controller.tally import Tally
-from controller.working import settled, work
+from controller.working import each, settled, work
 from kube.client import Body, Client
 from kube.errors import ApiError, Unreachable
 from kube.informer import Informer
@@ -83,20 +83,21 @@ class KccController:
             self.queue.add_after(ALL, NOT_YET_S)
         if any(informer.missing for informer in self.kinds.values()):
             self.queue.add_after(ALL, MISSING_S)
-        now_s = time.time()
-        for key, kcc in list(self._kccs.store.items()):
-            gvr = kcc.spec.target_type
-            mine = owned.owners.get(gvr) == key
-            if mine and not self.kinds[gvr].synced.is_set():
-                continue
-            targets = self._targets(gvr) if mine else owners.Targets()
-            kept = owners.finalizers(kcc, targets.count)
-            if kept is not None:
-                await self._patch_finalizers(KCCS, key, kcc.metadata.resource_version, kept)
-                if kcc.metadata.deletion_timestamp is not None:
-                    continue
-            if fields := owners.status(kcc, owned.reasons[key], targets.invalid, now_s):
-                await self._client.merge_patch(KCCS, key, {"status": fields}, "status")
+        await each(self._tell_owner(key, kcc) for key, kcc in list(self._kccs.store.items()))
+
+    async def _tell_owner(self, key: str, kcc: Kcc) -> None:
+        gvr = kcc.spec.target_type
+        mine = self._owned.owners.get(gvr) == key
+        if mine and not self.kinds[gvr].synced.is_set():
+            return
+        targets = self._targets(gvr) if mine else owners.Targets()
+        kept = owners.finalizers(kcc, targets.count)
+        if kept is not None:
+            await self._patch_finalizers(KCCS, key, kcc.metadata.resource_version, kept)
+        if kept is not None and kcc.metadata.deletion_timestamp is not None:
+            return
+        if fields := owners.status(kcc, self._owned.reasons[key], targets.invalid, time.time()):
+            await settled(self._client.merge_patch(KCCS, key, {"status": fields}, "status"))
 
     def _targets(self, gvr: Gvr) -> owners.Targets:
         informer = self.kinds.get(gvr)
@@ -149,15 +150,29 @@ class KccController:
 
     async def _carry_out(self, gvr: Gvr, known: Known, wanted: Plan) -> None:
         # Finalizers first: from then on an object does not go before its nodes were moved.
-        for key, kept in wanted.finalizers.items():
-            await self._patch_finalizers(targets_of(gvr, key), key, known.objects[key].metadata.resource_version, kept)
-        await self._tell_nodes(gvr, wanted.entries)
-        for key, fields in wanted.statuses.items():
-            await settled(self._client.merge_patch(targets_of(gvr, key), key, {"status": fields}, "status"))
+        steps: tuple[Callable[[], Awaitable[None]], ...] = (
+            lambda: self._keep(gvr, known, wanted),
+            lambda: self._tell_nodes(gvr, wanted.entries),
+            lambda: self._tell_objects(gvr, wanted),
+        )
+        await each(step() for step in steps)
         for key in wanted.expired:
             log.info("%s %s held for a time, which is over: it is deleted", gvr.name, key)
-            uid = known.objects[key].metadata.uid
-            await settled(self._client.delete(targets_of(gvr, key), key, uid))
+        uids = {key: known.objects[key].metadata.uid for key in wanted.expired}
+        await each(settled(self._client.delete(targets_of(gvr, key), key, uid)) for key, uid in uids.items())
+
+    async def _keep(self, gvr: Gvr, known: Known, wanted: Plan) -> None:
+        versions = {key: known.objects[key].metadata.resource_version for key in wanted.finalizers}
+        await each(
+            self._patch_finalizers(targets_of(gvr, key), key, versions[key], kept)
+            for key, kept in wanted.finalizers.items()
+        )
+
+    async def _tell_objects(self, gvr: Gvr, wanted: Plan) -> None:
+        await each(
+            settled(self._client.merge_patch(targets_of(gvr, key), key, {"status": fields}, "status"))
+            for key, fields in wanted.statuses.items()
+        )
 
     async def _tell_nodes(self, gvr: Gvr, entries: Mapping[str, Entry | None]) -> None:
         """As many as may be written now, by name; the rest by the next plan. All of these are tried before the first refusal is

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from controller.config import HealthConfig
@@ -31,7 +31,7 @@ LOOK_S = 5.0
 OLD_S = 150.0
 """Bookmarks come once a minute; what was heard of longer ago is not known."""
 AGAIN_S = 60.0
-"""A node that was emptied is looked at again: a disruption budget may let more go by then."""
+"""A node that was emptied, or could not be tainted, is looked at again: a disruption budget may let more go by then."""
 TAINTS, EVICTIONS = "dioptase_lifecycle_taints_total", "dioptase_lifecycle_evictions_total"
 
 
@@ -50,7 +50,7 @@ class AgentHealth:
         self._taints = Bucket(config.taint_per_s, max(1.0, config.taint_per_s * LOOK_S), now_s)
         self._evictions = Bucket(config.evict_per_s, max(1.0, config.evict_per_s * LOOK_S), now_s)
         self._judged = Judged(at_s=time.time())
-        self._emptied_s: dict[str, float] = {}
+        self._tried: dict[str, dict[str, float]] = {}
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -67,24 +67,16 @@ class AgentHealth:
         judged = judge(states, self._judged, self._cnrs.store, self._config, now_s=now_s, fresh=self._fresh())
         self._show(states, judged)
         self._judged = judged
-        for node in judged.untaint:
+        for node in self._turns("untaint", judged.untaint):
             await self._write_taints("untaint", node)
-        for node in judged.taint:
-            if not self._taints.take(time.monotonic()):
-                break
+        for node in self._turns("taint", judged.taint, self._taints):
             lasted_s = now_s - judged.unwell_since_s[node]
             log.warning(
-                "node %s: its agent has not been ready for %.0f s: no more reclaimed pods there", node, lasted_s
+                "node %s: its agent has not been ready for %.0f s, no more reclaimed pods there", node, lasted_s
             )
             await self._write_taints("taint", node)
-        for node in self._turns(judged.evict):
-            if not self._evictions.take(time.monotonic()):
-                break
-            lasted_s = now_s - judged.unwell_since_s[node]
-            log.warning(
-                "node %s: its agent has not been ready for %.0f s: reclaimed pods there have to leave", node, lasted_s
-            )
-            await self._empty(node)
+        for node in self._turns("evict", judged.evict, self._evictions):
+            await self._empty(node, now_s - judged.unwell_since_s[node])
 
     def _watched(self) -> list[Informer[Any]]:
         return [self._nodes, self._cnrs, *self.pods]
@@ -94,12 +86,19 @@ class AgentHealth:
         ages = [informer.age_s(now_s) for informer in self._watched()]
         return all(age is not None and age <= OLD_S for age in ages)
 
-    def _turns(self, nodes: Iterable[str]) -> list[str]:
-        """Those whose turn it is: who was not emptied a moment ago, and longest ago first."""
-        listed = list(nodes)
-        self._emptied_s = {node: at_s for node, at_s in self._emptied_s.items() if node in listed}
-        due = [node for node in listed if time.monotonic() - self._emptied_s.get(node, -AGAIN_S) >= AGAIN_S]
-        return sorted(due, key=lambda node: self._emptied_s.get(node, -AGAIN_S))
+    def _turns(self, action: str, nodes: Iterable[str], bucket: Bucket | None = None) -> Iterator[str]:
+        """Those whose turn it is, as many as the rate allows: one that was tried a moment ago, whatever came of it, must not
+        take the turns of all others."""
+        wanted, now_s = list(nodes), time.monotonic()
+        tried = {node: at_s for node, at_s in self._tried.get(action, {}).items() if node in wanted}
+        self._tried[action] = tried
+        for node in wanted:
+            if now_s - tried.get(node, -AGAIN_S) < AGAIN_S:
+                continue
+            if bucket is not None and not bucket.take(now_s):
+                return
+            tried[node] = now_s
+            yield node
 
     async def _write_taints(self, action: str, node: str) -> None:
         cnr = self._cnrs.store.get(node)
@@ -115,12 +114,11 @@ class AgentHealth:
             self._cnrs.wrote(await self._client.merge_patch(CNRS, node, body))
         except (ApiError, Unreachable) as error:
             self._tally.count(TAINTS, action, "refused")
-            log.warning("node %s: cannot %s: %s; again at the next look", node, action, error)
+            log.warning("node %s: cannot %s: %s; again in a minute", node, action, error)
         else:
             self._tally.count(TAINTS, action, "done")
 
-    async def _empty(self, node: str) -> None:
-        self._emptied_s[node] = time.monotonic()
+    async def _empty(self, node: str, lasted_s: float) -> None:
         try:
             listing = await self._client.list(PODS, Scope(fields=f"spec.nodeName={node}"))
         except (ApiError, Unreachable) as error:
@@ -130,7 +128,7 @@ class AgentHealth:
             key = f"{pod.metadata.namespace}/{pod.metadata.name}"
             result = "dry-run" if self._config.dry_run else await self._evict(key, pod)
             self._tally.count(EVICTIONS, result)
-            log.warning("pod %s on node %s, whose agent is gone: %s", key, node, result)
+            log.warning("pod %s on node %s, whose agent has not been ready for %.0f s: %s", key, node, lasted_s, result)
 
     async def _evict(self, key: str, pod: Pod) -> str:
         try:

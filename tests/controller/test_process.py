@@ -21,7 +21,7 @@ from controller.kinds import NODES
 from controller.metrics import Exposition
 from controller.settings import parse
 from controller.tally import Tally
-from controller.working import work
+from controller.working import each, work
 from exporters.listener import Listener
 from kube.client import Client
 from kube.credentials import Access, Credentials
@@ -45,6 +45,7 @@ from kube.queue import WorkQueue
         ),
         ("health: {nodeSelector: a>b}", "health: nodeSelector: 'a>b' is no part of a selector"),
         ("health: {agents: {mine: 'a b'}}", "health: agents.mine: 'a b' is no part of a selector"),
+        ("health: {agents: {mine: ''}}", "health: agents.mine: it is empty and would take any pod for the agent"),
         ("a: 1\na: 2", "line 2: key 'a' is there twice: remove one"),
         ("- 1", "top level: Expected `object`, got `array`"),
     ],
@@ -166,3 +167,16 @@ def test_rows_are_wellformed() -> None:
     for name, metric in CONTROLLER_BY_NAME.items():
         assert (metric.kind == "counter") == name.endswith("_total")
         assert msgspec.structs.replace(metric, help=metric.help.strip()) == metric
+
+
+async def test_one_object_that_cannot_be_written_does_not_keep_the_others_from_it() -> None:
+    written: list[int] = []
+
+    async def write(number: int) -> None:
+        if number < 2:
+            raise ApiError(422, "Invalid", f"number {number}")
+        written.append(number)
+
+    with pytest.raises(ApiError, match="number 0"):
+        await each(write(number) for number in range(4))
+    assert written == [2, 3]

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.sense.documents import check
 from api.ports import Unavailable
@@ -212,3 +214,31 @@ def test_a_key_of_another_certificate_is_named(tmp_path: Path, authority: Author
     user = {"client-certificate": str(certificate), "client-key": str(key)}
     with pytest.raises(Unavailable, match=r"client-certificate: .*one\.crt and .*client-key: .*key values mismatch"):
         kubeconfig([written(tmp_path / "config", document(user=user))], check)
+
+
+WORDS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.text(max_size=8),
+    st.sampled_from(["lab", "me", "main", "https://h", "http://[", "aGk="]),
+)
+FIELDS = st.sampled_from([
+    "server", "certificate-authority-data", "insecure-skip-tls-verify", "tls-server-name", "token", "tokenFile",
+    "client-certificate-data", "client-key-data", "exec", "as",
+])  # fmt: skip
+PARTS = st.dictionaries(FIELDS, WORDS, max_size=4)
+
+
+@given(PARTS, PARTS, WORDS)
+def test_any_kubeconfig_gives_access_or_says_what_is_wrong(
+    tmp_path_factory: pytest.TempPathFactory, cluster: dict[str, object], user: dict[str, object], current: object
+) -> None:
+    content = document({"server": "https://h", **cluster}, user, **{"current-context": current})
+    path = written(tmp_path_factory.getbasetemp() / "any", content)
+    said = ""
+    try:
+        kubeconfig([path], check)
+    except Unavailable as error:
+        said = f"{error.reason}; {error.remedy}"
+    assert not said or str(path) in said or "tokenFile" in said
