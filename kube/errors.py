@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
@@ -73,12 +72,6 @@ def refusal(status: int, body: bytes, headers: Mapping[str, str] | None = None) 
     error = ApiError(said.code or status, said.reason, said.message or "no reason given", retry_after_s=wait_s)
     error.causes = tuple(cause.reason for cause in details.causes)
     return error
-
-
-def refusal_of(status: Mapping[str, Any] | bytes) -> ApiError:
-    """The same of a Status that came as an object, as in a watch."""
-    body = status if isinstance(status, bytes) else msgspec.json.encode(status)
-    return refusal(500, body)
 
 
 def _seconds(text: str) -> float | None:

@@ -21,21 +21,16 @@ class Backoff(msgspec.Struct, frozen=True):
 
 
 class Bucket:
-    """Tokens that come at a rate and are kept up to a number. A rate of 0 gives none, not even those that are kept."""
+    """Tokens that come at a rate above 0 and are kept up to a number."""
 
     def __init__(self, rate_per_s: float, most: float, now_s: float) -> None:
         self._rate_per_s, self._most = rate_per_s, most
         self._tokens, self._at_s = most, now_s
 
-    def set_rate(self, rate_per_s: float, now_s: float) -> None:
-        """Tokens up to now come at the old rate."""
-        self._fill(now_s)
-        self._rate_per_s = rate_per_s
-
     def take(self, now_s: float) -> bool:
         """Whether there was a token; it is gone then."""
         self._fill(now_s)
-        if self._rate_per_s <= 0 or self._tokens < 1:
+        if self._tokens < 1:
             return False
         self._tokens -= 1
         return True

@@ -11,7 +11,7 @@ from typing import Generic
 
 import msgspec
 
-from kube.errors import ApiError, Garbage, refusal_of
+from kube.errors import ApiError, Garbage, refusal
 from kube.objects import Bare, Resource, T, key_of
 from kube.pace import Backoff
 
@@ -82,7 +82,7 @@ def read(line: bytes, resource: Resource[T]) -> Event[T]:
     try:
         said = msgspec.json.decode(line, type=_Line)
         if said.type == "ERROR":
-            raise refusal_of(bytes(said.object))
+            raise refusal(500, bytes(said.object))
         what = What(said.type)
         bare = msgspec.json.decode(said.object, type=Bare)
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:

@@ -10,12 +10,12 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 from controller.config import HealthConfig
 from controller.kinds import CNRS, PODS, Cnr, Pod
 from controller.lifecycle.health import Agent, Agents, Halt, Judged, judge, look, with_taint, without_taint
+from controller.lifecycle.turns import Turns
 from controller.lifecycle.victims import victims
 from controller.selectors import parse
 from controller.tally import Tally
@@ -30,8 +30,6 @@ log = logging.getLogger(__name__)
 LOOK_S = 5.0
 OLD_S = 150.0
 """Bookmarks come once a minute; what was heard of longer ago is not known."""
-AGAIN_S = 60.0
-"""A node that was emptied, or could not be tainted, is looked at again: a disruption budget may let more go by then."""
 TAINTS, EVICTIONS = "dioptase_lifecycle_taints_total", "dioptase_lifecycle_evictions_total"
 
 
@@ -50,7 +48,7 @@ class AgentHealth:
         self._taints = Bucket(config.taint_per_s, max(1.0, config.taint_per_s * LOOK_S), now_s)
         self._evictions = Bucket(config.evict_per_s, max(1.0, config.evict_per_s * LOOK_S), now_s)
         self._judged = Judged(at_s=time.time())
-        self._tried: dict[str, dict[str, float]] = {}
+        self._untainting, self._tainting, self._evicting = Turns(), Turns(), Turns()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -67,15 +65,16 @@ class AgentHealth:
         judged = judge(states, self._judged, self._cnrs.store, self._config, now_s=now_s, fresh=self._fresh())
         self._show(states, judged)
         self._judged = judged
-        for node in self._turns("untaint", judged.untaint):
+        tick_s = time.monotonic()
+        for node in self._untainting.pick(judged.untaint, tick_s):
             await self._write_taints("untaint", node)
-        for node in self._turns("taint", judged.taint, self._taints):
+        for node in self._tainting.pick(judged.taint, tick_s, self._taints):
             lasted_s = now_s - judged.unwell_since_s[node]
             log.warning(
                 "node %s: its agent has not been ready for %.0f s, no more reclaimed pods there", node, lasted_s
             )
             await self._write_taints("taint", node)
-        for node in self._turns("evict", judged.evict, self._evictions):
+        for node in self._evicting.pick(judged.evict, tick_s, self._evictions):
             await self._empty(node, now_s - judged.unwell_since_s[node])
 
     def _watched(self) -> list[Informer[Any]]:
@@ -85,20 +84,6 @@ class AgentHealth:
         now_s = time.monotonic()
         ages = [informer.age_s(now_s) for informer in self._watched()]
         return all(age is not None and age <= OLD_S for age in ages)
-
-    def _turns(self, action: str, nodes: Iterable[str], bucket: Bucket | None = None) -> Iterator[str]:
-        """Those whose turn it is, as many as the rate allows: one that was tried a moment ago, whatever came of it, must not
-        take the turns of all others."""
-        wanted, now_s = list(nodes), time.monotonic()
-        tried = {node: at_s for node, at_s in self._tried.get(action, {}).items() if node in wanted}
-        self._tried[action] = tried
-        for node in wanted:
-            if now_s - tried.get(node, -AGAIN_S) < AGAIN_S:
-                continue
-            if bucket is not None and not bucket.take(now_s):
-                return
-            tried[node] = now_s
-            yield node
 
     async def _write_taints(self, action: str, node: str) -> None:
         cnr = self._cnrs.store.get(node)

@@ -13,10 +13,12 @@ from controller.config import HealthConfig
 from controller.kinds import Cnr, CnrSpec, Condition, Pod, PodSpec, PodStatus
 from controller.lifecycle.health import Agent, Halt, Judged, disruption, judge, look, with_taint, without_taint
 from controller.lifecycle.mirror import Mirrored, mirror, orphans
+from controller.lifecycle.turns import Turns
 from controller.lifecycle.victims import victims
 from controller.selectors import parse
 from kube.moments import moment, stamp
 from kube.objects import Bare, Meta, Owner
+from kube.pace import Bucket
 
 NOW = moment("2026-01-31T12:00:00Z")
 MIN = 60.0
@@ -268,3 +270,20 @@ RECLAIMED = {"katalyst.kubewharf.io/qos_level": "reclaimed_cores"}
 )
 def test_who_leaves(one: Pod, leaves: bool) -> None:
     assert victims([one]) == ([one] if leaves else [])
+
+
+def test_a_node_that_was_tried_does_not_take_the_turns_of_the_others() -> None:
+    turns, bucket = Turns(), Bucket(0.2, 1, 0)
+    picked = {at_s: turns.pick(["a", "b", "c"], at_s, bucket) for at_s in range(0, 70, 5)}
+    assert {at_s: nodes for at_s, nodes in picked.items() if nodes} == {
+        0: ["a"],
+        5: ["b"],
+        10: ["c"],
+        60: ["a"],
+        65: ["b"],
+    }
+
+
+def test_a_node_that_did_not_want_it_for_a_while_is_new() -> None:
+    turns = Turns()
+    assert [turns.pick(nodes, at_s) for at_s, nodes in enumerate((["a"], ["a"], [], ["a"]))] == [["a"], [], [], ["a"]]

@@ -20,14 +20,6 @@ def test_a_bucket_gives_its_burst_and_then_its_rate() -> None:
     assert [bucket.take(at) for at in (0, 1, 4.9, 5, 5.1, 100, 100.1)] == [True, False, False, True, False, True, False]
 
 
-def test_a_halted_bucket_gives_nothing_and_starts_again_at_its_rate() -> None:
-    bucket = Bucket(1, 1, 0)
-    bucket.set_rate(0, 0)
-    assert not bucket.take(1000), "not even what was kept"
-    bucket.set_rate(1, 1000)
-    assert [bucket.take(at) for at in (1000, 1000.5, 1001)] == [True, False, True]
-
-
 def test_a_clock_that_goes_back_gives_nothing_twice() -> None:
     bucket = Bucket(1, 1, 100)
     assert [bucket.take(at) for at in (100, 50, 100, 101)] == [True, False, False, True]
