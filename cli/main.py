@@ -23,6 +23,7 @@ COMMANDS = {
     "probe": "run one probe alone",
     "replay": "judge a recording again, by several policies side by side",
     "simulate": "run policies on a generated node under generated load",
+    "controller": "run the cluster's controllers: which node gets which configuration, and nodes whose agent is gone",
     "capture": "write an archive of what the agent reads on this machine, for a report of a problem",
 }
 

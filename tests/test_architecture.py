@@ -9,13 +9,17 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from msgspec.structs import fields
 
 from api import VERSION
 from api.catalogue import BY_NAME
+from api.controller_catalogue import CONTROLLER, CONTROLLER_BY_NAME
 from cli.agent import agent
+from controller.config import Config as ControllerConfig
+from controller.config import HealthConfig
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("api", "probes", "agent", "exporters", "cli", "demo", "bench", "dashboards", "deploy")
+PACKAGES = ("api", "kube", "probes", "agent", "exporters", "controller", "cli", "demo", "bench", "dashboards", "deploy")
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "dashboards").glob("*.md")])
 PROBES = sorted((ROOT / "probes").glob("*.bpf.c"))
@@ -100,7 +104,22 @@ def test_metrics_named_in_documents_are_in_the_catalogue() -> None:
     for document in DOCUMENTS:
         for name in re.findall(r"\bdioptase_[a-z0-9_]+\b", document.read_text()):
             stems = {name, *(name.removesuffix(suffix) for suffix in suffixes)}
-            assert stems & set(BY_NAME), f"{relative(document)} names {name}"
+            assert stems & {*BY_NAME, *CONTROLLER_BY_NAME}, f"{relative(document)} names {name}"
+
+
+def test_every_metric_of_the_controller_is_documented() -> None:
+    text = (ROOT / "docs/controller.md").read_text()
+    for metric in CONTROLLER:
+        assert f"| `{metric.name}` | {metric.help} |" in text, (
+            f"docs/controller.md lacks {metric.name}, or says something else"
+        )
+
+
+def test_every_setting_of_the_controller_is_documented() -> None:
+    text = (ROOT / "docs/controller.md").read_text()
+    names = [each.encode_name for each in fields(ControllerConfig) if each.name != "health"]
+    for name in (*names, *(f"health.{each.encode_name}" for each in fields(HealthConfig))):
+        assert f"| `{name}` |" in text, f"docs/controller.md does not explain {name}"
 
 
 def test_every_option_of_the_agent_is_documented() -> None:

@@ -1,0 +1,68 @@
+"""Settings of the controllers: frozen, typed, each explained. Read from a file by controller/__main__.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from controller.selectors import parse
+
+Seconds = Annotated[float, Meta(ge=0, le=86_400)]
+AGENTS = {"dioptase-agent": "app.kubernetes.io/name=dioptase,app.kubernetes.io/component=agent"}
+Rate = Annotated[float, Meta(gt=0, le=1000)]
+
+
+class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    pass
+
+
+class HealthConfig(_Settings, frozen=True, kw_only=True):
+    """What becomes of nodes whose agents are not well. Names in brackets are flags of Katalyst's controller."""
+
+    enabled: bool = True
+    """[healthz-enabled] False watches no pods, taints and evicts nothing."""
+    dry_run: bool = False
+    """[healthz-dry-run] Judge and tell in the log and in metrics, and write nothing."""
+    agents: Mapping[str, str] = msgspec.field(default_factory=lambda: dict(AGENTS))
+    """[healthz-agent-selector] By name, a selector for the pods of each agent that a node must have."""
+    node_selector: str = ""
+    """[healthz-node-selector] Nodes that must have them; empty: all."""
+    taint_after_s: Seconds = 600.0
+    """[healthz-unhealthy-period] A node whose agent has not been ready for so long gets no more reclaimed pods."""
+    evict_after_s: Seconds = 1200.0
+    """After so long, those that run there are evicted. Not before they are kept away: at least `taintAfterS`."""
+    taint_per_s: Rate = 0.2
+    """[healthz-taint-qps] Nodes that are tainted in a second."""
+    evict_per_s: Rate = 0.1
+    """[healthz-evict-qps] Nodes that are emptied in a second."""
+    disruption_threshold: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    """[healthz-taint-threshold, healthz-evict-threshold] Part of the nodes beyond which unwell agents stop both."""
+
+    def __post_init__(self) -> None:
+        if self.evict_after_s < self.taint_after_s:
+            raise ValueError(
+                f"evictAfterS is {self.evict_after_s:g} and taintAfterS {self.taint_after_s:g}: pods that leave before new ones"
+                " are kept away come back; give evictAfterS at least as much"
+            )
+        for name, selector in (
+            *((f"agents.{name}", text) for name, text in self.agents.items()),
+            ("nodeSelector", self.node_selector),
+        ):
+            try:
+                if not parse(selector).requirements and name != "nodeSelector":
+                    raise ValueError("it is empty and would take any pod for the agent; name its labels")
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+
+
+class Config(_Settings, frozen=True, kw_only=True):
+    """The file as a whole."""
+
+    controllers: tuple[Literal["kcc", "lifecycle"], ...] = ("kcc", "lifecycle")
+    """Those that run."""
+    lease: str = "dioptase-controller"
+    """Name of the Lease by which one of several replicas leads; it is in the namespace that the controller runs in."""
+    health: HealthConfig = HealthConfig()

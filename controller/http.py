@@ -1,0 +1,36 @@
+"""What the controller answers over HTTP: `/healthz`, `/readyz` and `/metrics`. Read only; the listening is the caller's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from aiohttp import web
+
+from controller.metrics import Exposition
+
+HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
+
+
+def application(exposition: Exposition, waiting: Callable[[], str]) -> web.Application:
+    """`waiting` says what is not there yet, and is empty when all is.
+
+    `/healthz` is well whenever it is answered: it is answered by the loop that all work runs in, and a bug ends the process.
+    """
+
+    async def healthz(_request: web.Request) -> web.Response:
+        return web.Response(text="ok\n", headers=HEADERS)
+
+    async def readyz(_request: web.Request) -> web.Response:
+        said = waiting()
+        return web.Response(status=503 if said else 200, text=f"{said or 'ok'}\n", headers=HEADERS)
+
+    async def metrics(request: web.Request) -> web.Response:
+        body, content_type = exposition.render(request.headers.get("Accept", ""), time.monotonic())
+        shown = web.Response(body=body, headers={**HEADERS, "Content-Type": content_type})
+        shown.enable_compression()
+        return shown
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+    return app

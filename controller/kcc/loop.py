@@ -1,0 +1,263 @@
+"""The effects of configuration: follow the kinds that are owned, carry out their plans, tell what came of it.
+
+Key ALL of the queue stands for all KCCs, a kind for all of its objects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from controller.kcc import owners
+from controller.kcc.plan import Entry, Known, Plan, plan, with_entry
+from controller.kinds import CNCS, KCCS, Cnc, Gvr, Kcc, targets_of
+from controller.tally import Tally
+from controller.working import each, settled, work
+from kube.client import Body, Client
+from kube.errors import ApiError, Unreachable
+from kube.informer import Informer
+from kube.objects import Dynamic
+from kube.pace import Bucket
+from kube.queue import WorkQueue
+
+log = logging.getLogger(__name__)
+
+NAME, ALL = "kcc", "all"
+KCC_DELAY_S, TARGET_DELAY_S, NODE_DELAY_S = 0.2, 0.5, 2.0
+"""What comes together is looked at once: an apply of several objects, the nodes that a rollout has just written."""
+PATCHES_PER_S, PATCHES_BURST, PATCHES_AT_ONCE = 10.0, 100.0, 16
+"""Of one kind; then it waits its turn."""
+TURN_S = 5.0
+"""A rollout goes on by a new plan: whoever pauses it, or breaks it, stops it within so long."""
+SWEEP_S = 300.0
+"""A kind that nobody owned for so long is taken from the nodes; before, it may only be installed anew."""
+NOT_YET_S, MISSING_S = 1.0, 30.0
+
+
+class KccController:
+    """One for the cluster; `run` it while leading."""
+
+    def __init__(self, client: Client, kccs: Informer[Kcc], cncs: Informer[Cnc], tally: Tally) -> None:
+        self._client, self._kccs, self._cncs, self._tally = client, kccs, cncs, tally
+        self.queue: WorkQueue[Gvr | str] = WorkQueue(time.monotonic)
+        self.kinds: dict[Gvr, Informer[Dynamic]] = {}
+        self._group = asyncio.TaskGroup()
+        self._following: dict[Gvr, asyncio.Task[None]] = {}
+        self._buckets: dict[Gvr, Bucket] = {}
+        self._owned = owners.Owned(owners={}, reasons={})
+        self._invalid: dict[Gvr, tuple[str, ...]] = {}
+        self._unowned_since: dict[Gvr, float] = {}
+        kccs.listen(lambda _: self.queue.add_after(ALL, KCC_DELAY_S))
+        cncs.listen(lambda _: self._nodes_changed())
+
+    async def run(self) -> None:
+        """Until cancelled. The informers that were given run elsewhere."""
+        await self._kccs.synced.wait()
+        await self._cncs.synced.wait()
+        self.queue.add(ALL)
+        async with asyncio.TaskGroup() as self._group:
+            self._group.create_task(work(NAME, self.queue, self._look, self._tally))
+            self._group.create_task(self._sweep())
+
+    def _nodes_changed(self) -> None:
+        for gvr in self._owned.owners:
+            self.queue.add_after(gvr, NODE_DELAY_S)
+
+    async def _look(self, key: Gvr | str) -> None:
+        await (self._own() if isinstance(key, str) else self._spread(key))
+
+    async def _own(self) -> None:
+        """Follow what is owned, and tell every KCC how it stands."""
+        owned = owners.own(self._kccs.store, self._targets)
+        for gvr in owned.owners.keys() - self.kinds.keys():
+            self._follow(gvr)
+        for gvr in self.kinds.keys() - owned.owners.keys():
+            self._leave(gvr)
+        self._owned = owned
+        if not all(informer.synced.is_set() for informer in self.kinds.values()):
+            self.queue.add_after(ALL, NOT_YET_S)
+        if any(informer.missing for informer in self.kinds.values()):
+            self.queue.add_after(ALL, MISSING_S)
+        await each(self._tell_owner(key, kcc) for key, kcc in list(self._kccs.store.items()))
+
+    async def _tell_owner(self, key: str, kcc: Kcc) -> None:
+        gvr = kcc.spec.target_type
+        mine = self._owned.owners.get(gvr) == key
+        if mine and not self.kinds[gvr].synced.is_set():
+            return
+        targets = self._targets(gvr) if mine else owners.Targets()
+        kept = owners.finalizers(kcc, targets.count)
+        if kept is not None:
+            await self._patch_finalizers(KCCS, key, kcc.metadata.resource_version, kept)
+        if kept is not None and kcc.metadata.deletion_timestamp is not None:
+            return
+        if fields := owners.status(kcc, self._owned.reasons[key], targets.invalid, time.time()):
+            await settled(self._client.merge_patch(KCCS, key, {"status": fields}, "status"))
+
+    def _targets(self, gvr: Gvr) -> owners.Targets:
+        informer = self.kinds.get(gvr)
+        if informer is None:
+            return owners.Targets()
+        count = len(informer.store.keys() | informer.problems.keys())
+        return owners.Targets(missing=informer.missing, count=count, invalid=self._invalid.get(gvr, ()))
+
+    def _follow(self, gvr: Gvr) -> None:
+        informer = Informer(self._client, targets_of(gvr))
+        informer.listen(lambda _: self.queue.add_after(gvr, TARGET_DELAY_S))
+        informer.listen(lambda _: self.queue.add_after(ALL, TARGET_DELAY_S))
+        self.kinds[gvr] = informer
+        self._buckets[gvr] = Bucket(PATCHES_PER_S, PATCHES_BURST, time.monotonic())
+        self._following[gvr] = self._group.create_task(informer.run())
+        self.queue.add(gvr)
+
+    def _leave(self, gvr: Gvr) -> None:
+        self._following.pop(gvr).cancel()
+        del self.kinds[gvr], self._buckets[gvr]
+        self._invalid.pop(gvr, None)
+        self._show(gvr, Plan())
+
+    async def _spread(self, gvr: Gvr) -> None:
+        """Carry out the plan of one kind."""
+        informer, owner = self.kinds.get(gvr), self._owned.owners.get(gvr)
+        kcc = None if owner is None else self._kccs.store.get(owner)
+        if informer is None or kcc is None:
+            return
+        if not informer.synced.is_set() or informer.missing:
+            self.queue.add_after(gvr, MISSING_S if informer.missing else NOT_YET_S)
+            return
+        now_s = time.time()
+        known = Known(
+            gvr=gvr,
+            allowed=owners.allowed(kcc),
+            objects=dict(informer.store),
+            unreadable=dict(informer.problems),
+            nodes=dict(self._cncs.store),
+        )
+        # In a thread: thousands of objects that somebody made take seconds to hold against each other, and the lease two.
+        wanted = await asyncio.to_thread(plan, known, now_s)
+        if self._invalid.get(gvr, ()) != wanted.invalid:
+            self._invalid[gvr] = wanted.invalid
+            self.queue.add(ALL)
+        self._show(gvr, wanted)
+        if wanted.wake_at_s is not None:
+            self.queue.add_after(gvr, max(0.0, wanted.wake_at_s - now_s))
+        await self._carry_out(gvr, known, wanted)
+
+    async def _carry_out(self, gvr: Gvr, known: Known, wanted: Plan) -> None:
+        # Finalizers first: from then on an object does not go before its nodes were moved.
+        steps: tuple[Callable[[], Awaitable[None]], ...] = (
+            lambda: self._keep(gvr, known, wanted),
+            lambda: self._tell_nodes(gvr, wanted.entries),
+            lambda: self._tell_objects(gvr, wanted),
+        )
+        await each(step() for step in steps)
+        for key in wanted.expired:
+            log.info("%s %s held for a time, which is over: it is deleted", gvr.name, key)
+        uids = {key: known.objects[key].metadata.uid for key in wanted.expired}
+        await each(settled(self._client.delete(targets_of(gvr, key), key, uid)) for key, uid in uids.items())
+
+    async def _keep(self, gvr: Gvr, known: Known, wanted: Plan) -> None:
+        versions = {key: known.objects[key].metadata.resource_version for key in wanted.finalizers}
+        await each(
+            self._patch_finalizers(targets_of(gvr, key), key, versions[key], kept)
+            for key, kept in wanted.finalizers.items()
+        )
+
+    async def _tell_objects(self, gvr: Gvr, wanted: Plan) -> None:
+        await each(
+            settled(self._client.merge_patch(targets_of(gvr, key), key, {"status": fields}, "status"))
+            for key, fields in wanted.statuses.items()
+        )
+
+    async def _tell_nodes(self, gvr: Gvr, entries: Mapping[str, Entry | None]) -> None:
+        """As many as may be written now, by name; the rest by the next plan. All of these are tried before the first refusal is
+        raised."""
+        bucket, at_once = self._buckets[gvr], asyncio.Semaphore(PATCHES_AT_ONCE)
+
+        async def tell(cnc: Cnc) -> None:
+            async with at_once:
+                entries_then = with_entry(cnc.status.katalyst_custom_config_list, gvr, entries[cnc.metadata.name])
+                await self._patch_entries(gvr.name, cnc, entries_then)
+
+        now = [node for node in sorted(entries) if bucket.take(time.monotonic())]
+        if len(now) < len(entries):
+            self.queue.add_after(gvr, TURN_S)
+        told = (tell(cnc) for node in now if (cnc := self._cncs.store.get(node)))
+        for result in await asyncio.gather(*told, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _patch_entries(self, resource: str, cnc: Cnc, entries: list[Entry]) -> None:
+        """As of the version that was read: another's entry that came meanwhile must not be lost."""
+        body = {
+            "metadata": {"resourceVersion": cnc.metadata.resource_version},
+            "status": {"katalystCustomConfigList": entries},
+        }
+        patched = self._client.merge_patch(CNCS, cnc.metadata.name, body, "status")
+        written = await settled(patched)
+        if written is not None:
+            self._tally.count("dioptase_kcc_node_updates_total", resource)
+            self._cncs.wrote(written)
+
+    async def _patch_finalizers(self, resource: Any, key: str, version: str, kept: tuple[str, ...]) -> None:
+        body: Body = {"metadata": {"resourceVersion": version, "finalizers": list(kept)}}
+        await settled(self._client.merge_patch(resource, key, body))
+
+    async def _sweep(self) -> None:
+        """Take from the nodes what no KCC is about any longer. One that is invalid or cannot be read is about something."""
+        while True:
+            await asyncio.sleep(SWEEP_S / 5)
+            if self._kccs.problems or not self._kccs.synced.is_set():
+                continue
+            now_s = time.monotonic()
+            named = {kcc.spec.target_type for kcc in self._kccs.store.values()}
+            unowned = {gvr for cnc in self._cncs.store.values() for gvr in _kinds(cnc)} - named
+            self._unowned_since = {gvr: self._unowned_since.get(gvr, now_s) for gvr in unowned}
+            over = {gvr for gvr, since in self._unowned_since.items() if now_s - since >= SWEEP_S}
+            for cnc in list(self._cncs.store.values()) if over else ():
+                entries = list(cnc.status.katalyst_custom_config_list)
+                for gvr in over:
+                    entries = with_entry(tuple(entries), gvr, None)
+                if len(entries) < len(cnc.status.katalyst_custom_config_list):
+                    await self._swept(cnc, entries)
+
+    async def _swept(self, cnc: Cnc, entries: list[Entry]) -> None:
+        try:
+            await self._patch_entries("unowned", cnc, entries)
+        except (ApiError, Unreachable) as error:
+            log.debug("%s: %s; at the next sweep", cnc.metadata.name, error)
+
+    def _show(self, gvr: Gvr, result: Plan) -> None:
+        self._tally.set(
+            "dioptase_kcc_invalid_objects",
+            [((gvr.name,), len(result.invalid))] if result != Plan() else {},
+            (gvr.name,),
+        )
+        for metric, field in _COUNTS.items():
+            values = [((gvr.name, key), counts[field]) for key, counts in result.counts.items()]
+            self._tally.set(metric, values, (gvr.name,))
+
+
+_COUNTS = {
+    "dioptase_kcc_target_nodes": "targetNodes",
+    "dioptase_kcc_canary_nodes": "canaryNodes",
+    "dioptase_kcc_updated_nodes": "updatedTargetNodes",
+}
+
+
+def _kinds(cnc: Cnc) -> set[Gvr]:
+    """Of its entries, as far as they are of groups that are ours."""
+    found = set()
+    for entry in cnc.status.katalyst_custom_config_list:
+        try:
+            gvr = msgspec.convert(entry.get("configType"), Gvr)
+        except msgspec.ValidationError:
+            continue
+        if gvr.group in owners.ALLOWED_GROUPS:
+            found.add(gvr)
+    return found

@@ -1,0 +1,145 @@
+"""The effects of health: look at the agents' pods every few seconds, taint, untaint and evict what the judgement says.
+
+Each look judges anew from what is known then, so nothing is done on yesterday's judgement: a node whose agent came back while
+it waited for its turn is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from typing import Any
+
+from controller.config import HealthConfig
+from controller.kinds import CNRS, PODS, Cnr, Pod
+from controller.lifecycle.health import Agent, Agents, Halt, Judged, judge, look, with_taint, without_taint
+from controller.lifecycle.turns import Turns
+from controller.lifecycle.victims import victims
+from controller.selectors import parse
+from controller.tally import Tally
+from kube.client import Client, Scope
+from kube.errors import ApiError, Unreachable
+from kube.informer import Informer
+from kube.objects import Bare
+from kube.pace import Bucket
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 5.0
+OLD_S = 150.0
+"""Bookmarks come once a minute; what was heard of longer ago is not known."""
+TAINTS, EVICTIONS = "dioptase_lifecycle_taints_total", "dioptase_lifecycle_evictions_total"
+
+
+class AgentHealth:
+    """`run` it while leading. The informers that are given run elsewhere, those of `pods` too."""
+
+    def __init__(
+        self, client: Client, nodes: Informer[Bare], cnrs: Informer[Cnr], config: HealthConfig, tally: Tally
+    ) -> None:
+        self._client, self._nodes, self._cnrs, self._config, self._tally = client, nodes, cnrs, config, tally
+        self._agents = {name: parse(text) for name, text in config.agents.items()}
+        self._among = parse(config.node_selector)
+        selectors = sorted(set(config.agents.values()))
+        self.pods = [Informer(client, PODS, Scope(labels=text), _node_of) for text in selectors]
+        now_s = time.monotonic()
+        self._taints = Bucket(config.taint_per_s, max(1.0, config.taint_per_s * LOOK_S), now_s)
+        self._evictions = Bucket(config.evict_per_s, max(1.0, config.evict_per_s * LOOK_S), now_s)
+        self._judged = Judged(at_s=time.time())
+        self._untainting, self._tainting, self._evicting = Turns(), Turns(), Turns()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        for informer in self._watched():
+            await informer.synced.wait()
+        while True:
+            await self._round(time.time())
+            await asyncio.sleep(LOOK_S)
+
+    async def _round(self, now_s: float) -> None:
+        wanted = [name for name, node in self._nodes.store.items() if self._among.matches(node.metadata.labels)]
+        pods = {name: [pod for informer in self.pods for pod in informer.store.group(name)] for name in wanted}
+        states = look(wanted, self._agents, pods)
+        judged = judge(states, self._judged, self._cnrs.store, self._config, now_s=now_s, fresh=self._fresh())
+        self._show(states, judged)
+        self._judged = judged
+        tick_s = time.monotonic()
+        for node in self._untainting.pick(judged.untaint, tick_s):
+            await self._write_taints("untaint", node)
+        for node in self._tainting.pick(judged.taint, tick_s, self._taints):
+            lasted_s = now_s - judged.unwell_since_s[node]
+            log.warning(
+                "node %s: its agent has not been ready for %.0f s, no more reclaimed pods there", node, lasted_s
+            )
+            await self._write_taints("taint", node)
+        for node in self._evicting.pick(judged.evict, tick_s, self._evictions):
+            await self._empty(node, now_s - judged.unwell_since_s[node])
+
+    def _watched(self) -> list[Informer[Any]]:
+        return [self._nodes, self._cnrs, *self.pods]
+
+    def _fresh(self) -> bool:
+        now_s = time.monotonic()
+        ages = [informer.age_s(now_s) for informer in self._watched()]
+        return all(age is not None and age <= OLD_S for age in ages)
+
+    async def _write_taints(self, action: str, node: str) -> None:
+        cnr = self._cnrs.store.get(node)
+        if cnr is None:
+            return  # it went while another was written
+        taints = with_taint(cnr, time.time()) if action == "taint" else without_taint(cnr)
+        # As of the version that was read: the list is replaced whole.
+        body = {"metadata": {"resourceVersion": cnr.metadata.resource_version}, "spec": {"taints": taints}}
+        if self._config.dry_run:
+            self._tally.count(TAINTS, action, "dry-run")
+            return
+        try:
+            self._cnrs.wrote(await self._client.merge_patch(CNRS, node, body))
+        except (ApiError, Unreachable) as error:
+            self._tally.count(TAINTS, action, "refused")
+            log.warning("node %s: cannot %s: %s; again in a minute", node, action, error)
+        else:
+            self._tally.count(TAINTS, action, "done")
+
+    async def _empty(self, node: str, lasted_s: float) -> None:
+        try:
+            listing = await self._client.list(PODS, Scope(fields=f"spec.nodeName={node}"))
+        except (ApiError, Unreachable) as error:
+            log.warning("node %s: its pods cannot be listed: %s", node, error)
+            return
+        for pod in victims(listing.objects.values()):
+            key = f"{pod.metadata.namespace}/{pod.metadata.name}"
+            result = "dry-run" if self._config.dry_run else await self._evict(key, pod)
+            self._tally.count(EVICTIONS, result)
+            log.warning("pod %s on node %s, whose agent has not been ready for %.0f s: %s", key, node, lasted_s, result)
+
+    async def _evict(self, key: str, pod: Pod) -> str:
+        try:
+            await self._client.evict(PODS, key, pod.metadata.uid)
+        except ApiError as error:
+            if error.missing or error.conflict:
+                return "gone"
+            return "budget" if error.status == 429 else "refused"
+        except Unreachable:
+            return "refused"
+        return "evicted"
+
+    def _show(self, states: Agents, judged: Judged) -> None:
+        counts = Counter((agent, state.value) for (_, agent), state in states.items())
+        shown = [((agent, state.value), counts[agent, state.value]) for agent in self._agents for state in Agent]
+        self._tally.set("dioptase_lifecycle_agents", shown)
+        self._tally.set("dioptase_lifecycle_unwell_nodes", [((), len(judged.unwell_since_s))])
+        self._tally.set("dioptase_lifecycle_halt", [((reason.value,), reason is judged.halt) for reason in Halt])
+        if judged.halt is not self._judged.halt:
+            log.warning(
+                "tainting and evicting: %s, with %d of %d nodes unwell",
+                "goes on" if judged.halt is Halt.NONE else f"halted ({judged.halt.value})",
+                len(judged.unwell_since_s),
+                len({node for node, _ in states}),
+            )
+
+
+def _node_of(pod: Pod) -> str:
+    return pod.spec.node_name

@@ -1,0 +1,328 @@
+"""Requests to the API server: read, write, evict, watch. The one door to aiohttp here.
+
+Objects are named by their key: `namespace/name`, or the name alone. Writes are patches and creations, never replacements:
+fields that this program does not know survive. A patch that carries `metadata.resourceVersion` is a compare-and-swap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Generic, Self, TypeVar
+
+import aiohttp
+import msgspec
+
+from api.ports import Unavailable
+from kube.credentials import Access
+from kube.errors import ApiError, Garbage, Unreachable, refusal
+from kube.objects import Bare, Resource, T, key_of
+from kube.watch import Event, Lines, decoded, read
+
+PAGE = 500
+TIMEOUT_S = 30.0
+"""Of everything but watches."""
+CONNECT_S = 10.0
+SLACK_S = 30.0
+"""A watch that the server does not end when it was asked to is broken."""
+DEAD_S = 30
+"""A peer that acknowledges nothing for so long is gone: else a watch of a machine that lost power waits for minutes."""
+LARGEST_BYTES = 256 << 20
+MOST_TRIES = 4
+LONGEST_WAIT_S = 10.0
+JSON, MERGE, PATCH, APPLY = (
+    "application/json",
+    "application/merge-patch+json",
+    "application/json-patch+json",
+    "application/apply-patch+yaml",
+)
+EVICTION = {"apiVersion": "policy/v1", "kind": "Eviction"}
+S = TypeVar("S")
+Body = Mapping[str, Any] | Sequence[Any] | msgspec.Struct
+
+
+NOT_THERE = (aiohttp.ClientError, TimeoutError, OSError, UnicodeError)
+"""UnicodeError is of a host that is no name."""
+METADATA = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1,application/json"
+"""Objects of which only the metadata is wanted are not sent whole: a Node is 20 kB, most of it a list of images."""
+
+
+class Scope(msgspec.Struct, frozen=True, kw_only=True):
+    """Which objects of a resource: of one namespace or of all, and by selectors in kubectl's syntax."""
+
+    namespace: str = ""
+    labels: str = ""
+    fields: str = ""
+
+    def query(self) -> dict[str, str]:
+        return {name: text for name, text in (("labelSelector", self.labels), ("fieldSelector", self.fields)) if text}
+
+
+class Listing(msgspec.Struct, Generic[T], frozen=True):
+    """Everything at one version. Objects that do not fit their type are in `problems`, by key, with the reason."""
+
+    resource_version: str
+    objects: Mapping[str, T]
+    problems: Mapping[str, str]
+
+
+class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
+    resource_version: str = ""
+    continue_: str = msgspec.field(default="", name="continue")
+
+
+class _List(msgspec.Struct, frozen=True):
+    metadata: _ListMeta = _ListMeta()
+    items: list[msgspec.Raw] | None = None
+
+
+class _Request(msgspec.Struct, frozen=True, kw_only=True):
+    method: str
+    path: str
+    resource: str
+    """For the counts."""
+    query: Mapping[str, str] = {}
+    accept: str = JSON
+    content_type: str = JSON
+    body: Body | None = None
+    tries: int = MOST_TRIES
+
+
+class Client:
+    """One API server. To be entered and left: `async with Client(access) as client`."""
+
+    def __init__(self, access: Access, user_agent: str, timeout_s: float = TIMEOUT_S) -> None:
+        self._access, self._agent, self._timeout_s = access, user_agent, timeout_s
+        self._session: aiohttp.ClientSession | None = None
+        self.requests: Counter[tuple[str, str, str]] = Counter()
+        """By method, resource and status; `unreachable` where there was none."""
+
+    async def __aenter__(self) -> Self:
+        connector = aiohttp.TCPConnector(limit=0, socket_factory=_socket)
+        # Neither proxies nor passwords of the environment: credentials go to the server that was named.
+        self._session = aiohttp.ClientSession(connector=connector, trust_env=False, cookie_jar=aiohttp.DummyCookieJar())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def get(self, resource: Resource[T], key: str) -> T:
+        """Raises ApiError and Unreachable, as all of these do; its kind Garbage where the object does not fit its type."""
+        return await self._object(
+            resource, _Request(method="GET", path=resource.path(key), resource=resource.gvr, accept=_accept(resource))
+        )
+
+    async def list(self, resource: Resource[T], scope: Scope | None = None) -> Listing[T]:
+        """All objects, in pages. When the server forgets a page in between (410), everything in one answer."""
+        scope = scope or Scope()
+        try:
+            return await self._pages(resource, scope, PAGE)
+        except ApiError as error:
+            if not error.expired:
+                raise
+        return await self._pages(resource, scope, None)
+
+    async def create(self, resource: Resource[T], body: Body, namespace: str = "") -> T:
+        """A conflict (409) means that it is there already."""
+        return await self._object(
+            resource, _Request(method="POST", path=resource.collection(namespace), resource=resource.gvr, body=body)
+        )
+
+    async def merge_patch(self, resource: Resource[T], key: str, patch: Body, subresource: str = "") -> T:
+        """RFC 7386: null removes a field, and lists are replaced whole."""
+        path = resource.path(key, subresource)
+        return await self._object(
+            resource, _Request(method="PATCH", path=path, resource=resource.gvr, content_type=MERGE, body=patch)
+        )
+
+    async def json_patch(self, resource: Resource[T], key: str, steps: Sequence[Body], subresource: str = "") -> T:
+        """RFC 6902; a `test` that does not hold is refused (422)."""
+        path = resource.path(key, subresource)
+        return await self._object(
+            resource, _Request(method="PATCH", path=path, resource=resource.gvr, content_type=PATCH, body=steps)
+        )
+
+    async def apply(
+        self, resource: Resource[T], key: str, body: Mapping[str, Any], manager: str, subresource: str = ""
+    ) -> T:
+        """Server-side apply by this field manager, which takes over what others hold: its fields are its own."""
+        namespace, _, name = key.rpartition("/")
+        named = {"name": name, **({"namespace": namespace} if namespace else {}), **body.get("metadata", {})}
+        whole = {**body, "apiVersion": resource.api_version, "kind": resource.kind, "metadata": named}
+        query = {"fieldManager": manager, "force": "true"}
+        path = resource.path(key, subresource)
+        request = _Request(
+            method="PATCH", path=path, resource=resource.gvr, query=query, content_type=APPLY, body=whole
+        )
+        return await self._object(resource, request)
+
+    async def delete(self, resource: Resource[T], key: str, uid: str = "", grace_s: int | None = None) -> None:
+        """With `uid`, only that very object: a conflict (409) means that another has its name now."""
+        options = _delete_options(uid, grace_s)
+        request = _Request(method="DELETE", path=resource.path(key), resource=resource.gvr, body=options)
+        await self._answer(request)
+
+    async def evict(self, pods: Resource[T], key: str, uid: str = "", grace_s: int | None = None) -> None:
+        """Ask a pod to leave (policy/v1). ApiError 429 means that a disruption budget does not let it, and is not tried again
+        here; 404 that it has gone, 409 that another pod has its name."""
+        namespace, _, name = key.rpartition("/")
+        body: dict[str, Any] = {**EVICTION, "metadata": {"name": name, "namespace": namespace}}
+        if options := _delete_options(uid, grace_s):
+            body["deleteOptions"] = options
+        path = pods.path(key, "eviction")
+        await self._answer(_Request(method="POST", path=path, resource=f"{pods.gvr}/eviction", body=body, tries=1))
+
+    async def watch(
+        self, resource: Resource[T], since: str, scope: Scope | None = None, lasts_s: int = 300
+    ) -> AsyncIterator[Event[T]]:
+        """Changes after that version until the server ends the watch. Raises ApiError, Unreachable and Garbage; then the caller
+        goes on as `kube.watch.Following` says."""
+        scope = scope or Scope()
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": since,
+            "timeoutSeconds": str(lasts_s),
+        }
+        request = _Request(
+            method="GET",
+            path=resource.collection(scope.namespace),
+            resource=f"{resource.gvr}/watch",
+            query=query | scope.query(),
+            accept=_accept(resource),
+        )
+        timeout = aiohttp.ClientTimeout(total=lasts_s + SLACK_S, sock_connect=CONNECT_S)
+        lines = Lines()
+        try:
+            async with self._send(request, timeout) as answer:
+                self._count(request, str(answer.status))
+                if answer.status != 200:
+                    raise self._refusal(answer, await _content(answer))
+                async for piece in answer.content.iter_any():
+                    for line in lines.feed(piece):
+                        yield read(line, resource)
+        except NOT_THERE as error:
+            raise self._unreachable(request, error) from error
+
+    async def _pages(self, resource: Resource[T], scope: Scope, size: int | None) -> Listing[T]:
+        objects: dict[str, T] = {}
+        problems: dict[str, str] = {}
+        query = scope.query() | ({} if size is None else {"limit": str(size)})
+        while True:
+            path = resource.collection(scope.namespace)
+            request = _Request(
+                method="GET", path=path, resource=resource.gvr, query=query, accept=_accept(resource, "List")
+            )
+            page = _fitting(await self._answer(request), _List)
+            for raw in page.items or ():
+                known, problem = decoded(raw, resource)
+                key = key_of(known.metadata if known is not None else _fitting(raw, Bare).metadata)
+                if known is None:
+                    problems[key] = problem
+                else:
+                    objects[key] = known
+            if not page.metadata.continue_:
+                return Listing(page.metadata.resource_version, objects, problems)
+            query = query | {"continue": page.metadata.continue_}
+
+    async def _object(self, resource: Resource[T], request: _Request) -> T:
+        return _fitting(await self._answer(request), resource.type)
+
+    async def _answer(self, request: _Request) -> bytes:
+        """The body of an answer that is not a refusal. Asks again where the server says when (429, 503), and once where it
+        did not know us: a token may have been replaced a moment ago."""
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_S)
+        for left in range(request.tries - 1, -1, -1):
+            try:
+                async with self._send(request, timeout) as answer:
+                    body = await _content(answer)
+                    self._count(request, str(answer.status))
+                    if answer.status < 300:
+                        return body
+                    error = self._refusal(answer, body)
+            except NOT_THERE as failed:
+                raise self._unreachable(request, failed) from failed
+            if error.status == 401 and left == request.tries - 1 and left > 0:
+                continue
+            if left == 0 or error.retry_after_s is None or error.status not in (429, 503):
+                raise error
+            await asyncio.sleep(min(error.retry_after_s, LONGEST_WAIT_S))
+        raise AssertionError("unreachable")
+
+    def _send(self, request: _Request, timeout: aiohttp.ClientTimeout) -> aiohttp.client._RequestContextManager:
+        assert self._session is not None, "enter the client first"
+        headers = {"Accept": request.accept, "User-Agent": self._agent}
+        try:
+            context = self._access.context()
+            if token := self._access.token():
+                headers["Authorization"] = f"Bearer {token}"
+        except Unavailable as error:
+            raise Unreachable(f"no credentials: {error.reason}") from error
+        data = None
+        if request.body is not None:
+            data, headers["Content-Type"] = msgspec.json.encode(request.body), request.content_type
+        url = self._access.server + request.path
+        ssl_: ssl.SSLContext | bool = True if context is None else context
+        return self._session.request(
+            request.method, url, params=dict(request.query), data=data, headers=headers, timeout=timeout, ssl=ssl_,
+            server_hostname=self._access.server_name, allow_redirects=False,
+        )  # fmt: skip
+
+    def _refusal(self, answer: aiohttp.ClientResponse, body: bytes) -> ApiError:
+        if answer.status == 401:
+            self._access.refused()
+        return refusal(answer.status, body, answer.headers)
+
+    def _count(self, request: _Request, status: str) -> None:
+        self.requests[request.method, request.resource, status] += 1
+
+    def _unreachable(self, request: _Request, error: Exception) -> Unreachable:
+        self._count(request, "unreachable")
+        said = str(error) or type(error).__name__
+        return Unreachable(f"{self._access.server}: {request.method} {request.path}: {said}")
+
+
+def _accept(resource: Resource[T], of: str = "") -> str:
+    return METADATA.format(of) if resource.type is Bare else JSON
+
+
+def _fitting(body: bytes | msgspec.Raw, kind: type[S]) -> S:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise Garbage(f"not what was asked for: {bytes(body)[:80]!r}: {error}") from None
+
+
+def _delete_options(uid: str, grace_s: int | None) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if uid:
+        options["preconditions"] = {"uid": uid}
+    if grace_s is not None:
+        options["gracePeriodSeconds"] = grace_s
+    return options
+
+
+async def _content(answer: aiohttp.ClientResponse) -> bytes:
+    pieces, size = [], 0
+    async for piece in answer.content.iter_any():
+        size += len(piece)
+        if size > LARGEST_BYTES:
+            raise aiohttp.ClientPayloadError(f"more than {LARGEST_BYTES} bytes")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _socket(address: tuple[Any, ...]) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setblocking(False)  # noqa: FBT003 - the standard library's
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, DEAD_S // 2)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, DEAD_S // 6)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_S * 1000)
+    return made

@@ -1,0 +1,191 @@
+"""Who we are to the API server, as TLS and a token, read anew while the files behind them rotate."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from api.ports import Unavailable
+
+FOLLOW_S = 30.0
+"""How often files are looked at. A projected token is replaced when a fifth of its life is left, many minutes at least."""
+LARGEST_BYTES = 1 << 20
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+class Material(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes that are known, or a file of them that may be replaced. `field` names where that was said."""
+
+    data: bytes = b""
+    path: Path | None = None
+    field: str = ""
+
+    def read(self) -> bytes:
+        """The bytes as they are now. Raises Unavailable that names field and file."""
+        if self.path is None:
+            return self.data
+        try:
+            with self.path.open("rb") as file:
+                content = file.read(LARGEST_BYTES + 1)
+        except OSError as error:
+            raise Unavailable(f"{self.named()}: cannot be read: {error.strerror}", "name a file that can") from error
+        if not content.strip() or len(content) > LARGEST_BYTES:
+            what = f"has more than {LARGEST_BYTES} bytes" if content.strip() else "is empty"
+            raise Unavailable(f"{self.named()}: {what}", "name another file, or wait until it is written")
+        return content
+
+    def named(self) -> str:
+        """Field and file, for people."""
+        return ": ".join(part for part in (self.field, str(self.path or "")) if part)
+
+
+class Credentials(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server is told of us, and what we want to see of it."""
+
+    authority: Material | None = None
+    """None trusts what the system trusts."""
+    certificate: Material | None = None
+    key: Material | None = None
+    """Of the certificate; there are both or none."""
+    token: Material | None = None
+    verify: bool = True
+    server_name: str = ""
+    """That its certificate must have, where it is not the address's."""
+
+
+class Access:
+    """One API server and the credentials for it. Files are followed; a bad new one leaves the last good one in force."""
+
+    def __init__(
+        self,
+        server: str,
+        credentials: Credentials,
+        namespace: str = "default",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.server, self.namespace, self._parts, self._clock = server, namespace, credentials, clock
+        self._context: ssl.SSLContext | None = None
+        self._token = ""
+        self._seen: dict[str, Stamp] = {}
+        self._look_at: dict[str, float] = {}
+
+    @property
+    def server_name(self) -> str | None:
+        """The name that its certificate must have, where that is not the address's."""
+        return self._parts.server_name or None
+
+    def context(self) -> ssl.SSLContext | None:
+        """TLS towards the server; None where the address is plain HTTP. The same object until a file behind it changes.
+
+        Raises Unavailable when there is none that works.
+        """
+        if not self.server.startswith("https:"):
+            return None
+        parts = [part for part in (self._parts.authority, self._parts.certificate, self._parts.key) if part]
+        if self._changed("tls", parts):
+            try:
+                self._context = _context(self._parts)
+            except Unavailable:
+                if self._context is None:
+                    self._forget("tls")
+                    raise
+        return self._context
+
+    def token(self) -> str:
+        """What to send as bearer token; empty where there is none. Raises Unavailable when it cannot be read or sent."""
+        part = self._parts.token
+        if part is None:
+            return ""
+        if self._changed("token", [part]):
+            try:
+                self._token = _plain(part)
+            except Unavailable:
+                if not self._token:
+                    self._forget("token")
+                    raise
+        return self._token
+
+    def refused(self) -> None:
+        """The server did not know us: look at the files before the next request, whenever that is."""
+        self._look_at.clear()
+
+    def _changed(self, what: str, parts: list[Material]) -> bool:
+        # First the clock, so that a request costs no system calls.
+        now = self._clock()
+        if now < self._look_at.get(what, -1.0):
+            return False
+        self._look_at[what] = now + FOLLOW_S
+        stamp = tuple(_stamp(part.path) for part in parts)
+        if self._seen.get(what) == stamp:
+            return False
+        self._seen[what] = stamp
+        return True
+
+    def _forget(self, what: str) -> None:
+        self._seen.pop(what, None)
+        self._look_at.pop(what, None)
+
+
+def _context(parts: Credentials) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if not parts.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif parts.authority is None:
+        context.load_default_certs()
+    else:
+        try:
+            context.load_verify_locations(cadata=parts.authority.read().decode("ascii", "ignore"))
+        except (ssl.SSLError, ValueError) as error:
+            raise Unavailable(f"{parts.authority.named()}: has no certificates", "write PEM certificates") from error
+    if parts.certificate is not None and parts.key is not None:
+        certificate, key = parts.certificate.read(), parts.key.read()
+        with _in_memory(certificate) as one, _in_memory(key) as other:
+            try:
+                # The callback keeps OpenSSL from asking for the password of an encrypted key on the terminal.
+                context.load_cert_chain(one, other, password=lambda: "")
+            except ssl.SSLError as error:
+                named = f"{parts.certificate.named()} and {parts.key.named()}"
+                reason = (error.reason or str(error)).replace("_", " ").lower()
+                raise Unavailable(
+                    f"{named}: no certificate and its key: {reason}", "write both as PEM, the key without password"
+                ) from error
+    return context
+
+
+@contextmanager
+def _in_memory(content: bytes) -> Iterator[str]:
+    """A path to these bytes that is on no disk: OpenSSL takes certificates by path alone, and a key belongs to nobody else."""
+    fd = os.memfd_create("pem", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, content)
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
+
+
+def _plain(part: Material) -> str:
+    try:
+        token = part.read().decode("ascii").strip()
+    except UnicodeDecodeError:
+        token = ""
+    if not token or any(not "!" <= letter <= "~" for letter in token):
+        raise Unavailable(f"{part.named()}: no token: it has letters that cannot be sent", "write the token alone")
+    return token
+
+
+def _stamp(path: Path | None) -> tuple[int, int, int]:
+    if path is None:
+        return (0, 0, 0)
+    try:
+        status = path.stat()  # follows the links of a mounted secret
+    except OSError:
+        return (0, 0, 0)
+    return status.st_mtime_ns, status.st_ino, status.st_size

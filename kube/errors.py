@@ -1,0 +1,78 @@
+"""What can go wrong between this process and the API server: it said no, or it was not there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+_SHOWN = 500
+"""Letters of an answer that is no Status: a proxy's page, or text."""
+
+
+class _Cause(msgspec.Struct, frozen=True):
+    reason: str = ""
+    message: str = ""
+    field: str = ""
+
+
+class _Details(msgspec.Struct, frozen=True, rename="camel"):
+    causes: tuple[_Cause, ...] = ()
+    retry_after_seconds: float | None = None
+
+
+class _Status(msgspec.Struct, frozen=True):
+    message: str = ""
+    reason: str = ""
+    code: int = 0
+    details: _Details | None = None
+
+
+class ApiError(Exception):
+    """The API server's own refusal. `status` is HTTP's, `reason` the API's word for it, empty where nobody said one."""
+
+    def __init__(self, status: int, reason: str, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(f"{status} {reason}: {message}" if reason else f"{status}: {message}")
+        self.status, self.reason, self.message, self.retry_after_s = status, reason, message, retry_after_s
+        self.causes: tuple[str, ...] = ()
+        """Reasons of the parts, such as `DisruptionBudget`."""
+
+    @property
+    def missing(self) -> bool:
+        return self.status == 404
+
+    @property
+    def conflict(self) -> bool:
+        """Somebody else wrote first, or the object is there already."""
+        return self.status == 409
+
+    @property
+    def expired(self) -> bool:
+        """What was asked to be continued is not kept any longer: list anew."""
+        return self.status == 410 or self.reason in ("Expired", "Gone")
+
+
+class Unreachable(Exception):
+    """No answer, or half of one: nobody knows whether a write was carried out."""
+
+
+class Garbage(Unreachable):
+    """What came is no answer of an API server: a proxy's page, or a line without end."""
+
+
+def refusal(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> ApiError:
+    """The error that an answer means. Never raises, whatever the body is."""
+    try:
+        said = msgspec.json.decode(body, type=_Status)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        said = _Status(message=" ".join(body[:_SHOWN].decode(errors="replace").split()))
+    details = said.details or _Details()
+    wait_s = _seconds((headers or {}).get("Retry-After", ""))
+    wait_s = details.retry_after_seconds if wait_s is None else wait_s
+    error = ApiError(said.code or status, said.reason, said.message or "no reason given", retry_after_s=wait_s)
+    error.causes = tuple(cause.reason for cause in details.causes)
+    return error
+
+
+def _seconds(text: str) -> float | None:
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else None

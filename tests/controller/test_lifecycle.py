@@ -1,0 +1,289 @@
+"""Objects that follow their node, and what becomes of a node whose agent is gone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.config import HealthConfig
+from controller.kinds import Cnr, CnrSpec, Condition, Pod, PodSpec, PodStatus
+from controller.lifecycle.health import Agent, Halt, Judged, disruption, judge, look, with_taint, without_taint
+from controller.lifecycle.mirror import Mirrored, mirror, orphans
+from controller.lifecycle.turns import Turns
+from controller.lifecycle.victims import victims
+from controller.selectors import parse
+from kube.moments import moment, stamp
+from kube.objects import Bare, Meta, Owner
+from kube.pace import Bucket
+
+NOW = moment("2026-01-31T12:00:00Z")
+MIN = 60.0
+CONFIG = HealthConfig()
+SOON = HealthConfig(taint_after_s=MIN, evict_after_s=2 * MIN)
+OWNER = Owner(api_version="v1", kind="Node", name="n1", uid="u1", controller=True, block_owner_deletion=True)
+NODE = Bare(metadata=Meta(name="n1", uid="u1", labels={"zone": "a", "disk": "ssd"}))
+APPLIED = {
+    "metadata": {
+        "labels": {"zone": "a", "disk": "ssd"},
+        "ownerReferences": [
+            {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "name": "n1",
+                "uid": "u1",
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ],
+    }
+}
+
+
+def mirrored(labels: dict[str, str], owner: Owner = OWNER) -> Bare:
+    return Bare(metadata=Meta(name="n1", labels=labels, owner_references=(owner,)))
+
+
+@pytest.mark.parametrize(
+    ("found", "how", "applied", "expected"),
+    [
+        (None, Mirrored.MERGED, False, (APPLIED, ())),
+        (None, Mirrored.REPLACED, True, (APPLIED, ())),
+        (mirrored({"zone": "a", "disk": "ssd"}), Mirrored.MERGED, True, None),
+        (mirrored({"zone": "a", "disk": "ssd"}), Mirrored.MERGED, False, (APPLIED, ())),
+        (mirrored({"zone": "a", "disk": "ssd", "own": "1"}), Mirrored.MERGED, True, None),
+        (mirrored({"zone": "a", "disk": "ssd", "own": "1"}), Mirrored.REPLACED, True, (APPLIED, ("own",))),
+        (mirrored({"zone": "b", "disk": "ssd"}), Mirrored.MERGED, True, (APPLIED, ())),
+        (mirrored({"zone": "a"}), Mirrored.REPLACED, True, (APPLIED, ())),
+        (
+            mirrored({"zone": "a", "disk": "ssd"}, msgspec.structs.replace(OWNER, uid="old")),
+            Mirrored.MERGED,
+            True,
+            (APPLIED, ()),
+        ),
+    ],
+)
+def test_objects_follow_their_node(found: Bare | None, how: Mirrored, applied: bool, expected: Any) -> None:
+    wanted = mirror(NODE, found, how, applied=applied)
+    assert (None if wanted is None else (wanted.apply, wanted.drop)) == expected
+
+
+def test_objects_without_a_node() -> None:
+    assert orphans({"n1"}, {"n2": NODE, "n1": NODE, "n0": NODE}) == ["n0", "n2"]
+
+
+def pod(name: str, node: str = "n1", *, ready: bool = True, app: str = "agent", **metadata: Any) -> Pod:
+    condition = Condition(type="Ready", status="True" if ready else "False")
+    return Pod(
+        metadata=Meta(name=name, namespace="kat", labels={"app": app}, **metadata),
+        spec=PodSpec(node_name=node),
+        status=PodStatus(phase="Running", conditions=(condition,)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        ([], Agent.NOT_FOUND),
+        ([pod("a")], Agent.READY),
+        ([pod("a", ready=False)], Agent.NOT_READY),
+        ([pod("a", ready=False), pod("b")], Agent.READY),  # a new one beside one that ends
+        ([pod("a", deletion_timestamp="2026-01-31T11:00:00Z")], Agent.NOT_READY),
+        ([pod("a", app="web")], Agent.NOT_FOUND),
+        ([Pod(metadata=Meta(labels={"app": "agent"}))], Agent.NOT_READY),
+    ],
+)
+def test_how_an_agent_is(pods: list[Pod], expected: Agent) -> None:
+    assert look(["n1"], {"agent": parse("app=agent")}, {"n1": pods}) == {("n1", "agent"): expected}
+
+
+def tainted(minutes_ago: float | None, *others: dict[str, str]) -> Cnr:
+    own = with_taint(Cnr(), NOW - minutes_ago * MIN) if minutes_ago is not None else []
+    return Cnr(spec=CnrSpec(taints=(*others, *own)))
+
+
+def of(
+    unwell: dict[str, Agent],
+    well: int = 20,
+    *,
+    cnrs: dict[str, Cnr] | None = None,
+    ago: dict[str, float] | None = None,
+    fresh: bool = True,
+) -> Judged:
+    """One look at nodes that are unwell, since so many minutes ago, beside so many that are well."""
+    states = {(node, "agent"): state for node, state in unwell.items()} | {
+        (f"w{i}", "agent"): Agent.READY for i in range(well)
+    }
+    there = {node: Cnr() for node, _ in states} | (cnrs or {})
+    before = Judged(at_s=NOW - 5, unwell_since_s={node: NOW - minutes * MIN for node, minutes in (ago or {}).items()})
+    return judge(states, before, there, CONFIG, now_s=NOW, fresh=fresh)
+
+
+GONE, SICK = Agent.NOT_FOUND, Agent.NOT_READY
+
+
+@pytest.mark.parametrize(
+    ("judged", "taint", "untaint", "evict"),
+    [
+        (of({}), (), (), ()),
+        (of({"a": SICK}), (), (), ()),
+        (of({"a": SICK}, ago={"a": 9.9}), (), (), ()),
+        (of({"a": SICK}, ago={"a": 10}), ("a",), (), ()),
+        (of({"a": GONE}, ago={"a": 19.9}, cnrs={"a": tainted(9.9)}), (), (), ()),  # it stays tainted
+        (of({"a": GONE}, ago={"a": 20}, cnrs={"a": tainted(10)}), (), (), ("a",)),
+        (of({"a": GONE}, ago={"a": 25}), ("a",), (), ("a",)),
+        (of({"a": SICK, "b": GONE}, ago={"a": 11, "b": 15}), ("b", "a"), (), ()),
+        (of({}, cnrs={"w0": tainted(30)}), (), ("w0",), ()),
+        (of({}, cnrs={"elsewhere": tainted(30)}), (), ("elsewhere",), ()),
+        (of({"a": GONE}, cnrs={"a": tainted(60)}), (), (), ()),  # a new leader does not evict at its first look
+    ],
+)
+def test_what_becomes_of_nodes(judged: Judged, taint: Any, untaint: Any, evict: Any) -> None:
+    assert (judged.halt, judged.taint, judged.untaint, judged.evict) == (Halt.NONE, taint, untaint, evict)
+
+
+def test_a_node_whose_agent_turns_from_missing_to_not_ready_was_unwell_all_along() -> None:
+    assert of({"a": SICK}, ago={"a": 7}).unwell_since_s == {"a": NOW - 7 * MIN}
+    assert of({"a": SICK}).unwell_since_s == {"a": NOW}
+    assert of({}, ago={"a": 7}).unwell_since_s == {}, "and a node that is well again, or gone, is forgotten"
+
+
+def test_a_node_without_its_resource_is_not_tainted_and_its_pods_still_leave() -> None:
+    states, before = {("a", "x"): GONE, ("b", "x"): Agent.READY}, Judged(at_s=NOW, unwell_since_s={"a": NOW - 1200})
+    judged = judge(states, before, {}, CONFIG, now_s=NOW, fresh=True)
+    assert (judged.taint, judged.evict) == ((), ("a",))
+
+
+def test_one_of_two_agents_is_enough_to_be_unwell() -> None:
+    states = {("a", "x"): Agent.READY, ("a", "y"): GONE, ("b", "x"): Agent.READY, ("b", "y"): Agent.READY}
+    assert judge(states, Judged(at_s=NOW), {}, CONFIG, now_s=NOW, fresh=True).unwell_since_s == {"a": NOW}
+
+
+def test_what_is_old_moves_nobody_and_nothing_is_forgotten() -> None:
+    judged = of({"a": GONE}, ago={"a": 25}, cnrs={"w0": tainted(30)}, fresh=False)
+    assert (judged.halt, judged.taint, judged.untaint, judged.evict) == (Halt.STALE, (), (), ())
+    assert judged.unwell_since_s == {"a": NOW - 25 * MIN + 5}, "and the time does not count"
+
+
+def test_an_hour_in_which_nothing_was_heard_evicts_nobody_afterwards() -> None:
+    unwell = {("a", "x"): SICK, ("b", "x"): Agent.READY}
+    judged = Judged(at_s=NOW, unwell_since_s={"a": NOW - 5 * MIN})
+    for minute in range(1, 61):
+        judged = judge(unwell, judged, {}, CONFIG, now_s=NOW + minute * MIN, fresh=False)
+    after = judge(unwell, judged, {}, CONFIG, now_s=NOW + 60 * MIN + 5, fresh=True)
+    assert (after.evict, after.unwell_since_s) == ((), {"a": NOW + 55 * MIN})
+
+
+def test_a_process_that_stood_still_for_an_hour_counts_a_minute_of_it() -> None:
+    unwell = {("a", "x"): SICK, ("b", "x"): Agent.READY}
+    judged = judge(
+        unwell, Judged(at_s=NOW, unwell_since_s={"a": NOW - 5 * MIN}), {}, CONFIG, now_s=NOW + 3600, fresh=True
+    )
+    assert judged.unwell_since_s == {"a": NOW + 3600 - 6 * MIN}
+
+
+def test_a_new_leader_takes_a_tainted_node_to_be_unwell_for_as_long_as_that_took() -> None:
+    assert of({"a": GONE}, cnrs={"a": tainted(60)}).unwell_since_s == {"a": NOW - 10 * MIN}
+
+
+def test_too_many_at_once_halt_both_but_nobody_stays_tainted_for_it() -> None:
+    unwell = {f"u{i}": GONE for i in range(6)}
+    judged = of(unwell, well=20, ago=dict.fromkeys(unwell, 30), cnrs={"w0": tainted(30)})
+    assert (judged.halt, judged.taint, judged.evict, judged.untaint) == (Halt.PARTIAL, (), (), ("w0",))
+    assert len(judged.unwell_since_s) == 6, "time goes on"
+    assert len(of(dict(list(unwell.items())[:5]), well=20, ago=dict.fromkeys(unwell, 30)).evict) == 5
+
+
+@pytest.mark.parametrize(
+    ("unwell", "nodes", "expected"),
+    [(0, 0, Halt.NONE), (0, 9, Halt.NONE), (1, 1, Halt.FULL), (1, 2, Halt.NONE), (2, 2, Halt.FULL), (2, 3, Halt.NONE),
+     (3, 4, Halt.PARTIAL), (3, 15, Halt.NONE), (3, 14, Halt.PARTIAL), (20, 100, Halt.NONE), (21, 100, Halt.PARTIAL),
+     (100, 100, Halt.FULL)],
+)  # fmt: skip
+def test_disruption(unwell: int, nodes: int, expected: Halt) -> None:
+    assert disruption(unwell, nodes, 0.2) is expected
+
+
+def test_taints_of_others_stay() -> None:
+    other = {
+        "key": "node.kubernetes.io/unschedulable",
+        "effect": "NoSchedule",
+        "qosLevel": "shared_cores",
+        "extra": "1",
+    }
+    cnr = tainted(5, other)
+    assert without_taint(cnr) == [other]
+    assert with_taint(cnr, NOW) == [
+        other,
+        {
+            "key": "node.kubernetes.io/unschedulable",
+            "effect": "NoSchedule",
+            "qosLevel": "reclaimed_cores",
+            "timeAdded": stamp(NOW),
+        },
+    ]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([MIN / 2, MIN]),
+            st.lists(st.sampled_from([Agent.READY, SICK, GONE]), min_size=3, max_size=3),
+        )
+    )
+)
+def test_only_who_was_unwell_without_a_break_leaves(rounds: list[tuple[float, list[Agent]]]) -> None:
+    now_s, judged = NOW, of({}, well=0)
+    unbroken = dict.fromkeys("abc", 0.0)
+    before_at: dict[str, float] = {}
+    for passed_s, agents in rounds:
+        now_s += passed_s
+        states = {(node, "x"): state for node, state in zip("abc", agents, strict=True)}
+        states |= {(f"w{i}", "x"): Agent.READY for i in range(20)}
+        judged = judge(states, judged, {}, SOON, now_s=now_s, fresh=True)
+        for (node, _), state in list(states.items())[:3]:
+            before_at.setdefault(node, now_s) if state is not Agent.READY else before_at.pop(node, None)
+            unbroken[node] = now_s - before_at[node] if node in before_at else 0
+        assert set(judged.evict) == {node for node, lasted_s in unbroken.items() if lasted_s >= 2 * MIN}
+
+
+RECLAIMED = {"katalyst.kubewharf.io/qos_level": "reclaimed_cores"}
+
+
+@pytest.mark.parametrize(
+    ("one", "leaves"),
+    [
+        (pod("a", annotations=RECLAIMED), True),
+        (pod("a"), False),
+        (pod("a", annotations={"katalyst.kubewharf.io/qos_level": "shared_cores"}), False),
+        (pod("a", annotations={"katalyst.kubewharf.io/qos_level": "reclaimed"}), False),
+        (pod("a", annotations=RECLAIMED, deletion_timestamp="2026-01-31T11:00:00Z"), False),
+        (pod("a", annotations={**RECLAIMED, "kubernetes.io/config.mirror": "x"}), False),
+        (pod("a", annotations=RECLAIMED, owner_references=(msgspec.structs.replace(OWNER, kind="DaemonSet"),)), False),
+        (pod("a", annotations=RECLAIMED, owner_references=(msgspec.structs.replace(OWNER, kind="ReplicaSet"),)), True),
+        (msgspec.structs.replace(pod("a", annotations=RECLAIMED), status=PodStatus(phase="Succeeded")), False),
+        (msgspec.structs.replace(pod("a", annotations=RECLAIMED), status=PodStatus(phase="Pending")), True),
+    ],
+)
+def test_who_leaves(one: Pod, leaves: bool) -> None:
+    assert victims([one]) == ([one] if leaves else [])
+
+
+def test_a_node_that_was_tried_does_not_take_the_turns_of_the_others() -> None:
+    turns, bucket = Turns(), Bucket(0.2, 1, 0)
+    picked = {at_s: turns.pick(["a", "b", "c"], at_s, bucket) for at_s in range(0, 70, 5)}
+    assert {at_s: nodes for at_s, nodes in picked.items() if nodes} == {
+        0: ["a"],
+        5: ["b"],
+        10: ["c"],
+        60: ["a"],
+        65: ["b"],
+    }
+
+
+def test_a_node_that_did_not_want_it_for_a_while_is_new() -> None:
+    turns = Turns()
+    assert [turns.pick(nodes, at_s) for at_s, nodes in enumerate((["a"], ["a"], [], ["a"]))] == [["a"], [], [], ["a"]]

@@ -1,0 +1,182 @@
+"""The controller as a process: its settings, its options, what it says over HTTP, and how it ends without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent.complaints import complaint
+from agent.sense.documents import check
+from api.controller_catalogue import CONTROLLER_BY_NAME
+from cli.controller import controller
+from controller.config import Config
+from controller.http import application
+from controller.kinds import NODES
+from controller.metrics import Exposition
+from controller.settings import parse
+from controller.tally import Tally
+from controller.working import each, work
+from exporters.listener import Listener
+from kube.client import Client
+from kube.credentials import Access, Credentials
+from kube.errors import ApiError, Unreachable
+from kube.informer import Informer
+from kube.objects import Bare, Meta
+from kube.pace import Backoff
+from kube.queue import WorkQueue
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("health: {taintAfter: 5}", "health: Object contains unknown field `taintAfter`, did you mean `taintAfterS`?"),
+        ("controllers: [kcc, spd]", "controllers[1]: Invalid enum value 'spd', choose from kcc, lifecycle"),
+        ("health: {taintPerS: 0}", "health.taintPerS: Expected `float` > 0.0"),
+        ("health: {disruptionThreshold: 20}", "health.disruptionThreshold: Expected `float` <= 1.0"),
+        (
+            "health: {taintAfterS: 60, evictAfterS: 30}",
+            "health: evictAfterS is 30 and taintAfterS 60: pods that leave before new ones are kept away come back; give",
+        ),
+        ("health: {nodeSelector: a>b}", "health: nodeSelector: 'a>b' is no part of a selector"),
+        ("health: {agents: {mine: 'a b'}}", "health: agents.mine: 'a b' is no part of a selector"),
+        ("health: {agents: {mine: ''}}", "health: agents.mine: it is empty and would take any pod for the agent"),
+        ("a: 1\na: 2", "line 2: key 'a' is there twice: remove one"),
+        ("- 1", "top level: Expected `object`, got `array`"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_hold_are_refused_by_field(text: str, said: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse(text, check, complaint)
+    assert str(caught.value).startswith(said)
+
+
+def test_settings() -> None:
+    assert parse("", check, complaint) == Config()
+    read = parse("controllers: [kcc]\nhealth: {dryRun: true, agents: {malachite: app=malachite}}", check, complaint)
+    assert (read.controllers, read.health.dry_run, read.health.agents) == (
+        ("kcc",),
+        True,
+        {"malachite": "app=malachite"},
+    )
+    assert (read.health.taint_after_s, read.health.evict_after_s) == (600, 1200)
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "said"),
+    [
+        (["--config", "missing.yaml"], 2, "missing.yaml: cannot be read: No such file or directory"),
+        (["--config", "bad.yaml"], 2, "bad.yaml: health.taintPerS: Expected `float`, got `str`"),
+        (["--listen", "9316"], 2, "--listen"),
+        ([], 1, "kubeconfig: current-context: is not set"),
+    ],
+)
+def test_the_command_says_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], status: int, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.yaml").write_text("health: {taintPerS: fast}")
+    (tmp_path / "kubeconfig").write_text("{}")
+    result = CliRunner().invoke(controller, options, env={"KUBECONFIG": str(tmp_path / "kubeconfig")})
+    assert result.exit_code == status
+    assert said in result.output
+
+
+async def test_what_it_says_over_http() -> None:
+    tally = Tally()
+    tally.count("dioptase_lifecycle_evictions_total", "budget")
+    tally.count("dioptase_lifecycle_evictions_total", "budget")
+    tally.set("dioptase_kcc_target_nodes", [(("k", "a"), 3), (("k", "b"), 4), (("l", "a"), 5)])
+    tally.set("dioptase_kcc_target_nodes", [(("k", "b"), 6)], ("k",))
+    async with Client(Access("http://127.0.0.1:1", Credentials()), "test") as client:
+        with pytest.raises(Unreachable):
+            await client.get(NODES, "n1")
+        exposition = Exposition(tally, client)
+        informer = Informer(client, NODES)
+        informer.wrote(Bare(metadata=Meta(name="n1", resource_version="1")))
+        queue: WorkQueue[str] = WorkQueue(lambda: 0.0)
+        queue.add("n1")
+        exposition.watch([informer, informer], {"lifecycle": queue})
+        waiting = ["nodes.v1"]
+        listener = Listener(application(exposition, lambda: waiting[0]))
+        ((host, port),) = await listener.open("127.0.0.1", 0, "--listen")
+        async with aiohttp.ClientSession(f"http://{host}:{port}") as session:
+            seen = {}
+            for path in ("/healthz", "/readyz", "/metrics"):
+                async with session.get(path) as answer:
+                    seen[path] = (answer.status, await answer.text())
+            waiting[0] = ""
+            async with session.get("/readyz") as answer:
+                assert answer.status == 200
+            async with session.get("/metrics", headers={"Accept": "application/openmetrics-text"}) as answer:
+                assert (await answer.text()).endswith("# EOF\n")
+        await listener.close()
+    assert (seen["/healthz"], seen["/readyz"]) == ((200, "ok\n"), (503, "nodes.v1\n"))
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(seen["/metrics"][1])
+        for sample in family.samples
+        if sample.name in CONTROLLER_BY_NAME
+    }
+    assert samples == {
+        ("dioptase_controller_queue_length", "lifecycle"): 1,
+        ("dioptase_controller_api_requests_total", "GET", "nodes.v1", "unreachable"): 1,
+        ("dioptase_controller_watched_objects", "nodes.v1"): 2,
+        ("dioptase_controller_unreadable_objects", "nodes.v1"): 0,
+        ("dioptase_controller_relists_total", "nodes.v1"): 0,
+        ("dioptase_kcc_target_nodes", "b", "k"): 6,
+        ("dioptase_kcc_target_nodes", "a", "l"): 5,
+        ("dioptase_lifecycle_evictions_total", "budget"): 2,
+    }
+
+
+async def test_work_goes_on_whatever_becomes_of_one_key(caplog: pytest.LogCaptureFixture) -> None:
+    tally, over = Tally(), asyncio.Event()
+    queue: WorkQueue[str] = WorkQueue(asyncio.get_running_loop().time, pace=Backoff(first_s=0.001, most_s=0.001))
+    looked: list[str] = []
+
+    async def look(key: str) -> None:
+        looked.append(key)
+        if looked.count(key) > 1:
+            over.set()
+        elif key == "conflict":
+            raise ApiError(409, "Conflict", "the object has been modified")
+        elif key == "bug":
+            raise ZeroDivisionError
+
+    for key in ("conflict", "bug", "fine"):
+        queue.add(key)
+    working = asyncio.create_task(work("kcc", queue, look, tally))
+    while looked.count("bug") < 2 or looked.count("conflict") < 2:
+        over.clear()
+        await asyncio.wait_for(over.wait(), 5)
+    working.cancel()
+    assert sorted(looked) == ["bug", "bug", "conflict", "conflict", "fine"]
+    name = "dioptase_controller_reconciles_total"
+    assert tally.values(name)["kcc", "retried"] == 1
+    assert tally.values(name)["kcc", "failed"] == 1
+    assert [record.levelname for record in caplog.records] == ["ERROR"], "a conflict is not worth a line"
+
+
+def test_rows_are_wellformed() -> None:
+    for name, metric in CONTROLLER_BY_NAME.items():
+        assert (metric.kind == "counter") == name.endswith("_total")
+        assert msgspec.structs.replace(metric, help=metric.help.strip()) == metric
+
+
+async def test_one_object_that_cannot_be_written_does_not_keep_the_others_from_it() -> None:
+    written: list[int] = []
+
+    async def write(number: int) -> None:
+        if number < 2:
+            raise ApiError(422, "Invalid", f"number {number}")
+        written.append(number)
+
+    with pytest.raises(ApiError, match="number 0"):
+        await each(write(number) for number in range(4))
+    assert written == [2, 3]

@@ -1,0 +1,331 @@
+"""The edge to HTTP on real sockets: TLS, tokens, chunks, cut connections, slow bodies. What the API server itself does with
+requests is shown on a real one; this server only plays back bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from kube import client as client_module
+from kube.client import Client, Scope
+from kube.credentials import Access, Credentials, Material
+from kube.errors import ApiError, Garbage, Unreachable
+from kube.informer import Informer
+from kube.objects import Bare, Resource
+from tests.exporters.certificates import Authority
+
+PODS = Resource("", "v1", "pods", "Pod", Bare, namespaced=True)
+NODES = Resource("", "v1", "nodes", "Node", Bare)
+POD = '{"metadata":{"name":"web","namespace":"shop","resourceVersion":"%d"}}'
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    runner = web.ServerRunner(web.Server(handler, access_log=None), shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
+    await site.start()
+    assert site._server is not None
+    port = site._server.sockets[0].getsockname()[1]
+    try:
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def asking(
+    handler: Handler, credentials: Credentials | None = None, timeout_s: float = 5
+) -> AsyncIterator[Client]:
+    async with (
+        serving(handler) as server,
+        Client(Access(server, credentials or Credentials()), "test", timeout_s) as client,
+    ):
+        yield client
+
+
+def says(status: int, text: str, **headers: str) -> web.Response:
+    return web.Response(status=status, text=text, headers={name.replace("_", "-"): v for name, v in headers.items()})
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ca"))
+
+
+def server_side(authority: Authority) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.issue("localhost"))
+    context.load_verify_locations(authority.certificate)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+async def test_both_sides_show_certificates_of_their_authority(authority: Authority, tmp_path: Path) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        subject = dict(pair for (pair,) in request.transport.get_extra_info("peercert")["subject"])
+        return says(200, f'{{"metadata":{{"name":"{subject["commonName"]}"}}}}')
+
+    certificate, key = authority.issue("me")
+    mine = Credentials(
+        authority=Material(path=authority.certificate), certificate=Material(path=certificate), key=Material(path=key)
+    )
+    async with serving(handler, server_side(authority)) as server:
+        async with Client(Access(server, mine), "test") as client:
+            assert (await client.get(NODES, "a")).metadata.name == "me"
+        stranger = Credentials(authority=Material(path=Authority(tmp_path, "other").certificate))
+        async with Client(Access(server, stranger), "test") as client:
+            with pytest.raises(Unreachable, match="certificate verify failed"):
+                await client.get(NODES, "a")
+
+
+async def test_requests_are_spelled_as_the_api_has_them() -> None:
+    seen: list[tuple[str, str, str, str]] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        content_type = request.headers.get("Content-Type", "")
+        seen.append((request.method, request.raw_path, content_type, (await request.read()).decode()))
+        return says(200, POD % 1)
+
+    async with asking(handler) as client:
+        await client.merge_patch(PODS, "shop/web", {"metadata": {"labels": {"a": None}}})
+        await client.json_patch(PODS, "shop/web", [{"op": "remove", "path": "/spec"}], "status")
+        await client.apply(PODS, "shop/web", {"spec": {"x": 1}}, "dioptase")
+        await client.create(NODES, {"metadata": {"name": "n"}})
+        await client.delete(PODS, "shop/web", uid="u-1", grace_s=0)
+        await client.evict(PODS, "shop/web", uid="u-1")
+        await client.list(PODS, Scope(namespace="shop", labels="a in (b,c)", fields="spec.nodeName=n"))
+    applied = '{"spec":{"x":1},"apiVersion":"v1","kind":"Pod","metadata":{"name":"web","namespace":"shop"}}'
+    evicted = (
+        '{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"web","namespace":"shop"},'
+        '"deleteOptions":{"preconditions":{"uid":"u-1"}}}'
+    )
+    web_ = "/api/v1/namespaces/shop/pods/web"
+    assert seen == [
+        ("PATCH", web_, "application/merge-patch+json", '{"metadata":{"labels":{"a":null}}}'),
+        ("PATCH", f"{web_}/status", "application/json-patch+json", '[{"op":"remove","path":"/spec"}]'),
+        ("PATCH", f"{web_}?fieldManager=dioptase&force=true", "application/apply-patch+yaml", applied),
+        ("POST", "/api/v1/nodes", "application/json", '{"metadata":{"name":"n"}}'),
+        ("DELETE", web_, "application/json", '{"preconditions":{"uid":"u-1"},"gracePeriodSeconds":0}'),
+        ("POST", f"{web_}/eviction", "application/json", evicted),
+        (
+            "GET",
+            "/api/v1/namespaces/shop/pods?labelSelector=a+in+(b,c)&fieldSelector=spec.nodeName%3Dn&limit=500",
+            "",
+            "",
+        ),
+    ]
+
+
+async def test_a_token_that_was_replaced_is_sent_in_the_second_try(tmp_path: Path) -> None:
+    path, seen = tmp_path / "token", list[str]()
+    path.write_text("old")
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append(request.headers["Authorization"])
+        path.write_text("young")
+        return says(200, POD % 1) if seen[-1] == "Bearer young" else says(401, "who?")
+
+    async with asking(handler, Credentials(token=Material(path=path))) as client:
+        await client.get(NODES, "a")
+        assert seen == ["Bearer old", "Bearer young"]
+        path.write_text("neither")
+        assert client.requests == {("GET", "nodes.v1", "401"): 1, ("GET", "nodes.v1", "200"): 1}
+
+
+async def test_a_server_that_never_knows_us_is_asked_twice() -> None:
+    count = 0
+
+    async def handler(_request: web.Request) -> web.Response:
+        nonlocal count
+        count += 1
+        return says(401, '{"kind":"Status","message":"Unauthorized","reason":"Unauthorized","code":401}')
+
+    async with asking(handler) as client:
+        with pytest.raises(ApiError, match="401 Unauthorized: Unauthorized"):
+            await client.get(NODES, "a")
+    assert count == 2
+
+
+async def test_who_is_asked_to_wait_waits_but_an_eviction_is_for_its_caller_to_try_again() -> None:
+    answers = [says(429, "later", Retry_After="0"), says(503, "later", Retry_After="0"), says(200, POD % 3)]
+    budget = (
+        '{"code":429,"reason":"TooManyRequests","message":"would violate","details":{"causes":'
+        '[{"reason":"DisruptionBudget"}],"retryAfterSeconds":0}}'
+    )
+
+    async def handler(request: web.Request) -> web.Response:
+        return says(429, budget) if request.path.endswith("/eviction") else answers.pop(0)
+
+    async with asking(handler) as client:
+        with pytest.raises(ApiError) as caught:
+            await client.evict(PODS, "shop/web")
+        assert (caught.value.status, caught.value.causes) == (429, ("DisruptionBudget",))
+        assert (await client.get(NODES, "a")).metadata.resource_version == "3"
+        assert client.requests["POST", "pods.v1/eviction", "429"] == 1
+
+
+async def test_what_is_no_answer_of_the_api_is_shown_and_not_followed() -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return says(302, "<h1>Sign\n in</h1>", Location="http://127.0.0.1:1/steal")
+
+    async with asking(handler, Credentials(token=Material(data=b"secret"))) as client:
+        with pytest.raises(ApiError, match="302: <h1>Sign in</h1>"):
+            await client.get(NODES, "a")
+
+
+async def test_pages_are_joined_and_one_that_is_forgotten_starts_again_without_pages() -> None:
+    asked: list[str] = []
+    one, other = ('{"metadata":{"name":"a"}}', '{"metadata":{"name":"b"}}')
+
+    async def handler(request: web.Request) -> web.Response:
+        asked.append(request.query_string)
+        if "continue" in request.query:
+            return says(410, '{"code":410,"reason":"Expired","message":"continue parameter is too old"}')
+        if "limit" in request.query:
+            return says(200, '{"metadata":{"resourceVersion":"9","continue":"c/1=="},"items":[' + one + "]}")
+        return says(200, '{"metadata":{"resourceVersion":"12"},"items":[' + one + "," + other + "]}")
+
+    async with asking(handler) as client:
+        listing = await client.list(NODES)
+    assert (listing.resource_version, sorted(listing.objects)) == ("12", ["a", "b"])
+    assert asked == ["limit=500", "limit=500&continue=c/1%3D%3D", ""]
+
+
+async def test_of_objects_whose_metadata_is_enough_no_more_is_asked_for() -> None:
+    class Whole(Bare, frozen=True, kw_only=True):
+        spec: int = 0
+
+    accepted: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        accepted.append(request.headers["Accept"].partition(",")[0])
+        return says(200, '{"metadata":{}}')
+
+    async with asking(handler) as client:
+        await client.get(NODES, "a")
+        await client.list(NODES)
+        await client.list(Resource("", "v1", "nodes", "Node", Whole))
+    assert accepted == [
+        "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
+        "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
+        "application/json",
+    ]
+
+
+@pytest.mark.parametrize("text", ["<html>", "", "null", '{"items":[7]}', '{"metadata":[]}', "[" * 9999], ids=range(6))
+async def test_what_is_no_list_is_garbage(text: str) -> None:
+    async def handler(_request: web.Request) -> web.Response:
+        return says(200, text)
+
+    async with asking(handler) as client:
+        with pytest.raises(Garbage, match="not what was asked for"):
+            await client.list(NODES)
+
+
+async def test_a_host_that_is_no_name_is_unreachable() -> None:
+    async with Client(Access("http://a..b:1", Credentials()), "test") as client:
+        with pytest.raises(Unreachable):
+            await client.get(NODES, "a")
+
+
+async def test_a_body_that_does_not_end_in_time_is_unreachable() -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        while True:
+            await answer.write(b" ")
+            await asyncio.sleep(0.02)
+
+    async with asking(handler, timeout_s=0.2) as client:
+        with pytest.raises(Unreachable, match="GET /api/v1/nodes/a"):
+            await client.get(NODES, "a")
+        assert client.requests == {("GET", "nodes.v1", "unreachable"): 1}
+
+
+async def test_a_body_that_is_cut_is_unreachable_and_one_too_large_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Length": "100"})
+        await answer.prepare(request)
+        await answer.write(b"{}")
+        assert request.transport is not None
+        request.transport.abort() if request.path.endswith("cut") else await answer.write(b" " * 98)
+        return answer
+
+    async with asking(handler) as client:
+        with pytest.raises(Unreachable):
+            await client.get(NODES, "cut")
+        monkeypatch.setattr(client_module, "LARGEST_BYTES", 50)
+        with pytest.raises(Unreachable, match="more than 50 bytes"):
+            await client.get(NODES, "large")
+
+
+async def test_nobody_there() -> None:
+    async with Client(Access("http://127.0.0.1:1", Credentials()), "test") as client:
+        with pytest.raises(Unreachable, match=r"http://127\.0\.0\.1:1: GET /api/v1/nodes/a: "):
+            await client.get(NODES, "a")
+
+
+async def test_a_watch_that_is_cut_in_the_middle_of_a_line_goes_on_after_the_last_whole_one() -> None:
+    """The pieces are played back, one watch after another; what counts is where each of them begins."""
+    event = '{"type":"%s","object":' + POD + "}\n"
+    streams = [
+        [event % ("ADDED", 6), event % ("MODIFIED", 7) + (event % ("DELETED", 8))[:30]],
+        [event % ("DELETED", 8)],
+    ]
+    since: list[str] = []
+    over = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query:
+            return says(200, '{"metadata":{"resourceVersion":"5"},"items":null}')
+        since.append(request.query["resourceVersion"])
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        pieces = streams.pop(0) if streams else []
+        if not pieces:
+            over.set()
+        for piece in pieces:
+            await answer.write(piece.encode())
+            await asyncio.sleep(0.02)
+        assert request.transport is not None
+        request.transport.abort()
+        return answer
+
+    told: list[tuple[str | None, str | None]] = []
+    async with asking(handler) as client:
+        informer = Informer(client, PODS)
+        informer.listen(
+            lambda change: told.append(
+                (
+                    change.old and change.old.metadata.resource_version,
+                    change.new and change.new.metadata.resource_version,
+                )
+            )
+        )
+        running = asyncio.create_task(informer.run())
+        await asyncio.wait_for(over.wait(), 10)
+        running.cancel()
+    assert since == ["5", "7", "8"]
+    assert told == [(None, "6"), ("6", "7"), ("7", None)]
+    assert (len(informer.store), informer.relists, informer.synced.is_set()) == (0, 0, True)
+
+
+async def test_a_name_with_odd_letters_is_one_segment_of_the_path() -> None:
+    seen: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append(request.raw_path)
+        return says(200, POD % 1)
+
+    async with asking(handler) as client:
+        await client.get(NODES, "a b?c#d")
+    assert seen == ["/api/v1/nodes/a%20b%3Fc%23d"]

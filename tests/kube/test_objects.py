@@ -1,0 +1,88 @@
+"""Paths of the API, which are made of names that somebody else wrote."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from kube.objects import Bare, Meta, Resource, key_of
+from kube.store import Store
+from kube.watch import read
+
+PODS = Resource("", "v1", "pods", "Pod", Bare, namespaced=True)
+NODES = Resource("", "v1", "nodes", "Node", Bare)
+KCC = Resource(
+    "config.katalyst.kubewharf.io", "v1alpha1", "katalystcustomconfigs", "KatalystCustomConfig", Bare, namespaced=True
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (PODS.path("shop/web"), "/api/v1/namespaces/shop/pods/web"),
+        (PODS.path("shop/web", "eviction"), "/api/v1/namespaces/shop/pods/web/eviction"),
+        (PODS.collection(), "/api/v1/pods"),
+        (PODS.collection("shop"), "/api/v1/namespaces/shop/pods"),
+        (NODES.path("node-1"), "/api/v1/nodes/node-1"),
+        (NODES.path("a b?c"), "/api/v1/nodes/a%20b%3Fc"),
+        (KCC.path("a/b"), "/apis/config.katalyst.kubewharf.io/v1alpha1/namespaces/a/katalystcustomconfigs/b"),
+    ],
+)
+def test_paths(path: str, expected: str) -> None:
+    assert path == expected
+
+
+@pytest.mark.parametrize(
+    "key", ["web", "a/b/c", "shop/", "/web", "shop/..", "../web", "shop/a%2fb", "shop/" + "a" * 254]
+)
+def test_a_key_that_would_be_another_path_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match=r"no key|cannot be part of a path"):
+        PODS.path(key)
+
+
+@pytest.mark.parametrize(
+    ("resource", "field"),
+    [
+        (Resource("../..", "v1", "pods", "", Bare), "group"),
+        (Resource("", "v1/../..", "pods", "", Bare), "version"),
+        (Resource("", "", "pods", "", Bare), "version"),
+        (Resource("", "v1", "pods/eviction", "", Bare), "resource"),
+        (Resource("", "v1", "Pods", "", Bare), "resource"),
+        (Resource("", "v1", "", "", Bare), "resource"),
+    ],
+)
+def test_a_resource_that_somebody_made_up_is_refused_by_its_field(resource: Resource[Bare], field: str) -> None:
+    with pytest.raises(ValueError, match=f"^{field}: "):
+        resource.collection()
+
+
+class Sparse(msgspec.Struct, frozen=True, rename="camel"):
+    """Metadata as strict types have it."""
+
+    name: str | None = None
+    namespace: str | None = None
+    resource_version: str | None = None
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """An object of such metadata."""
+
+    metadata: Sparse
+
+
+def test_metadata_may_say_nothing_as_none() -> None:
+    store: Store[Kind] = Store()
+    assert key_of(Sparse(name="n1")) == "n1"
+    assert key_of(Sparse()) == ""
+    kinds = Resource("", "v1", "kinds", "Kind", Kind)
+    event = read(b'{"type":"ADDED","object":{"metadata":{"name":"a","resourceVersion":"3"}}}', kinds)
+    assert event.object is not None
+    assert store.put(event.key, event.object) is not None
+    assert store.put(event.key, event.object) is None
+
+
+def test_keys_and_names() -> None:
+    assert key_of(Meta(name="web", namespace="shop")) == "shop/web"
+    assert key_of(Meta(name="node-1")) == "node-1"
+    assert (PODS.gvr, PODS.api_version) == ("pods.v1", "v1")
+    assert KCC.gvr == "katalystcustomconfigs.v1alpha1.config.katalyst.kubewharf.io"

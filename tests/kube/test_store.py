@@ -1,0 +1,52 @@
+"""What lists and events change in the copy."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kube.objects import Bare, Meta
+from kube.store import Change, Store
+
+
+def one(name: str, version: str, node: str = "") -> Bare:
+    return Bare(metadata=Meta(name=name, resource_version=version, labels={"node": node}))
+
+
+def on_node(object_: Bare) -> str:
+    return object_.metadata.labels["node"]
+
+
+def test_a_list_tells_what_came_changed_and_went_while_nobody_watched() -> None:
+    store: Store[Bare] = Store()
+    a1, a2, b1, c1 = one("a", "1"), one("a", "2"), one("b", "1"), one("c", "3")
+    assert store.replace({"a": a1, "b": b1}) == [Change("a", None, a1), Change("b", None, b1)]
+    assert store.replace({"a": a1, "b": b1}) == []
+    assert store.replace({"a": a2, "c": c1}) == [Change("b", b1, None), Change("a", a1, a2), Change("c", None, c1)]
+
+
+def test_what_cannot_be_read_any_longer_is_not_gone() -> None:
+    store: Store[Bare] = Store()
+    store.replace({"a": one("a", "1")})
+    assert store.replace({}, keep={"a"}) == []
+    assert "a" in store
+
+
+def test_the_same_version_is_no_change_and_an_unknown_deletion_none() -> None:
+    store: Store[Bare] = Store()
+    assert store.put("a", one("a", "1")) is not None
+    assert store.put("a", one("a", "1")) is None
+    assert store.drop("b") is None
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["", "n1", "n2", None]))))
+def test_the_index_is_what_looking_through_everything_would_find(steps: list[tuple[str, str | None]]) -> None:
+    store = Store(on_node)
+    for version, (key, node) in enumerate(steps):
+        if node is None:
+            store.drop(key)
+        else:
+            store.put(key, one(key, str(version), node))
+    for node in ("n1", "n2", "n3"):
+        found = sorted(object_.metadata.name for object_ in store.group(node))
+        assert found == sorted(key for key, object_ in store.items() if on_node(object_) == node)
