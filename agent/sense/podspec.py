@@ -6,7 +6,7 @@ Here labels, annotations and resources get their meaning: Katalyst's own, those 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -68,13 +68,28 @@ class Door(msgspec.Struct, frozen=True, kw_only=True):
     """None where it is not known."""
 
 
+class Listed(NamedTuple):
+    """One container of a pod, the quantities that it asks for understood."""
+
+    name: str
+    cgroup: str
+    """Empty where it has none now: then the pod is listed without it."""
+    ask: Ask
+    init: bool
+    """Not among the pod's `containers`: an init container, or one that was added to look around (ephemeral)."""
+
+
 def pod_of(raw: RawPod, place: Place, door: Door) -> Pod:
     """The pod, with what it says and cannot have as its `problems`. Raises FieldError for what cannot hold at all."""
+    return assemble(raw, _listed(raw, place), place, door)
+
+
+def assemble(raw: RawPod, listed: Sequence[Listed], place: Place, door: Door) -> Pod:
+    """The same of a pod whose containers are known: `listed` instead of those that `raw` has, one of them at least."""
     namespace = _name(raw.namespace, f"{place.metadata}.namespace")
     name = _name(raw.name, f"{place.metadata}.name")
     labels = _texts(raw.labels, f"{place.metadata}.labels")
     annotations = _texts(raw.annotations, f"{place.metadata}.annotations")
-    listed = _listed(raw, place)
     said = koordinator.Said(
         labels=labels,
         annotations=annotations,
@@ -111,14 +126,7 @@ def pod_of(raw: RawPod, place: Place, door: Door) -> Pod:
     )
 
 
-class _Listed(NamedTuple):
-    name: str
-    cgroup: str
-    ask: Ask
-    init: bool
-
-
-def _listed(raw: RawPod, place: Place) -> list[_Listed]:
+def _listed(raw: RawPod, place: Place) -> list[Listed]:
     """The pod's containers, those of the init containers that stay last."""
     if not raw.containers:
         raise FieldError(f"{place.spec}.containers", "is empty; list at least one with its cgroup")
@@ -142,12 +150,12 @@ def _listed(raw: RawPod, place: Place) -> list[_Listed]:
             resources = container.resources
             ask = read_ask(resources.requests, resources.limits, KNOWN_RESOURCES, f"{where}.resources")
             path = _cgroup(container.cgroup, f"{where}.cgroup")
-            found.append(_Listed(_name(name, f"{where}.name"), path, ask, init))
+            found.append(Listed(_name(name, f"{where}.name"), path, ask, init))
     return found
 
 
 def _containers(
-    listed: list[_Listed], qos: QoSLevel, spoken: koordinator.Spoken, annotations: Mapping[str, str]
+    listed: Sequence[Listed], qos: QoSLevel, spoken: koordinator.Spoken, annotations: Mapping[str, str]
 ) -> tuple[tuple[Container, ...], tuple[str, ...]]:
     """All but one are sidecars: the main container is the one that the annotation names, else the first."""
     problems: list[str] = []
@@ -160,7 +168,8 @@ def _containers(
     for name, cgroup, ask, init in listed:
         own, wrong = koordinator.translate(ask, spoken.extended.get(name), qos)
         problems += [f"container {name}: {problem}" for problem in wrong]
-        found.append(Container(name=name, cgroup=cgroup, sidecar=init or name != main, **amounts(own)))
+        if cgroup:
+            found.append(Container(name=name, cgroup=cgroup, sidecar=init or name != main, **amounts(own)))
     return tuple(found), tuple(problems)
 
 
