@@ -74,12 +74,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line says."""
 
     pods: Path | None
-    """None watches every cgroup and manages none."""
+    """None watches every cgroup and manages none, but for those of `kubelet`."""
     act: Act
     host: str
     port: int
     state_dir: Path
     config: Path | None = None
+    kubelet: bool = False
+    """Whether the pods are those of the kubelet and the container runtime, instead of a file's."""
     duration_s: float | None = None
     malachite: tuple[str, int] | None = None
     """Where Malachite's documents are served."""
@@ -99,6 +101,7 @@ def main(options: Options) -> int:
     config = load(options.config, registry.NAMES)
     if options.config is not None:
         _held(config, options.config)
+    # A file that cannot hold is refused before anything else.
     return asyncio.run(_run(options, config, _pods(options.pods, config)))
 
 
@@ -116,10 +119,11 @@ def _held(config: Config, path: Path) -> None:
 
 def _pods(path: Path | None, config: Config) -> PodSource:
     """The pods of this node. What they ask for is held against the NUMA nodes that there are."""
-    if path is None:
-        return NoPods()
-    nodes = read_topology(SYS).numa_nodes
-    return StaticPods(path, Door(dialect=config.qos.dialect(), numa_nodes=nodes or None))
+    return NoPods() if path is None else StaticPods(path, _door(config))
+
+
+def _door(config: Config) -> Door:
+    return Door(dialect=config.qos.dialect(), numa_nodes=read_topology(SYS).numa_nodes or None)
 
 
 def _one_heap() -> None:
@@ -146,12 +150,15 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
     async with AsyncExitStack() as stack:
         files = KnobFiles(hierarchy)
         stack.callback(files.close)
+        asking: tuple[Probe, ...] = ()
+        if options.kubelet:
+            pods, asking = await optional.open_kubelet(config, _door(config), hierarchy, stack)
         originals, state_missing = _open_originals(options)
         if originals is not None:
             stack.callback(originals.close)
         act, act_missing = _effective(options.act, files, originals, pods)
         chosen = registry.USUAL if config.probes is None else config.probes
-        waits, waits_missing = _open_waits(hierarchy, blame=BLAME in chosen, watching=options.pods is None)
+        waits, waits_missing = _open_waits(hierarchy, blame=BLAME in chosen, watching=isinstance(pods, NoPods))
         stack.callback(waits.close)
         probes = Background(registry.openers(chosen, {BLAME: partial(beside, waits)}))
         stack.callback(probes.close)
@@ -173,7 +180,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             pods=pods,
             waits=waits,
             indicators=indicators,
-            probes=(*probes.probes, *reporting, *optional.hardware(config, SYS)),
+            probes=(*probes.probes, *asking, *reporting, *optional.hardware(config, SYS)),
             reclaim_root=config.memory.reclaim_root,
         )
         if options.malachite is not None:
@@ -223,7 +230,11 @@ def _effective(
     """What can really be done: without write access or a journal of originals, decisions run dry."""
     if asked is not Act.ON:
         return asked, ()
-    obstacle = files.obstacle(managed(pods.read()))
+    try:
+        ours = managed(pods.read())
+    except Unavailable:
+        ours = frozenset()  # the rounds say why; the root alone tells then
+    obstacle = files.obstacle(ours)
     if obstacle is not None:
         return Act.DRY_RUN, (f"Decisions run dry: {obstacle.reason}: {obstacle.remedy}.",)
     if originals is None:

@@ -83,6 +83,12 @@ eviction:                       # docs/eviction.md says what each plugin does
   dryRun: [rss-overuse-eviction-plugin]
   systemMemory: {kswapdPagesPerS: 5000}
 """,
+    "kubelet": """\
+kubelet:                        # one that signs its own certificate, beside CRI-O
+  caFile: /var/lib/kubelet/pki/kubelet.crt
+  serverName: worker-3
+  runtimeSocket: /run/crio/crio.sock
+""",
     "exporters": """\
 exporters: {maxCgroups: 100}
 """,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.config import Config
 from agent.forecast_state import ForecastFile
 from agent.hierarchy import Hierarchy
+from agent.sense.podspec import Door
 from api.decisions import Act
-from api.ports import Probe, Unavailable
+from api.ports import PodSource, Probe, Unavailable
 
 if TYPE_CHECKING:
     from agent.eviction.evictor import Evictor
@@ -69,3 +73,38 @@ def open_node_knobs(
         return node_knobs.open_node_knobs(config.knobs, hierarchy, state, sys, dry=act is not Act.ON), ()
     except Unavailable as error:
         return None, (f"Disks, caches and OOM scores are left alone: {error.reason}: {error.remedy}.",)
+
+
+async def open_kubelet(
+    config: Config, door: Door, hierarchy: Hierarchy, stack: AsyncExitStack
+) -> tuple[PodSource, tuple[Probe, ...]]:
+    """The pods of the kubelet and of the container runtime, and how both fare, asked once already; what cannot be asked now is
+    asked again, and shown. Raises Unavailable for settings that cannot hold."""
+    from agent.sense.kubelet import Kubelet  # noqa: PLC0415 - the others have their pods from a file, or none
+    from agent.sense.kubepods import KubePods  # noqa: PLC0415
+    from agent.sense.podjoin import Node  # noqa: PLC0415
+    from agent.sense.running import find_socket  # noqa: PLC0415
+
+    runtime, socket = None, find_socket(config.kubelet.runtime_socket)
+    if socket is not None:
+        from agent.sense.cri import Runtime  # noqa: PLC0415 - gRPC is 12 MiB
+
+        runtime = Runtime(socket, config.kubelet.timeout_s)
+        stack.push_async_callback(runtime.close)
+    kubelet = await stack.enter_async_context(Kubelet(config.kubelet))
+    node = Node(door=door, exists=partial(exists, hierarchy.primary), cgroup_root=config.kubelet.cgroup_root)
+    pods = KubePods(kubelet, runtime, node, config.kubelet)
+    await pods.turn()
+    stack.push_async_callback(ended, asyncio.create_task(pods.run()))
+    return pods, pods.probes()
+
+
+async def ended(task: asyncio.Task[None]) -> None:
+    """Cancel it, and wait until it has left what it used."""
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def exists(mount: Path, cgroup: str) -> bool:
+    """Whether there is such a cgroup."""
+    return os.path.isdir(f"{mount}{cgroup}")  # noqa: PTH112 - thousands a second

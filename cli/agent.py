@@ -24,10 +24,11 @@ from exporters import LEAST_RECORD_MIB, RECORD_MIB
 @click.option(
     "--pods",
     type=click.Path(path_type=Path),
-    help="The pods of this node (YAML); without it every cgroup is watched and nothing is decided.",
+    help="The pods of this node (YAML); without it and --kubelet every cgroup is watched and nothing is decided.",
 )
+@click.option("--kubelet", is_flag=True, help="The pods are those that the kubelet and the container runtime list.")
 @click.option(
-    "--act", type=click.Choice([act.value for act in Act]), show_default="dry-run with --pods, off without",
+    "--act", type=click.Choice([act.value for act in Act]), show_default="dry-run with pods, off without",
     help="off: watch. dry-run: decide and write nothing. on: write.",
 )  # fmt: skip
 @click.option("--listen", default=DEFAULT_LISTEN, show_default=True, help="Where page, API and metrics are served.")
@@ -50,12 +51,17 @@ from exporters import LEAST_RECORD_MIB, RECORD_MIB
     help="Serve Malachite's documents there too; Katalyst's agent asks 127.0.0.1:9002.",
 )  # fmt: skip
 @click.option("--duration", "duration_s", type=Seconds(min=0, min_open=True), help="End after so many seconds.")
-def agent(act: str | None, pods: Path | None, listen: str, malachite: str | None, **others: Any) -> None:
+def agent(act: str | None, pods: Path | None, kubelet: bool, listen: str, malachite: str | None, **others: Any) -> None:
     """Run the node agent until a signal ends it; then every changed value is put back."""
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, handlers=[StderrLog()])
     host, port = parse_listen(listen)
     also = None if malachite is None else parse_listen(malachite, "--malachite")
-    options = Options(act=_act(act, pods), pods=pods, host=host, port=port, malachite=also, **others)
+    if kubelet and pods is not None:
+        raise click.UsageError("--kubelet and --pods both say which pods there are; choose one")
+    listed = kubelet or pods is not None
+    options = Options(
+        act=_act(act, listed=listed), pods=pods, kubelet=kubelet, host=host, port=port, malachite=also, **others
+    )
     try:
         status = main(options)
     except (ConfigError, PodsError) as error:
@@ -66,10 +72,12 @@ def agent(act: str | None, pods: Path | None, listen: str, malachite: str | None
     sys.exit(status)
 
 
-def _act(asked: str | None, pods: Path | None) -> Act:
+def _act(asked: str | None, *, listed: bool) -> Act:
     """What the agent may do: without a list of pods there is nobody to decide for."""
-    if pods is None and asked not in (None, Act.OFF.value):
-        raise click.UsageError(f"--act {asked} needs --pods: without a list of pods there is nobody to decide for")
+    if not listed and asked not in (None, Act.OFF.value):
+        raise click.UsageError(
+            f"--act {asked} needs --pods or --kubelet: without a list of pods there is nobody to decide for"
+        )
     if asked is None:
-        return Act.OFF if pods is None else Act.DRY_RUN
+        return Act.DRY_RUN if listed else Act.OFF
     return Act(asked)

@@ -11,6 +11,7 @@ from agent.config.eviction import EvictionConfig
 from agent.config.forecast import ForecastConfig
 from agent.config.headroom import HeadroomConfig, ReportConfig
 from agent.config.inference import InferenceConfig
+from agent.config.kubelet import KubeletConfig
 from agent.config.memory import MemoryConfig
 from agent.config.node import NodeConfig
 from agent.config.overcommit import OvercommitConfig
@@ -121,4 +122,5 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     eviction: EvictionConfig = EvictionConfig()
     shadow: AdvisorConfig | None = None
     """A second policy that judges every round and touches nothing: what it would lend and promise is shown beside the first."""
+    kubelet: KubeletConfig = KubeletConfig()
     exporters: ExportersConfig = ExportersConfig()

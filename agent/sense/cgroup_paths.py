@@ -63,19 +63,18 @@ def top_path(root: str, driver: Driver) -> str:
     return _joined([*_root(root), KUBEPODS], driver)
 
 
-def container_path(home: Home, container_id: str, driver: Driver) -> str:
-    """Of a container by its id as a pod's status has it, with the runtime's name in front: `containerd://ID`.
+def container_path(home: Home, runtime: str, container_id: str, driver: Driver) -> str:
+    """Of a container by its bare id and the name of its runtime, one of PREFIXES.
 
-    Raises ValueError for an id that is none, of an unknown runtime, and as `pod_path` does.
+    Raises ValueError for an id that is none, an unknown runtime, and as `pod_path` does.
     """
-    runtime, separator, bare = container_id.partition("://")
-    if not separator or runtime not in PREFIXES or not plain(bare):
-        raise ValueError(f"{container_id[:80]!r} is no id of a container, such as containerd://4f53...")
-    prefix = PREFIXES[runtime]
+    if runtime not in PREFIXES or not plain(container_id):
+        raise ValueError(f"{container_id[:80]!r} is no id of a container of {', '.join(PREFIXES)}")
+    name = f"{PREFIXES[runtime]}-{container_id}"
     if driver is Driver.SYSTEMD:
-        name = f"{prefix}-{bare}.scope"
-    else:
-        name = f"{prefix}-{bare}" if runtime == NAMED_BY_CRIO else bare
+        name += ".scope"
+    elif runtime != NAMED_BY_CRIO:
+        name = container_id
     return f"{pod_path(home, driver)}/{name}"
 
 
@@ -109,11 +108,28 @@ def expand_slice(name: str) -> str:
     return "".join(f"/{'-'.join(steps[: count + 1])}{SUFFIX}" for count in range(len(steps)))
 
 
-def likely_paths(home: Home, container_id: str, exists: Callable[[str], bool]) -> tuple[str, ...]:
-    """Where the container may be, the driver in use first: that whose cgroup above all pods exists. After a change of the
-    driver the other's may be left over, so both are named then. Raises as `container_path` does."""
-    drivers = [driver for driver in Driver if exists(top_path(home.root, driver))]
-    return tuple(container_path(home, container_id, driver) for driver in drivers)
+def found_path(home: Home, container_id: str, told: str, exists: Callable[[str], bool]) -> str:
+    """Where the container is: where its runtime told, else where it would have put it; empty where nothing of that exists.
+
+    `container_id` may be that of a pod's status, with the runtime's name in front: `containerd://ID`; without it, every
+    runtime's spelling is tried. Never raises: what is no id is nowhere.
+    """
+    if told and exists(told):
+        return told
+    scheme, separator, bare = container_id.rpartition("://")
+    runtimes = [scheme] if separator else list(PREFIXES)
+    # After a change of the driver the other's cgroups may be left over: the container itself decides.
+    for driver in Driver:
+        if not exists(top_path(home.root, driver)):
+            continue
+        for runtime in runtimes:
+            try:
+                path = container_path(home, runtime, bare, driver)
+            except ValueError:
+                return ""
+            if exists(path):
+                return path
+    return ""
 
 
 def _of_unit(slice_: str, prefix: str, name: str) -> str:

@@ -1,0 +1,51 @@
+"""Settings of the pods that the agent asks the kubelet and the container runtime for (`--kubelet`)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from agent.config.units import Seconds
+
+ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+Url = Annotated[str, Meta(pattern=r"^https?://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?$")]
+CgroupRoot = Annotated[str, Meta(pattern=r"^/([A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*)?$")]
+
+
+class KubeletConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Where the node's pods are learnt with `--kubelet`: their specifications from the kubelet, and what runs of them from the
+    container runtime, which knows it first. Files may be replaced at any time, as mounted tokens are."""
+
+    url: Url = "https://127.0.0.1:10250"
+    """Of the kubelet. Its read-only port, `http://127.0.0.1:10255`, where it is on, wants no token and gets none."""
+    token_file: str = f"{ACCOUNT}/token"
+    """Who we are; empty for nobody. The account needs `get` of `nodes/proxy`, or from Kubernetes 1.33 on of `nodes/pods`."""
+    ca_file: str = f"{ACCOUNT}/ca.crt"
+    """Who signed the kubelet's certificate; empty for whom the system trusts. Of one that signs its own it is
+    `/var/lib/kubelet/pki/kubelet.crt`."""
+    certificate_file: str = ""
+    """A client certificate instead of the token, or beside it,"""
+    key_file: str = ""
+    """and its key."""
+    server_name: str = ""
+    """The name in the kubelet's certificate, which often is the node's alone; empty for the one in `url`."""
+    verify: bool = True
+    """False believes whoever answers at `url`, and gives him the token."""
+    runtime_socket: str | None = None
+    """Of containerd or CRI-O; unless set the first that is there of `/run/containerd/containerd.sock`, `/run/crio/crio.sock`
+    and `/run/k3s/containerd/containerd.sock`. Empty for none: then only the kubelet says what runs, some seconds late."""
+    events: bool = False
+    """Also be told by the runtime of each container that starts, and ask at once. containerd waits for those whom it tells,
+    so that an agent that is stopped may hold it up; version 1 tells each event to one of them only, so that a kubelet with
+    `EventedPLEG` misses what the agent hears."""
+    cgroup_root: CgroupRoot = "/"
+    """The kubelet's `cgroupRoot`. Its `cgroupDriver` is seen by what exists."""
+    interval_s: Annotated[float, Meta(ge=0.2, le=60)] = 1.0
+    """How often both are asked."""
+    timeout_s: Annotated[float, Meta(ge=0.1, le=60)] = 5.0
+    """How long either may take to answer."""
+    stale_s: Seconds = 30.0
+    """With a list of pods older than that no more is lent, because nobody knows who is new; a kubelet that is restarted is back
+    sooner. The pods that were known stay so."""

@@ -1,0 +1,216 @@
+"""The node's pods from the kubelet and the container runtime: asked beside the rounds, which see what was answered last.
+
+Neither is waited for. While the kubelet does not answer, its last list counts, and the source `kubelet` says how old it is;
+once that is too old, nobody knows any more who is new here, and the list is unavailable. The same for a runtime, without which
+the pods' statuses say what runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from agent.config.kubelet import KubeletConfig
+from agent.sense.kubelet import Kubelet
+from agent.sense.podjoin import Joined, Node, join
+from agent.sense.podlist import Garbage, Listing, decode
+from agent.sense.running import Looked
+from api.pods import Pod
+from api.ports import Probe, Seen, Unavailable
+
+if TYPE_CHECKING:
+    from agent.sense.cri import Runtime
+
+log = logging.getLogger(__name__)
+GAP_S = 0.1
+"""Between two looks at least, however many events there are."""
+EVENTS_AGAIN_S = 10.0
+_NAMED = 3
+
+
+class KubePods:
+    """A PodSource (api.ports). `turn` looks once; `run` goes on doing so until it is cancelled."""
+
+    def __init__(
+        self,
+        kubelet: Kubelet,
+        runtime: Runtime | None,
+        node: Node,
+        config: KubeletConfig,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kubelet, self._runtime, self._node, self._config, self._clock = kubelet, runtime, node, config, clock
+        self.kubelet = Source("kubelet", config.url.partition(":")[0], "list of pods", clock)
+        self.runtime = Source(
+            "container-runtime", str(runtime.socket) if runtime else "none", "list of containers", clock
+        )
+        self._listing, self._looked, self._joined = Listing(), Looked(), Joined()
+        self._pods: tuple[Pod, ...] = ()
+        self._unlisted: Mapping[str, str] = {}
+        self._homeless: frozenset[str] = frozenset()
+        self._wake = asyncio.Event()
+
+    def read(self) -> tuple[Pod, ...]:
+        """The pods as of the last answer; the same tuple until something changes. Raises Unavailable before the first list, and
+        when the last is too old."""
+        age_s = self.kubelet.age_s()
+        if age_s is not None and age_s <= self._config.stale_s:
+            return self._pods
+        old = "the kubelet was not asked yet" if age_s is None else f"the list of pods is {age_s:.0f} s old"
+        raise self.kubelet.problem() or Unavailable(old, "wait a second, and see the agent's log")
+
+    def probes(self) -> tuple[Probe, ...]:
+        """How both fare, as sources of their own."""
+        return (self.kubelet, self.runtime) if self._runtime is not None else (self.kubelet,)
+
+    async def run(self) -> None:
+        """Look every `interval_s`, and at once on an event."""
+        listening = asyncio.create_task(self._listen()) if self._config.events else None
+        try:
+            while True:
+                due = self._clock() + self._config.interval_s
+                self._wake.clear()
+                try:
+                    await self.turn()
+                except Exception:
+                    log.exception("a look at the pods failed; the last ones stay in force")
+                await asyncio.sleep(min(GAP_S, self._config.interval_s))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), max(due - self._clock(), 0.0))
+        finally:
+            if listening is not None:
+                listening.cancel()
+
+    async def turn(self) -> None:
+        """Ask both, and take what they say. Takes no longer than the slower one's deadline."""
+        body, looked = await asyncio.gather(self._ask_kubelet(), self._ask_runtime())
+        if isinstance(looked, Looked):
+            self._looked = looked
+        # While the runtime is away, what ran last; once that is too old, nothing is known from it.
+        away_s = self.runtime.age_s()
+        recent = away_s is not None and away_s <= self._config.stale_s
+        runs = self._looked if isinstance(looked, Looked) or recent else None
+        # Decoding a thousand pods takes a while, in which rounds and scrapes go on.
+        listing, joined = await asyncio.to_thread(self._understood, body, runs)
+        if isinstance(listing, Listing):
+            self._listing = listing
+        self._joined = joined
+        self._tell(listing, looked)
+        if (pods := joined.pods()) != self._pods:
+            self._pods = pods
+
+    async def _ask_kubelet(self) -> bytes | Unavailable:
+        try:
+            return await self._kubelet.ask()
+        except Unavailable as error:
+            return error
+
+    async def _ask_runtime(self) -> Looked | Unavailable | None:
+        if self._runtime is None:
+            return None
+        try:
+            return await self._runtime.look()
+        except Unavailable as error:
+            return error
+
+    def _understood(self, body: bytes | Unavailable, runs: Looked | None) -> tuple[Listing | Unavailable, Joined]:
+        """The new listing, or why it cannot be believed, and what that or the last one makes together with what runs."""
+        before, failed = self._joined.entries, body
+        if isinstance(body, bytes):
+            try:
+                listing = decode(body, self._listing)
+                joined = join(listing, runs, before, self._node)
+                if not joined.unlisted or any(item.pod.from_api for item in listing.items.values()):
+                    return listing, joined
+                failed = _just_started(joined.unlisted)
+            except Garbage as error:
+                failed = Unavailable(f"{self._kubelet.url}: {error}", "see whether kubelet.url is the kubelet's")
+        assert isinstance(failed, Unavailable)
+        return failed, join(self._listing, runs, before, self._node)
+
+    def _tell(self, listing: Listing | Unavailable, looked: Looked | Unavailable | None) -> None:
+        """How both fared. What does not fit is told when it was found twice: then it is no matter of who was asked first."""
+        joined = self._joined
+        still = sorted(pod for uid, pod in joined.unlisted.items() if uid in self._unlisted)
+        lost = sorted(joined.homeless & self._homeless)
+        self._unlisted, self._homeless = joined.unlisted, joined.homeless
+        if isinstance(listing, Unavailable):
+            self.kubelet.failed(listing)
+        elif unread := (*listing.problems, *joined.problems):
+            self.kubelet.answered(
+                Unavailable(f"some pods cannot be read: {_first(unread)}", "report it with this text")
+            )
+        elif still:
+            remedy = "see the kubelet's log; `crictl pods` shows them, and `crictl rmp` removes them"
+            self.kubelet.answered(Unavailable(f"pods run that the kubelet does not list: {_first(still)}", remedy))
+        elif lost:
+            remedy = "write in kubelet.cgroupRoot the kubelet's cgroupRoot, and have the agent see the host's cgroups"
+            self.kubelet.answered(Unavailable(f"no cgroup was found of {_first(lost)}", remedy))
+        else:
+            self.kubelet.answered()
+        if isinstance(looked, Unavailable):
+            self.runtime.failed(looked)
+        elif looked is not None:
+            self.runtime.answered()
+
+    async def _listen(self) -> None:
+        while self._runtime is not None:
+            with suppress(Unavailable):
+                async for _id in self._runtime.events():
+                    self._wake.set()
+            # Whether or not it can tell, it is asked in time all the same.
+            await asyncio.sleep(EVENTS_AGAIN_S)
+
+
+class Source:
+    """How one of them fares: a Probe that counts nothing."""
+
+    def __init__(self, name: str, form: str, what: str, clock: Callable[[], float]) -> None:
+        self.name, self.form, self._what, self._clock = name, form, what, clock
+        self._at: float | None = None
+        self._error: Unavailable | None = None
+        self._away = False
+
+    lost_events: int | None = None
+
+    def answered(self, ails: Unavailable | None = None) -> None:
+        """It did, and what is wrong with what it said."""
+        self._at, self._error, self._away = self._clock(), ails, False
+
+    def failed(self, error: Unavailable) -> None:
+        """It did not; what it said last counts."""
+        self._error, self._away = error, True
+
+    def age_s(self) -> float | None:
+        """Of the last good answer; None where there was none."""
+        return None if self._at is None else self._clock() - self._at
+
+    def problem(self) -> Unavailable | None:
+        """Why the last answer is old, and how old it is; or what is wrong with it."""
+        age_s = self.age_s()
+        if self._error is None or age_s is None or not self._away:
+            return self._error
+        return Unavailable(f"{self._error.reason} (the {self._what} is {age_s:.0f} s old)", self._error.remedy)
+
+    def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:  # noqa: ARG002 - a Probe's
+        return Seen()
+
+    def close(self) -> None:
+        pass
+
+
+def _just_started(unlisted: Mapping[str, str]) -> Unavailable:
+    return Unavailable(
+        f"the kubelet lists no pod of the API server, and {len(unlisted)} run that it does not list, "
+        f"such as {_first(sorted(unlisted.values()))}",
+        "it was just started: wait until it has reached the API server, or see its log",
+    )
+
+
+def _first(names: tuple[str, ...] | list[str]) -> str:
+    more = [f"and {len(names) - _NAMED} more"] if len(names) > _NAMED else []
+    return ", ".join([*names[:_NAMED], *more])

@@ -1,0 +1,162 @@
+"""The kubelet's word on what pods are to be, and the runtime's on what of them runs, made one: the node's pods. Pure.
+
+A pod is here from when the kubelet lists it, with those of its containers that run now, and stays while any of them does: a
+kubelet that was just started lists nobody for a while, and forgetting a pod would give its cgroups back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from agent.sense.cgroup_paths import Home, found_path
+from agent.sense.podlist import Amounts, ContainerSpec, KubePod, Listing, qos_class
+from agent.sense.podspec import KNOWN_RESOURCES, SIDECAR_POLICY, Door, Listed, Place, RawPod, assemble
+from agent.sense.resources import Ask, FieldError, read_ask
+from agent.sense.running import Looked
+from api.pods import Pod
+
+PLACE = Place("metadata", "spec")
+Exists = Callable[[str], bool]
+
+
+class Entry(NamedTuple):
+    """A pod, and what it was made of: as long as that stays, so does the pod."""
+
+    digest: bytes
+    cgroups: Mapping[str, str]
+    """Of the containers that run, by name."""
+    kube: KubePod
+    pod: Pod
+
+
+class Joined(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the node's pods."""
+
+    entries: Mapping[str, Entry] = {}
+    """By uid: those that are to stay, those that are to go, those that are gone from the list."""
+    unlisted: Mapping[str, str] = {}
+    """`namespace/name`, by uid, of pods that run and that the kubelet neither lists nor has listed."""
+    homeless: frozenset[str] = frozenset()
+    """`namespace/name/container` of those that run and whose cgroup was not found."""
+    problems: tuple[str, ...] = ()
+
+    def pods(self) -> tuple[Pod, ...]:
+        """By name. Of two with one name, as after a deletion by force, the one that comes first among the entries."""
+        named: dict[str, Pod] = {}
+        for entry in self.entries.values():
+            named.setdefault(entry.pod.key, entry.pod)
+        return tuple(named[key] for key in sorted(named))
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """Where cgroups are on this node, and what its settings say of pods."""
+
+    door: Door
+    exists: Exists
+    """Whether there is a cgroup at a path."""
+    cgroup_root: str = "/"
+
+
+def join(listing: Listing, looked: Looked | None, before: Mapping[str, Entry], node: Node) -> Joined:
+    """The node's pods. `looked` is None where no runtime tells: then the pods' statuses say what runs."""
+    entries: dict[str, Entry] = {}
+    homeless: set[str] = set()
+    problems: list[str] = []
+    inside = sorted(listing.items.items(), key=lambda each: each[1].pod.metadata.deleted_at is not None)
+    listed = {uid: (item.digest, item.pod) for uid, item in inside}
+    left = {uid: (entry.digest, entry.kube) for uid, entry in before.items() if uid not in listed}
+    for uid, (digest, kube) in (listed | left).items():
+        known = before.get(uid)
+        cgroups, lost = _homes(kube, looked, node)
+        if known is not None and looked is None:
+            # Statuses may be late, and nobody else tells: what was known and is still there goes on.
+            cgroups = {name: path for name, path in known.cgroups.items() if node.exists(path)} | cgroups
+        homeless |= lost
+        if not cgroups and (uid in left or kube.over or kube.metadata.deleted_at):
+            continue
+        if known is not None and known.digest == digest and known.cgroups == cgroups:
+            entries[uid] = known
+            continue
+        try:
+            entries[uid] = Entry(digest, cgroups, kube, pod_of_kubelet(kube, cgroups, node.door))
+        except FieldError as error:
+            problems.append(f"{kube.metadata.namespace}/{kube.metadata.name}: {error}")
+    running = looked.pods() if looked is not None else {}
+    unlisted = {uid: pod for uid, pod in running.items() if uid not in listed and uid not in entries}
+    return Joined(entries=entries, unlisted=unlisted, homeless=frozenset(homeless), problems=tuple(problems))
+
+
+def pod_of_kubelet(kube: KubePod, cgroups: Mapping[str, str], door: Door) -> Pod:
+    """The pod as everybody else knows it, with the containers that have a cgroup. What of its labels and annotations cannot be
+    is among its problems: it is a pod all the same. Raises FieldError for a pod that has a name which cannot be one."""
+    metadata, spec = kube.metadata, kube.spec
+    listed, problems = _listed(kube, cgroups)
+    raw = RawPod(
+        name=metadata.name,
+        containers=[],
+        namespace=metadata.namespace,
+        labels=dict(metadata.labels or {}),
+        annotations=dict(metadata.annotations or {}),
+        priority=spec.priority,
+        priority_class=spec.priority_class_name or "",
+    )
+    try:
+        pod = assemble(raw, listed, PLACE, door)
+    except FieldError as error:
+        # Whoever cannot be understood is protected: as online work that says nothing of itself.
+        pod = assemble(msgspec.structs.replace(raw, labels={}, annotations={}), listed, PLACE, door)
+        problems.append(f"{error}; until then nothing of its labels and annotations counts, and it is {pod.qos.value}")
+    return msgspec.structs.replace(pod, uid=kube.uid, problems=(*problems, *pod.problems))
+
+
+def _listed(kube: KubePod, cgroups: Mapping[str, str]) -> tuple[list[Listed], list[str]]:
+    """Containers that stay, whether they run or not, and of those that do not (init, ephemeral) the ones that run now."""
+    problems: list[str] = []
+    found = [_container(each, cgroups, problems, init=False) for each in kube.spec.containers]
+    for each in (*(kube.spec.init_containers or ()), *(kube.spec.ephemeral_containers or ())):
+        if each.restart_policy == SIDECAR_POLICY or each.name in cgroups:
+            found.append(_container(each, cgroups, problems, init=True))
+    return found, problems
+
+
+def _container(spec: ContainerSpec, cgroups: Mapping[str, str], problems: list[str], *, init: bool) -> Listed:
+    amounts = spec.resources or Amounts()
+    requests = {name: value for name, value in (amounts.requests or {}).items() if name in KNOWN_RESOURCES}
+    # Kubernetes takes a limit of nothing for none.
+    limits = {
+        name: value
+        for name, value in (amounts.limits or {}).items()
+        if name in KNOWN_RESOURCES and not ("/" not in name and str(value) == "0")
+    }
+    try:
+        ask = read_ask(requests, limits, KNOWN_RESOURCES, f"container {spec.name}: resources")
+    except FieldError as error:
+        ask = Ask()
+        problems.append(f"{error}; until then it asks for nothing")
+    return Listed(spec.name, cgroups.get(spec.name, ""), ask, init)
+
+
+def _homes(kube: KubePod, looked: Looked | None, node: Node) -> tuple[dict[str, str], set[str]]:
+    """Cgroups of the pod's containers that run, by name, and which of those were not found."""
+    uid, spec = kube.uid, kube.spec
+    home = Home(uid, qos_class(kube), node.cgroup_root)
+    told, running = {}, kube.running()
+    if looked is not None:
+        names = [
+            each.name for each in (*spec.containers, *(spec.init_containers or ()), *(spec.ephemeral_containers or ()))
+        ]
+        ours = {name: one for name in names if (one := looked.running.get((uid, name))) is not None}
+        told = {name: one.cgroup for name, one in ours.items()}
+        running = {name: one.id for name, one in ours.items()}
+    cgroups: dict[str, str] = {}
+    lost: set[str] = set()
+    for name, container_id in running.items():
+        path = found_path(home, container_id, told.get(name, ""), node.exists)
+        if path and path not in cgroups.values():
+            cgroups[name] = path
+        else:
+            lost.add(f"{kube.metadata.namespace}/{kube.metadata.name}/{name}")
+    return cgroups, lost
