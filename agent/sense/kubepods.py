@@ -53,6 +53,7 @@ class KubePods:
         self._unlisted: Mapping[str, str] = {}
         self._homeless: frozenset[str] = frozenset()
         self._wake = asyncio.Event()
+        self._bug = ""
 
     def read(self) -> tuple[Pod, ...]:
         """The pods as of the last answer; the same tuple until something changes. Raises Unavailable before the first list, and
@@ -76,14 +77,21 @@ class KubePods:
                 self._wake.clear()
                 try:
                     await self.turn()
-                except Exception:
-                    log.exception("a look at the pods failed; the last ones stay in force")
+                except Exception as error:
+                    self._broke(f"{type(error).__name__}: {error}")
                 await asyncio.sleep(min(GAP_S, self._config.interval_s))
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), max(due - self._clock(), 0.0))
         finally:
             if listening is not None:
                 listening.cancel()
+
+    def _broke(self, text: str) -> None:
+        """A bug: shown as long as it lasts, and logged when it is new."""
+        if text != self._bug:
+            log.exception("a look at the pods failed; the last ones stay in force")
+        self._bug = text
+        self.kubelet.failed(Unavailable(text, "this is a bug: report it with the agent's log"))
 
     async def turn(self) -> None:
         """Ask both, and take what they say. Takes no longer than the slower one's deadline."""
