@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -148,8 +148,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
     hierarchy, state = detect(PROC), (options.state_dir, boot_id(PROC))
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(READERS, "reader"))
     async with AsyncExitStack() as stack:
-        files = KnobFiles(hierarchy)
-        stack.callback(files.close)
+        files = stack.enter_context(closing(KnobFiles(hierarchy)))
         asking: tuple[Probe, ...] = ()
         if options.kubelet:
             pods, asking = await optional.open_kubelet(config, _door(config), hierarchy, stack)
@@ -160,8 +159,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         chosen = registry.USUAL if config.probes is None else config.probes
         waits, waits_missing = _open_waits(hierarchy, blame=BLAME in chosen, watching=isinstance(pods, NoPods))
         stack.callback(waits.close)
-        probes = Background(registry.openers(chosen, {BLAME: partial(beside, waits)}))
-        stack.callback(probes.close)
+        probes = stack.enter_context(closing(Background(registry.openers(chosen, {BLAME: partial(beside, waits)}))))
         node_knobs, knobs_missing = optional.open_node_knobs(config, act, hierarchy, state, SYS)
         evictor = optional.open_evictor(config, act, hierarchy, stack)
         journals = open_journals(None if originals is None else options.state_dir, stack, evicting=evictor is not None)
@@ -170,8 +168,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         # Who asks for Malachite's documents reads back what it has just set, under a time that is to be true.
         cgroups = CgroupReader(hierarchy, limit=config.max_cgroups, fresh_limits=options.malachite is not None)
         stack.callback(cgroups.close)
-        node = NodeReader(PROC, SYS)
-        stack.callback(node.close)
+        node = stack.enter_context(closing(NodeReader(PROC, SYS)))
         sinks, reporting = await _open_exporters(options, config, (*journals, recorder), stack)
         sensor = Sensor(
             cgroups=cgroups,
@@ -247,8 +244,8 @@ def _open_waits(hierarchy: Hierarchy, *, blame: bool, watching: bool) -> tuple[W
     try:
         return open_waits(blame=blame), ()
     except Unavailable as error:
-        coarse = "Run-queue waits come from schedstat, as sums without a distribution, and of the pods in --pods only"
-        none = "There are no run-queue waits: without BPF they come from schedstat, of the pods in --pods only"
+        coarse = "Run-queue waits come from schedstat, as sums without a distribution, and of listed pods only"
+        none = "There are no run-queue waits: without BPF they come from schedstat, of listed pods only"
         return SchedstatWaits(PROC, hierarchy), (f"{none if watching else coarse}: {error.reason}: {error.remedy}.",)
 
 

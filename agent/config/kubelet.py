@@ -9,7 +9,6 @@ from msgspec import Meta
 
 from agent.config.units import Seconds
 
-ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 Url = Annotated[str, Meta(pattern=r"^https?://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?$")]
 CgroupRoot = Annotated[str, Meta(pattern=r"^/([A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*)?$")]
 
@@ -20,11 +19,12 @@ class KubeletConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     url: Url = "https://127.0.0.1:10250"
     """Of the kubelet. Its read-only port, `http://127.0.0.1:10255`, where it is on, wants no token and gets none."""
-    token_file: str = f"{ACCOUNT}/token"
-    """Who we are; empty for nobody. The account needs `get` of `nodes/proxy`, or from Kubernetes 1.33 on of `nodes/pods`."""
-    ca_file: str = f"{ACCOUNT}/ca.crt"
-    """Who signed the kubelet's certificate; empty for whom the system trusts. Of one that signs its own it is
-    `/var/lib/kubelet/pki/kubelet.crt`."""
+    token_file: str | None = None
+    """Who we are: a file with a token, unless set that of the pod's service account; empty for nobody. The account needs
+    `get` of `nodes/proxy`, or from Kubernetes 1.33 on of `nodes/pods`."""
+    ca_file: str | None = None
+    """Who signed the kubelet's certificate, unless set the authority in the service account; empty for whom the system
+    trusts. Of a kubelet that signs its own it is `/var/lib/kubelet/pki/kubelet.crt`."""
     certificate_file: str = ""
     """A client certificate instead of the token, or beside it,"""
     key_file: str = ""

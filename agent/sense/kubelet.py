@@ -13,6 +13,7 @@ from agent.config.kubelet import KubeletConfig
 from agent.sense.podlist import LARGEST_BYTES
 from api import VERSION
 from api.ports import Unavailable
+from kube.config import SERVICE_ACCOUNT
 from kube.credentials import Access, Credentials, Material
 
 PATH = "/pods"
@@ -147,14 +148,15 @@ def _credentials(config: KubeletConfig) -> Credentials:
         lacking = "keyFile" if config.certificate_file else "certificateFile"
         raise Unavailable(f"kubelet.{lacking}: is missing beside the other of the two", "write both")
     return Credentials(
-        authority=_material(config.ca_file, "caFile") if config.verify else None,
+        authority=_material(config.ca_file, "caFile", SERVICE_ACCOUNT / "ca.crt") if config.verify else None,
         certificate=_material(config.certificate_file, "certificateFile"),
         key=_material(config.key_file, "keyFile"),
-        token=_material(config.token_file, "tokenFile"),
+        token=_material(config.token_file, "tokenFile", SERVICE_ACCOUNT / "token"),
         verify=config.verify,
         server_name=config.server_name,
     )
 
 
-def _material(path: str, name: str) -> Material | None:
-    return Material(path=Path(path), field=f"kubelet.{name}") if path else None
+def _material(path: str | None, name: str, usual: Path | None = None) -> Material | None:
+    chosen = usual if path is None else Path(path) if path else None
+    return Material(path=chosen, field=f"kubelet.{name}") if chosen is not None else None

@@ -78,20 +78,18 @@ class KubePods:
                 try:
                     await self.turn()
                 except Exception as error:
-                    self._broke(f"{type(error).__name__}: {error}")
+                    # A bug: shown as long as it lasts, and logged when it is new.
+                    text = f"{type(error).__name__}: {error}"
+                    if text != self._bug:
+                        log.exception("a look at the pods failed; the last ones stay in force")
+                    self._bug = text
+                    self.kubelet.failed(Unavailable(text, "this is a bug: report it with the agent's log"))
                 await asyncio.sleep(min(GAP_S, self._config.interval_s))
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), max(due - self._clock(), 0.0))
         finally:
             if listening is not None:
                 listening.cancel()
-
-    def _broke(self, text: str) -> None:
-        """A bug: shown as long as it lasts, and logged when it is new."""
-        if text != self._bug:
-            log.exception("a look at the pods failed; the last ones stay in force")
-        self._bug = text
-        self.kubelet.failed(Unavailable(text, "this is a bug: report it with the agent's log"))
 
     async def turn(self) -> None:
         """Ask both, and take what they say. Takes no longer than the slower one's deadline."""

@@ -70,10 +70,7 @@ def join(listing: Listing, looked: Looked | None, before: Mapping[str, Entry], n
     left = {uid: (entry.digest, entry.kube) for uid, entry in before.items() if uid not in listed}
     for uid, (digest, kube) in (listed | left).items():
         known = before.get(uid)
-        cgroups, lost = _homes(kube, looked, node)
-        if known is not None and looked is None:
-            # Statuses may be late, and nobody else tells: what was known and is still there goes on.
-            cgroups = {name: path for name, path in known.cgroups.items() if node.exists(path)} | cgroups
+        cgroups, lost = _homes(kube, looked, known.cgroups if known is not None else {}, node)
         homeless |= lost
         if not cgroups and (uid in left or kube.over or kube.metadata.deleted_at):
             continue
@@ -139,23 +136,33 @@ def _container(spec: ContainerSpec, cgroups: Mapping[str, str], problems: list[s
     return Listed(spec.name, cgroups.get(spec.name, ""), ask, init)
 
 
-def _homes(kube: KubePod, looked: Looked | None, node: Node) -> tuple[dict[str, str], set[str]]:
-    """Cgroups of the pod's containers that run, by name, and which of those were not found."""
+def _homes(
+    kube: KubePod, looked: Looked | None, known: Mapping[str, str], node: Node
+) -> tuple[dict[str, str], set[str]]:
+    """Cgroups of the pod's containers that run, by name, and which of those were not found; `known` has those of before."""
     uid, spec = kube.uid, kube.spec
-    home = Home(uid, qos_class(kube), node.cgroup_root)
     told, running = {}, kube.running()
-    if looked is not None:
-        names = [
-            each.name for each in (*spec.containers, *(spec.init_containers or ()), *(spec.ephemeral_containers or ()))
-        ]
-        ours = {name: one for name in names if (one := looked.running.get((uid, name))) is not None}
+    cgroups: dict[str, str] = {}
+    if looked is None:
+        # Statuses may be late, and nobody else tells: what was known and is still there goes on.
+        cgroups = {name: path for name, path in known.items() if node.exists(path)}
+    else:
+        kinds = (spec.containers, spec.init_containers or (), spec.ephemeral_containers or ())
+        ours = {
+            each.name: one
+            for kind in kinds
+            for each in kind
+            if (one := looked.running.get((uid, each.name))) is not None
+        }
         told = {name: one.cgroup for name, one in ours.items()}
         running = {name: one.id for name, one in ours.items()}
-    cgroups: dict[str, str] = {}
+    home = Home(uid, qos_class(kube), node.cgroup_root)
     lost: set[str] = set()
     for name, container_id in running.items():
-        path = found_path(home, container_id, told.get(name, ""), node.exists)
-        if path and path not in cgroups.values():
+        before = known.get(name, "")
+        # Where it was is where it is: to try every spelling each second costs more than all the rest.
+        likely = told.get(name) or (before if container_id.rpartition("/")[2] in before else "")
+        if path := found_path(home, container_id, likely, node.exists):
             cgroups[name] = path
         else:
             lost.add(f"{kube.metadata.namespace}/{kube.metadata.name}/{name}")

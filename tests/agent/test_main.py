@@ -16,9 +16,9 @@ from api.ports import Unavailable
     [
         (
             False,
-            "Run-queue waits come from schedstat, as sums without a distribution, and of the pods in --pods only: ",
+            "Run-queue waits come from schedstat, as sums without a distribution, and of listed pods only: ",
         ),
-        (True, "There are no run-queue waits: without BPF they come from schedstat, of the pods in --pods only: "),
+        (True, "There are no run-queue waits: without BPF they come from schedstat, of listed pods only: "),
     ],
 )
 def test_waits_without_bpf_are_said_to_be_of_pods_only(
