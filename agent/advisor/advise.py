@@ -93,6 +93,7 @@ def _latency(
         enable_reclaim=config.enable_reclaim,
         blames=blames,
         most_cores=lendable_cores(snapshot, lent_nodes(snapshot, memory, config), memory, config),
+        pods_known=all(source.ok for source in snapshot.sources if source.name == "pods"),
     )
     lending = latency.lend(situation, memory, config.latency)
     before = memory.lent_cores if memory.lent_cores is not None else float(len(cpus))

@@ -38,6 +38,7 @@ _OWN_BREACH, _OWN_NEAR = 1.25, 1.1
 _FORGETTING = 0.9
 """What a container was seen to wait by itself goes down so in every round in which it is measured again."""
 _STEPS_PER_CORE = 20
+PODS_UNKNOWN = "pods_unknown"
 """Lent CPU moves in twentieths of a core: smaller changes are noise that would cost a write each."""
 
 
@@ -73,6 +74,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """By online container whose waits are above half the target: who had the CPU meanwhile; None where nobody knows."""
     most_cores: float | None = None
     """What may be lent at most, because there are pods that lend nothing; None where there are none."""
+    pods_known: bool = True
+    """Whether whoever lists the pods answers: if not, some may be here that nobody knows of."""
 
 
 def lend(situation: Situation, memory: Memory, config: LatencyConfig) -> Lending:
@@ -113,7 +116,7 @@ def lend(situation: Situation, memory: Memory, config: LatencyConfig) -> Lending
     }
     # What was learnt just now may have been what was taken for harm.
     harmful = None if own.keys() - memory.own_waits_ns.keys() else memory.harmful_cores
-    held = "freeze" if ruling.rule.startswith("wait_unknown") else "hold"
+    held = "freeze" if ruling.rule.startswith(("wait_unknown", PODS_UNKNOWN)) else "hold"
     return Lending(
         lent_cores=new,
         level_cores=level,
@@ -202,8 +205,11 @@ def _judge(situation: Situation, memory: Memory, config: LatencyConfig, lent: fl
 
 
 def _grow(situation: Situation, memory: Memory, config: LatencyConfig, lent: float, why: tuple[str, str]) -> _Ruling:
-    """A step more, never a jump; a small step around what was harmful the last time."""
+    """A step more, never a jump; a small step around what was harmful the last time. None for pods that nobody lists."""
     rule, text = why
+    if not situation.pods_known:
+        text = f"{text}, but the list of pods is not up to date: some may be new, and nothing more is lent."
+        return _Ruling(lent, PODS_UNKNOWN, text, None)
     step = config.grow_ratio_per_s * situation.node_cpus * situation.elapsed_ns / NS_PER_S
     harmful = memory.harmful_cores
     if harmful is not None and _CAREFUL[0] * harmful <= lent <= _CAREFUL[1] * harmful:

@@ -49,3 +49,13 @@ class KubeletConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     stale_s: Seconds = 30.0
     """With a list of pods older than that no more is lent, because nobody knows who is new; a kubelet that is restarted is back
     sooner. The pods that were known stay so."""
+
+    def __post_init__(self) -> None:
+        if bool(self.certificate_file) is not bool(self.key_file):
+            lacking = "keyFile" if self.certificate_file else "certificateFile"
+            raise ValueError(f"{lacking} is missing beside the other of the two; write both, or none")
+        if self.stale_s <= self.interval_s:
+            raise ValueError(
+                f"staleS {self.stale_s:g} is not longer than intervalS {self.interval_s:g}: every list would be too old; "
+                "raise it"
+            )

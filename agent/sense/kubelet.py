@@ -144,9 +144,6 @@ async def _read(answer: aiohttp.ClientResponse, most: int) -> tuple[bytes, bool]
 def _credentials(config: KubeletConfig) -> Credentials:
     if config.url.startswith("http:"):
         return Credentials()
-    if bool(config.certificate_file) != bool(config.key_file):
-        lacking = "keyFile" if config.certificate_file else "certificateFile"
-        raise Unavailable(f"kubelet.{lacking}: is missing beside the other of the two", "write both")
     return Credentials(
         authority=_material(config.ca_file, "caFile", SERVICE_ACCOUNT / "ca.crt") if config.verify else None,
         certificate=_material(config.certificate_file, "certificateFile"),

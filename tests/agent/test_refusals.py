@@ -91,6 +91,11 @@ WRONG = {
     "knobs: {io: {max: {reclaimed_cores: '8:0 wbps=1M'}}}": "knobs.io.max.reclaimed_cores: '1M' is not a whole number of",
     "knobs: {io: {costQos: {sda: enable}}}": "knobs.io: costQos: sda: 'enable' is none of enable, ctrl, rpct",
     "knobs: {io: {costModel: {sda: ''}}}": "knobs.io: costModel: sda: '' is none of ctrl, model, rbps",
+    "kubelet: {url: '10.0.0.1:10250'}": "kubelet.url: Expected `str` matching regex '^https?://",
+    "kubelet: {cgroupRoot: kubelab}": "kubelet.cgroupRoot: Expected `str` matching regex '^/",
+    "kubelet: {token: abc}": "kubelet: Object contains unknown field `token`, did you mean `tokenFile`?",
+    "kubelet: {keyFile: /k}": "kubelet: certificateFile is missing beside the other of the two; write both, or none",
+    "kubelet: {intervalS: 60}": "kubelet: staleS 30 is not longer than intervalS 60: every list would be too old; raise it",
     "memory: {reclaimRoot: kubepods}": "memory: reclaimRoot: 'kubepods' ",
     "memory: {reclaimRoot: /}": "memory: reclaimRoot: '/' ",
 }

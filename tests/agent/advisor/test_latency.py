@@ -15,7 +15,7 @@ from agent.advisor.waits import alarmed, contention
 from agent.config import AdvisorConfig, LatencyConfig
 from api.facts import Wait
 from api.qos import QoSLevel
-from api.samples import CgroupSample, Snapshot
+from api.samples import CgroupSample, Snapshot, SourceStatus
 from tests.agent.advisor.builders import S, pod, snapshot, waits
 
 CONFIG = LatencyConfig(target_wait_ms=8.192)  # a slot's bound: no interpolation in the tables
@@ -174,6 +174,36 @@ def test_with_nothing_online_lending_grows_to_the_whole_node_step_by_step() -> N
         lent.append(advice.lent_cores)
     assert lent[:3] == pytest.approx([0.1, 0.3, 0.5])
     assert lent[-1] == 2.0
+
+
+def test_pods_that_nobody_lists_freeze_growth_and_no_more() -> None:
+    """Some may have come of whom nobody knows; those who are known are protected as before."""
+    config, calm, lent = AdvisorConfig(latency=CONFIG), {10: 1000}, []
+    memory = Memory(lent_cores=0.5)
+    failed = SourceStatus(name="pods", ok=False, error="the kubelet hangs", remedy="see why")
+    rounds = [(calm, True), (calm, True), (calm, False), (calm, False), ({10: 1000, 60_000: 200}, False), (calm, True)]
+    for second, (total, listed) in enumerate(rounds):
+        seen = snapshot(second, [pod("web", QoSLevel.SHARED)], wait={"web": waits(total)})
+        if not listed:
+            seen = msgspec.structs.replace(seen, sources=(failed,))
+        advice, memory = advise(seen, config, memory, seen.taken_at_ns)
+        assert advice is not None
+        lent.append((round(advice.lent_cores, 2), advice.action, advice.verdict.rule))
+    assert lent[:5] == [
+        (0.5, "freeze", "wait_unknown"),
+        (0.7, "grow", "wait_below_target"),
+        (0.7, "freeze", "pods_unknown"),
+        (0.7, "freeze", "pods_unknown"),
+        (0.1, "shrink", "wait_far_above_target"),
+    ]
+    nobody = snapshot(9, [])
+    nobody = msgspec.structs.replace(nobody, sources=(failed,))
+    advice, _ = advise(nobody, config, Memory(lent_cores=0.5), nobody.taken_at_ns)
+    assert advice is not None
+    assert (advice.lent_cores, advice.verdict.rule) == (0.5, "pods_unknown")
+    assert advice.verdict.text == (
+        "No online pod runs here, but the list of pods is not up to date: some may be new, and nothing more is lent."
+    )
 
 
 def played(*rounds: tuple[dict[int, int] | None, int]) -> list[tuple[float, str]]:

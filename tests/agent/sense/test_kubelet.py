@@ -165,8 +165,6 @@ async def test_nobody_there_and_no_token_say_so(tmp_path: Path, authority: Autho
     assert missing.reason == f"kubelet.tokenFile: {tmp_path}/token: cannot be read: No such file or directory"
     unsigned = await refusal(settings("https://127.0.0.1:1", caFile=str(tmp_path / "ca.crt")))
     assert unsigned.reason.startswith(f"kubelet.caFile: {tmp_path}/ca.crt")
-    with pytest.raises(Unavailable, match=r"kubelet\.keyFile: is missing beside"):
-        Kubelet(settings("https://127.0.0.1:1", certificateFile="/x"))
 
 
 async def test_a_kubelet_that_hangs_costs_one_deadline() -> None:
