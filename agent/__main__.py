@@ -122,6 +122,16 @@ def _pods(path: Path | None, config: Config) -> PodSource:
     return NoPods() if path is None else StaticPods(path, _door(config))
 
 
+async def _asked(
+    options: Options, config: Config, hierarchy: Hierarchy, pods: PodSource, stack: AsyncExitStack
+) -> tuple[PodSource, tuple[Probe, ...], int]:
+    """Whoever lists the pods, how those fare whom he asks, and for how long he may list what has ended (ns)."""
+    if not options.kubelet:
+        return pods, (), 0
+    source, probes = await optional.open_kubelet(config, _door(config), hierarchy, stack)
+    return source, probes, optional.patience_ns(config)
+
+
 def _door(config: Config) -> Door:
     return Door(dialect=config.qos.dialect(), numa_nodes=read_topology(SYS).numa_nodes or None)
 
@@ -149,9 +159,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(READERS, "reader"))
     async with AsyncExitStack() as stack:
         files = stack.enter_context(closing(KnobFiles(hierarchy)))
-        asking: tuple[Probe, ...] = ()
-        if options.kubelet:
-            pods, asking = await optional.open_kubelet(config, _door(config), hierarchy, stack)
+        pods, asking, patience_ns = await _asked(options, config, hierarchy, pods, stack)
         originals, state_missing = _open_originals(options)
         if originals is not None:
             stack.callback(originals.close)
@@ -179,6 +187,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             indicators=indicators,
             probes=(*probes.probes, *asking, *reporting, *optional.hardware(config, SYS)),
             reclaim_root=config.memory.reclaim_root,
+            patience_ns=patience_ns,
         )
         if options.malachite is not None:
             sinks.append(await _open_malachite(*options.malachite, hierarchy, stack))

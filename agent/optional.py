@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from agent.eviction.evictor import Evictor
     from agent.qrm.node_knobs import NodeKnobs
 
+NS_PER_S = 1_000_000_000
 State = tuple[Path, str]
 """The state directory, and the id of this boot."""
 NODE_ORIGINALS, OOM_ORIGINALS, RESCTRL_GROUPS = "node-originals.json", "oom-originals.json", "fs/resctrl/dioptase-*"
@@ -78,8 +79,8 @@ def open_node_knobs(
 async def open_kubelet(
     config: Config, door: Door, hierarchy: Hierarchy, stack: AsyncExitStack
 ) -> tuple[PodSource, tuple[Probe, ...]]:
-    """The pods of the kubelet and of the container runtime, and how both fare, asked once already; what cannot be asked now is
-    asked again, and shown. Raises Unavailable for settings that cannot hold."""
+    """The pods of the kubelet and of the container runtime, and how both fare, who were asked once already; what cannot be
+    asked now is asked again, and shown."""
     from agent.sense.kubelet import Kubelet  # noqa: PLC0415 - the others have their pods from a file, or none
     from agent.sense.kubepods import KubePods  # noqa: PLC0415
     from agent.sense.podjoin import Node  # noqa: PLC0415
@@ -97,6 +98,11 @@ async def open_kubelet(
     await pods.turn()
     stack.push_async_callback(ended, asyncio.create_task(pods.run()))
     return pods, pods.probes()
+
+
+def patience_ns(config: Config) -> int:
+    """How long a container that ended may still be listed with the kubelet's pods: it is asked now and then, and slow."""
+    return round((2 * config.kubelet.interval_s + config.kubelet.timeout_s) * NS_PER_S)
 
 
 async def ended(task: asyncio.Task[None]) -> None:

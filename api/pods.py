@@ -74,6 +74,8 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     bound_numa: tuple[int, ...] = ()
     """NUMA nodes that it was bound to (numa_bind_result); empty where to none."""
     profile: ServiceProfile = ServiceProfile()
+    leaving: bool = False
+    """Whether it was told to end, whoever did (deletionTimestamp): it runs on for a while, and need not be told again."""
     problems: tuple[str, ...] = ()
     """What its labels and annotations say that cannot be taken as said: annotation, reason, remedy and what holds instead."""
 

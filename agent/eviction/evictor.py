@@ -74,7 +74,8 @@ class Evictor:
             loads=loads,
             nics=_nics(snapshot.node.interfaces),
             power=None if known.node is None else known.node.answered,
-            leaving=frozenset() if self._killer is None else self._killer.leaving,
+            leaving=frozenset(pod.key for pod in snapshot.pods if pod.leaving)
+            | (frozenset() if self._killer is None else self._killer.leaving),
             stuck=frozenset() if self._killer is None else self._killer.stuck,
             crowded=self._crowded,
         )

@@ -106,7 +106,8 @@ def pod_of_kubelet(kube: KubePod, cgroups: Mapping[str, str], door: Door) -> Pod
         # Whoever cannot be understood is protected: as online work that says nothing of itself.
         pod = assemble(msgspec.structs.replace(raw, labels={}, annotations={}), listed, PLACE, door)
         problems.append(f"{error}; until then nothing of its labels and annotations counts, and it is {pod.qos.value}")
-    return msgspec.structs.replace(pod, uid=kube.uid, problems=(*problems, *pod.problems))
+    leaving = metadata.deleted_at is not None
+    return msgspec.structs.replace(pod, uid=kube.uid, leaving=leaving, problems=(*problems, *pod.problems))
 
 
 def _listed(kube: KubePod, cgroups: Mapping[str, str]) -> tuple[list[Listed], list[str]]:

@@ -53,11 +53,15 @@ class Sensor:
         indicators: Indicators,
         probes: Sequence[Probe] = (),
         reclaim_root: str = "",
+        patience_ns: int = 0,
     ) -> None:
-        """`reclaim_root`: the cgroup above reclaimed pods that gives way as a whole; empty where there is none."""
+        """`reclaim_root`: the cgroup above reclaimed pods that gives way as a whole; empty where there is none. `patience_ns`:
+        so long a listed container may lack its cgroup, because whoever lists it learns a little later that it has ended."""
         self._cgroups, self._node, self._sys = cgroups, node, sys
         self._pods, self._waits, self._indicators = pods, waits, indicators
         self._probes, self._reclaim_root = probes, reclaim_root.rstrip("/")
+        self._patience_ns = patience_ns
+        self._missing: dict[str, int] = {}
         self._live: dict[int, str] = {}
         self._ids: dict[str, int] = {}
         self._known_pods: tuple[Pod, ...] = ()
@@ -96,7 +100,7 @@ class Sensor:
             (
                 *self._silent_pods(),
                 *_misread(self._known_pods),
-                *_homeless(self._known_pods, cgroups),
+                *self._homeless(cgroups, taken_at_ns),
                 *_uncontrolled(self._known_pods, cgroups),
                 *self._unrelated(),
             )
@@ -165,6 +169,23 @@ class Sensor:
         error = f"batch work gives way to siblings alone, and these are none: {self._strange[0]}{more}"
         return (SourceStatus(name="pod-siblings", ok=False, error=error, remedy="put them below one parent"),)
 
+    def _homeless(self, cgroups: Mapping[str, CgroupSample], now_ns: int) -> tuple[SourceStatus, ...]:
+        """One line on listed containers whose cgroup is not there: a typo in it would silently leave a pod unprotected."""
+        if not cgroups:
+            return ()
+        missing = {
+            container.cgroup: f"{container.cgroup} of {pod.key}"
+            for pod in self._known_pods
+            for container in pod.containers
+            if container.cgroup not in cgroups
+        }
+        self._missing = {cgroup: self._missing.get(cgroup, now_ns) for cgroup in missing}
+        told = [text for cgroup, text in missing.items() if now_ns - self._missing[cgroup] >= self._patience_ns]
+        if not told:
+            return ()
+        remedy = "start the pod, or mend the path in the pods file: it is that below the cgroup root, as in /web"
+        return (SourceStatus(name="pod-cgroups", ok=False, error=f"there is no cgroup {_first(told)}", remedy=remedy),)
+
     def _silent_pods(self) -> tuple[SourceStatus, ...]:
         errors = self._indicators.errors()
         if not errors:
@@ -222,20 +243,6 @@ def _misread(pods: tuple[Pod, ...]) -> tuple[SourceStatus, ...]:
     more = f"; and {len(told) - 1} more" if len(told) > 1 else ""
     remedy = "mend the labels and annotations of these pods; the snapshot has all of them under `problems`"
     return (SourceStatus(name="pod-annotations", ok=False, error=f"{told[0]}{more}", remedy=remedy),)
-
-
-def _homeless(pods: tuple[Pod, ...], cgroups: Mapping[str, CgroupSample]) -> tuple[SourceStatus, ...]:
-    """One line on listed containers whose cgroup is not there: a typo in it would silently leave a pod unprotected."""
-    missing = [
-        f"{container.cgroup} of {pod.key}"
-        for pod in pods
-        for container in pod.containers
-        if container.cgroup not in cgroups
-    ]
-    if not missing or not cgroups:
-        return ()
-    remedy = "start the pod, or mend the path in the pods file: it is that below the cgroup root, as in /web"
-    return (SourceStatus(name="pod-cgroups", ok=False, error=f"there is no cgroup {_first(missing)}", remedy=remedy),)
 
 
 def _uncontrolled(pods: tuple[Pod, ...], cgroups: Mapping[str, CgroupSample]) -> tuple[SourceStatus, ...]:

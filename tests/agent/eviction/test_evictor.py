@@ -107,6 +107,16 @@ def test_who_does_not_go_is_not_asked_again_and_does_not_keep_the_next_one() -> 
     assert (found.victims, len(killer.asked)) == ((), 2)
 
 
+def test_a_pod_that_others_sent_away_is_on_its_way_already() -> None:
+    """Batch is over; somebody deleted it, and it ends by itself."""
+    killer = Remembering()
+    seen = over(100, batch=106, web=50)
+    batch, web = seen.pods
+    seen = msgspec.structs.replace(seen, pods=(msgspec.structs.replace(batch, leaving=True), web))
+    found = Evictor(config(RSS), killer).turn(seen, None, None, Remembered(), 100 * S)
+    assert (found.victims, killer.asked) == ((), [])
+
+
 def test_without_a_killer_everything_runs_dry() -> None:
     evictor = Evictor(config(RSS), None)
     found = evictor.turn(over(100, batch=106, web=50), None, None, Remembered(), 100 * S)

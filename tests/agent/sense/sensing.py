@@ -97,6 +97,7 @@ class Machine:
         indicators: Indicators | None = None,
         limit: int = 4096,
         probes: Sequence[Probe] = (),
+        patience_ns: int = 0,
     ) -> Sensor:
         return Sensor(
             cgroups=CgroupReader(self.hierarchy, limit=limit),
@@ -106,6 +107,7 @@ class Machine:
             waits=waits or self.waits,
             indicators=indicators or Indicators(),
             probes=probes,
+            patience_ns=patience_ns,
         )
 
 

@@ -147,6 +147,7 @@ def test_a_pod_that_ends_stays_until_its_last_container_has(cgroups: Cgroups, ch
     ending = pod("web", **changes)
     first = joined(cgroups, [ending], runs(("uid-web", "main", "web-main")))
     assert homes(first) == {"shop/web": {"main": path}}
+    assert first.pods()[0].leaving is ("deletionTimestamp" in changes)
     assert homes(joined(cgroups, [ending], runs(), first)) == {}
 
 

@@ -106,6 +106,19 @@ def test_a_listed_container_without_a_cgroup_is_told_with_its_path(machine: Mach
     assert (status.ok, status.error) == (False, "there is no cgroup /wob of default/lost")
 
 
+def test_who_lists_pods_a_little_late_has_patience(machine: Machine) -> None:
+    lost = Pod(
+        uid="l", namespace="n", name="lost", qos=QoSLevel.SHARED, containers=(Container(name="c", cgroup="/wob"),)
+    )
+    sensor = machine.sensor(patience_ns=3)
+    listed = [(lost,), (lost,), (lost,), (), (lost,), (lost,)]
+    told = []
+    for at_ns, pods in zip((1, 3, 4, 5, 6, 8), listed, strict=True):
+        machine.pods.answer = lambda pods=pods: pods
+        told.append("pod-cgroups" in {source.name for source in sensor.snapshot(at_ns, at_ns, at_ns).sources})
+    assert told == [False, False, True, False, False, False]
+
+
 def test_five_of_many_such_containers_are_named(machine: Machine) -> None:
     """Seven of nodes with hundreds: the first five in the order of the pods file, and how many more."""
     made = tuple(Container(name="c", cgroup=f"/w{k}") for k in range(7))
