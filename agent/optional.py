@@ -102,7 +102,7 @@ async def open_kubelet(
 
 def patience_ns(config: Config) -> int:
     """How long a container that ended may still be listed with the kubelet's pods: it is asked now and then, and slow."""
-    return round((2 * config.kubelet.interval_s + config.kubelet.timeout_s) * NS_PER_S)
+    return round(2 * (config.kubelet.interval_s + config.kubelet.timeout_s) * NS_PER_S)
 
 
 async def ended(task: asyncio.Task[None]) -> None:

@@ -10,6 +10,8 @@ from msgspec import Meta
 from agent.config.units import Seconds
 
 Url = Annotated[str, Meta(pattern=r"^https?://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?$")]
+REST = 5
+"""So many looks at the runtime may pass without asking the kubelet, while nothing else runs than before."""
 CgroupRoot = Annotated[str, Meta(pattern=r"^/([A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*)?$")]
 
 
@@ -43,7 +45,8 @@ class KubeletConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     cgroup_root: CgroupRoot = "/"
     """The kubelet's `cgroupRoot`. Its `cgroupDriver` is seen by what exists."""
     interval_s: Annotated[float, Meta(ge=0.2, le=60)] = 1.0
-    """How often both are asked."""
+    """How often the runtime is asked, and with it the kubelet if something else runs than before; else every fifth time.
+    Without a runtime the kubelet is asked each time."""
     timeout_s: Annotated[float, Meta(ge=0.1, le=60)] = 5.0
     """How long either may take to answer."""
     stale_s: Seconds = 30.0
@@ -54,8 +57,8 @@ class KubeletConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if bool(self.certificate_file) is not bool(self.key_file):
             lacking = "keyFile" if self.certificate_file else "certificateFile"
             raise ValueError(f"{lacking} is missing beside the other of the two; write both, or none")
-        if self.stale_s <= self.interval_s:
+        if self.stale_s <= REST * self.interval_s:
             raise ValueError(
-                f"staleS {self.stale_s:g} is not longer than intervalS {self.interval_s:g}: every list would be too old; "
-                "raise it"
+                f"staleS {self.stale_s:g} is not longer than {REST} times intervalS {self.interval_s:g}: "
+                "the list would often be too old; raise it"
             )

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from agent.rpc import Peer
+from agent.rpc import NotOffered, Peer
 from agent.sense.cgroup_paths import plain, told_path
 from agent.sense.running import Looked, Running
 from api.ports import Unavailable
@@ -48,6 +48,8 @@ class Runtime:
         self.socket = socket
         self._peer = Peer(socket, _SERVICE, timeout_s)
         self._told: dict[str, str] = {}
+        self.deaf: Unavailable | None = None
+        """Why it cannot be listened to, once that was tried."""
 
     async def look(self) -> Looked:
         """What runs now. Raises Unavailable. One whose cgroup cannot be had is there without it."""
@@ -68,8 +70,12 @@ class Runtime:
 
     async def events(self) -> AsyncIterator[str]:
         """The id of each container that begins or ends, until the runtime ends it. Raises Unavailable."""
-        async for event in self._peer.stream("GetContainerEvents", wire.GetEventsRequest()):
-            yield event.container_id
+        try:
+            async for event in self._peer.stream("GetContainerEvents", wire.GetEventsRequest()):
+                yield event.container_id
+        except NotOffered as error:
+            self.deaf = Unavailable(error.reason, "set kubelet.events: false; it is asked in time all the same")
+            raise
 
     async def close(self) -> None:
         """Idempotent."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from agent.config.kubelet import KubeletConfig
+from agent.config.kubelet import REST, KubeletConfig
 from agent.sense.kubelet import Kubelet
 from agent.sense.podjoin import Joined, Node, join
 from agent.sense.podlist import Garbage, Listing, decode
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agent.sense.cri import Runtime
 
 log = logging.getLogger(__name__)
-GAP_S = 0.1
+GAP_S = 0.25
 """Between two looks at least, however many events there are."""
 EVENTS_AGAIN_S = 10.0
 _NAMED = 3
@@ -92,22 +92,37 @@ class KubePods:
                 listening.cancel()
 
     async def turn(self) -> None:
-        """Ask both, and take what they say. Takes no longer than the slower one's deadline."""
-        body, looked = await asyncio.gather(self._ask_kubelet(), self._ask_runtime())
+        """Ask the runtime, then the kubelet if it may have something new to say, and take what they say."""
+        looked = await self._ask_runtime()
+        due = self._due(looked)
         if isinstance(looked, Looked):
             self._looked = looked
         # While the runtime is away, what ran last; once that is too old, nothing is known from it.
         away_s = self.runtime.age_s()
         recent = away_s is not None and away_s <= self._config.stale_s
         runs = self._looked if isinstance(looked, Looked) or recent else None
+        body = await self._ask_kubelet() if due else None
         # Decoding a thousand pods takes a while, in which rounds and scrapes go on.
         listing, joined = await asyncio.to_thread(self._understood, body, runs)
         if isinstance(listing, Listing):
             self._listing = listing
         self._joined = joined
-        self._tell(listing, looked)
+        if listing is not None:
+            self._tell(listing)
+        if isinstance(looked, Unavailable):
+            self.runtime.failed(looked)
+        elif self._runtime is not None:
+            self.runtime.answered(self._runtime.deaf)
         if (pods := joined.pods()) != self._pods:
             self._pods = pods
+
+    def _due(self, looked: Looked | Unavailable | None) -> bool:
+        """Whether to ask the kubelet, for which it writes out all its pods: a new pod is a new sandbox first, so that there
+        is little to learn while the same containers run."""
+        age_s = self.kubelet.age_s()
+        if age_s is None or age_s >= REST * self._config.interval_s or self.kubelet.problem() is not None:
+            return True
+        return not isinstance(looked, Looked) or looked != self._looked or bool(self._unlisted or self._homeless)
 
     async def _ask_kubelet(self) -> bytes | Unavailable:
         try:
@@ -123,8 +138,11 @@ class KubePods:
         except Unavailable as error:
             return error
 
-    def _understood(self, body: bytes | Unavailable, runs: Looked | None) -> tuple[Listing | Unavailable, Joined]:
-        """The new listing, or why it cannot be believed, and what that or the last one makes together with what runs."""
+    def _understood(
+        self, body: bytes | Unavailable | None, runs: Looked | None
+    ) -> tuple[Listing | Unavailable | None, Joined]:
+        """The new listing, or why it cannot be believed, None where none was asked for; and what that or the last one makes
+        together with what runs."""
         before, failed = self._joined.entries, body
         if isinstance(body, bytes):
             try:
@@ -135,11 +153,11 @@ class KubePods:
                 failed = _just_started(joined.unlisted)
             except Garbage as error:
                 failed = Unavailable(f"{self._kubelet.url}: {error}", "see whether kubelet.url is the kubelet's")
-        assert isinstance(failed, Unavailable)
+        assert not isinstance(failed, bytes)
         return failed, join(self._listing, runs, before, self._node)
 
-    def _tell(self, listing: Listing | Unavailable, looked: Looked | Unavailable | None) -> None:
-        """How both fared. What does not fit is told when it was found twice: then it is no matter of who was asked first."""
+    def _tell(self, listing: Listing | Unavailable) -> None:
+        """How the kubelet fared. What does not fit is told at the second time: then it is no matter of who was asked first."""
         joined = self._joined
         still = sorted(pod for uid, pod in joined.unlisted.items() if uid in self._unlisted)
         lost = sorted(joined.homeless & self._homeless)
@@ -158,10 +176,6 @@ class KubePods:
             self.kubelet.answered(Unavailable(f"no cgroup was found of {_first(lost)}", remedy))
         else:
             self.kubelet.answered()
-        if isinstance(looked, Unavailable):
-            self.runtime.failed(looked)
-        elif looked is not None:
-            self.runtime.answered()
 
     async def _listen(self) -> None:
         while self._runtime is not None:

@@ -95,7 +95,7 @@ WRONG = {
     "kubelet: {cgroupRoot: kubelab}": "kubelet.cgroupRoot: Expected `str` matching regex '^/",
     "kubelet: {token: abc}": "kubelet: Object contains unknown field `token`, did you mean `tokenFile`?",
     "kubelet: {keyFile: /k}": "kubelet: certificateFile is missing beside the other of the two; write both, or none",
-    "kubelet: {intervalS: 60}": "kubelet: staleS 30 is not longer than intervalS 60: every list would be too old; raise it",
+    "kubelet: {intervalS: 60}": "kubelet: staleS 30 is not longer than 5 times intervalS 60: the list would",
     "memory: {reclaimRoot: kubepods}": "memory: reclaimRoot: 'kubepods' ",
     "memory: {reclaimRoot: /}": "memory: reclaimRoot: '/' ",
 }

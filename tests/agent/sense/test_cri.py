@@ -39,12 +39,12 @@ class Containerd:
         metadata = wire.ContainerMetadata(name=name)
         self.containers[container_id] = wire.Container(id=container_id, pod_sandbox_id=box, metadata=metadata, **fields)
 
-    async def serve(self, path: Path) -> Server:
+    async def serve(self, path: Path, *, events: bool = True) -> Server:
         handlers = {
             "ListPodSandbox": self._boxes,
             "ListContainers": self._containers,
             "ContainerStatus": self._status,
-            "GetContainerEvents": self._events,
+            **({"GetContainerEvents": self._events} if events else {}),
         }
         return await serve(path, (Service(SERVICE, handlers),))
 

@@ -46,6 +46,11 @@ class Lab:
         self.containerd.run(name, "main", f"{name}-main")
         return self.cgroups.make(f"uid-{name}", f"{name}-main")
 
+    async def look(self) -> None:
+        """So late that the kubelet is asked too, whatever runs."""
+        self.now_s += 5
+        await self.source.turn()
+
     def keys(self) -> list[str]:
         return [each.key for each in self.source.read()]
 
@@ -65,12 +70,14 @@ async def lab_of(tmp_path: Path, *, runtime: bool = True, **changes: Any) -> Asy
             lab.served = await lab.containerd.serve(tmp_path / "c.sock")
             peer = Runtime(tmp_path / "c.sock", 1)
         node = Node(door=Door(), exists=lab.cgroups.exists)
-        async with Kubelet(config) as kubelet:
-            lab.source = KubePods(kubelet, peer, node, config, lambda: lab.now_s)
-            yield lab
-        if peer is not None:
-            await peer.close()
-            await lab.served.stop()
+        try:
+            async with Kubelet(config) as kubelet:
+                lab.source = KubePods(kubelet, peer, node, config, lambda: lab.now_s)
+                yield lab
+        finally:
+            if peer is not None:
+                await peer.close()
+                await lab.served.stop()
 
 
 async def test_before_the_first_list_there_is_none(tmp_path: Path) -> None:
@@ -78,13 +85,13 @@ async def test_before_the_first_list_there_is_none(tmp_path: Path) -> None:
         with pytest.raises(Unavailable, match="was not asked yet"):
             lab.source.read()
         lab.status = 403
-        await lab.source.turn()
+        await lab.look()
         with pytest.raises(Unavailable, match="answered 403") as refused:
             lab.source.read()
         assert "nodes/proxy" in refused.value.remedy
         lab.status = 200
         web_ = lab.start("web")
-        await lab.source.turn()
+        await lab.look()
         (found,) = lab.source.read()
         assert [each.cgroup for each in found.containers] == [web_]
         assert lab.source.read() is lab.source.read()
@@ -96,11 +103,44 @@ async def test_a_new_pod_is_seen_with_the_next_look_and_nothing_new_makes_nothin
         await lab.source.turn()
         before = lab.source.read()
         lab.pods.reverse()
-        await lab.source.turn()
+        await lab.look()
         assert lab.source.read() is before
         lab.start("batch")
         await lab.source.turn()
         assert lab.keys() == ["shop/batch", "shop/web"]
+
+
+async def test_the_kubelet_rests_while_the_runtime_has_nothing_new(tmp_path: Path) -> None:
+    async with lab_of(tmp_path) as lab:
+        lab.start("web")
+        asked = []
+        for _second in range(12):
+            await lab.source.turn()
+            asked.append(lab.asked)
+            lab.now_s += 1
+        assert asked == [1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 3, 3]
+        lab.start("batch")
+        await lab.source.turn()
+        assert (lab.asked, lab.keys()) == (4, ["shop/batch", "shop/web"])
+        lab.containerd.run("web", "main", "again", created_at=9)
+        new = lab.cgroups.make("uid-web", "again")
+        await lab.source.turn()
+        assert (lab.asked, lab.source.read()[1].containers[0].cgroup) == (5, new)
+
+
+async def test_a_runtime_that_knows_no_events_is_told_and_asked_all_the_same(tmp_path: Path) -> None:
+    async with lab_of(tmp_path, intervalS=0.2, events=True) as lab:
+        lab.start("web")
+        await lab.served.stop()
+        lab.served = await lab.containerd.serve(tmp_path / "c.sock", events=False)
+        running = asyncio.create_task(lab.source.run())
+        async with asyncio.timeout(20):
+            while (problem := lab.source.runtime.problem()) is None or "events: false" not in problem.remedy:
+                await asyncio.sleep(0.02)
+        assert "GetContainerEvents is not offered" in problem.reason
+        assert lab.keys() == ["shop/web"]
+        running.cancel()
+        await asyncio.wait([running])
 
 
 async def test_while_the_kubelet_is_away_its_last_list_counts_and_then_no_more(tmp_path: Path) -> None:
@@ -127,10 +167,10 @@ async def test_a_kubelet_that_was_just_started_takes_nobody_away(tmp_path: Path)
         static = {"annotations": {"kubernetes.io/config.source": "file"}}
         lab.start("etcd", **static)
         whole = lab.pods
-        await lab.source.turn()
+        await lab.look()
         for some in ([], whole[1:], whole):
             lab.pods = some
-            await lab.source.turn()
+            await lab.look()
             assert (lab.keys(), lab.problem()) == (["shop/etcd", "shop/web"], "")
 
 
@@ -138,20 +178,20 @@ async def test_an_agent_and_a_kubelet_that_start_together_wait_for_the_list(tmp_
     async with lab_of(tmp_path, staleS=30) as lab:
         lab.start("web")
         whole, lab.pods = lab.pods, []
-        await lab.source.turn()
+        await lab.look()
         with pytest.raises(
             Unavailable, match=r"lists no pod of the API server, and 1 run .* such as shop/web"
         ) as waiting:
             lab.source.read()
         assert "just started" in waiting.value.remedy
         lab.pods = whole
-        await lab.source.turn()
+        await lab.look()
         assert lab.keys() == ["shop/web"]
 
 
 async def test_an_empty_node_is_no_kubelet_that_was_just_started(tmp_path: Path) -> None:
     async with lab_of(tmp_path) as lab:
-        await lab.source.turn()
+        await lab.look()
         assert (lab.keys(), lab.problem()) == ([], "")
 
 
@@ -159,17 +199,17 @@ async def test_who_runs_and_is_not_listed_is_told_at_the_second_look(tmp_path: P
     async with lab_of(tmp_path) as lab:
         lab.start("web")
         lab.containerd.run("orphan", "main", "o")
-        await lab.source.turn()
+        await lab.look()
         assert lab.problem() == ""
-        await lab.source.turn()
+        await lab.look()
         assert (lab.keys(), lab.problem()) == (["shop/web"], "pods run that the kubelet does not list: shop/orphan")
 
 
 async def test_containers_whose_cgroup_is_elsewhere_are_told_with_the_setting(tmp_path: Path) -> None:
     async with lab_of(tmp_path) as lab:
         lab.cgroups.remove(lab.start("web"))
-        await lab.source.turn()
-        await lab.source.turn()
+        await lab.look()
+        await lab.look()
         assert lab.problem() == "no cgroup was found of shop/web/main"
         problem = lab.source.kubelet.problem()
         assert problem is not None
@@ -195,7 +235,7 @@ async def test_a_runtime_that_is_away_is_a_source_that_failed_and_statuses_go_on
 async def test_without_a_runtime_the_kubelet_alone_is_a_source(tmp_path: Path) -> None:
     async with lab_of(tmp_path, runtime=False) as lab:
         path = lab.start("web")
-        await lab.source.turn()
+        await lab.look()
         assert [each.cgroup for each in lab.source.read()[0].containers] == [path]
         assert [(probe.name, probe.form, probe.problem()) for probe in lab.source.probes()] == [
             ("kubelet", "http", None)
@@ -206,9 +246,9 @@ async def test_without_a_runtime_the_kubelet_alone_is_a_source(tmp_path: Path) -
 async def test_an_answer_that_is_no_list_leaves_the_last_one_in_force(tmp_path: Path, body: bytes) -> None:
     async with lab_of(tmp_path) as lab:
         lab.start("web")
-        await lab.source.turn()
+        await lab.look()
         lab.body = body
-        await lab.source.turn()
+        await lab.look()
         assert lab.keys() == ["shop/web"]
         assert "no list of pods" in lab.problem()
 
@@ -217,13 +257,13 @@ async def test_a_pod_that_cannot_be_read_is_told_and_the_others_are_there(tmp_pa
     async with lab_of(tmp_path) as lab:
         lab.start("web")
         lab.pods.append(pod("odd", priority="high"))
-        await lab.source.turn()
+        await lab.look()
         assert lab.keys() == ["shop/web"]
         assert lab.problem() == ("some pods cannot be read: items[1].spec.priority: Expected `int | null`, got `str`")
 
 
 async def test_it_looks_every_interval_and_at_once_on_an_event(tmp_path: Path) -> None:
-    async with lab_of(tmp_path, intervalS=60, events=True) as lab:
+    async with lab_of(tmp_path, intervalS=60, staleS=600, events=True) as lab:
         running = asyncio.create_task(lab.source.run())
         for number in range(1, 4):
             lab.start(f"p{number}")
