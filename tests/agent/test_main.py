@@ -8,7 +8,24 @@ import pytest
 
 from agent import __main__ as agent
 from agent.hierarchy import Hierarchy
+from agent.qrm.knobs import KnobFiles
+from api.decisions import Act
+from api.pods import Pod
 from api.ports import Unavailable
+
+
+class Silent:
+    """A PodSource that was not answered yet."""
+
+    def read(self) -> tuple[Pod, ...]:
+        raise Unavailable("the kubelet was not asked yet", "wait a second")
+
+
+def test_pods_that_nobody_lists_yet_do_not_keep_the_agent_from_starting(tmp_path: Path) -> None:
+    files = KnobFiles(Hierarchy(v1={}, v2=tmp_path))
+    act, missing = agent._effective(Act.ON, files, None, Silent())
+    files.close()
+    assert (act, missing) == (Act.DRY_RUN, ("Decisions run dry: original values cannot be journalled.",))
 
 
 @pytest.mark.parametrize(
