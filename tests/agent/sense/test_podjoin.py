@@ -230,3 +230,33 @@ def test_whatever_labels_and_annotations_say_it_is_a_pod(said: dict[str, str]) -
     assert isinstance(found, Pod)
     assert [each.cgroup for each in found.containers] == ["/web"]
     assert Entry(b"", {}, item.pod, found).pod.uid == "uid-web"
+
+
+NAMES = st.sampled_from(["a", "b", "c"])
+STEPS = st.lists(
+    st.tuples(
+        st.sets(NAMES),  # whom the kubelet lists; it may have been restarted, or be wrong
+        st.sets(NAMES),  # who runs
+        st.booleans(),  # whether the runtime answers
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(STEPS)
+def test_whoever_was_listed_once_is_there_for_as_long_as_he_runs(steps: list[tuple[set[str], set[str], bool]]) -> None:
+    there: set[str] = set()
+    node = Node(door=Door(), exists=lambda path: path == "/kubepods" or path in there)
+    found, known = Joined(), set[str]()
+    for listed, running, answers in steps:
+        there = {f"/kubepods/burstable/poduid-{name}/{name}-main" for name in running}
+        looked = runs(*((f"uid-{name}", "main", f"{name}-main") for name in sorted(running))) if answers else None
+        pods = decode(listing(*(pod(name) for name in sorted(listed))), Listing())
+        found = join(pods, looked, found.entries, node)
+        known = (known & running) | listed
+        assert {each.name for each in found.pods()} == known
+        assert {c.cgroup for each in found.pods() for c in each.containers} == {
+            path for path in there if path.rpartition("/")[2].removesuffix("-main") in known
+        }
+        assert set(found.unlisted.values()) == ({f"shop/{name}" for name in running - known} if answers else set())
