@@ -75,10 +75,10 @@ def release(names: Names) -> None:
         sweep(names)
 
 
-def release_all(home: Path = HOME) -> list[int]:
-    """The same of `make cluster`'s and of all that are abandoned; returns which there were."""
+def release_abandoned(also: Iterable[int] = (), home: Path = HOME) -> list[int]:
+    """The same of every cluster whose process is gone, and of those with these numbers; returns which there were."""
     with _alone(home):
-        gone = [number for number in known(home) if number == 0 or abandoned(Names(number, home))]
+        gone = [number for number in known(home) if number in also or abandoned(Names(number, home))]
         for number in gone:
             sweep(Names(number, home))
         _share_nothing(home)
@@ -100,10 +100,16 @@ def abandoned(names: Names) -> bool:
     """Whether the one that it was for has ended, or its folder was removed under it."""
     if not names.run.exists():
         return True
+    owner = owner_of(names)
+    return owner is not None and not owner.alive
+
+
+def owner_of(names: Names) -> Owner | None:
+    """None of one that is kept until somebody removes it."""
     try:
-        return not msgspec.json.decode((names.run / "owner").read_bytes(), type=Owner).alive
+        return msgspec.json.decode((names.run / "owner").read_bytes(), type=Owner)
     except FileNotFoundError:
-        return False
+        return None
 
 
 def sweep(names: Names) -> None:
