@@ -1,4 +1,4 @@
-"""A real API server takes deploy/crds, explains them, loses no field of their objects, and refuses what is wrong by its path."""
+"""A real API server takes deploy/crds, explains them, loses no field of their objects, refuses what is wrong by its path."""
 
 from __future__ import annotations
 

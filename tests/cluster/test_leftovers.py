@@ -106,6 +106,12 @@ def traces(number: int) -> list[str]:
     return found + [str(names.run)] * names.run.exists()
 
 
+def owned(pid: int) -> set[int]:
+    """Clusters of a process, which may have ended."""
+    owners = {number: owner_of(Names(number)) for number in known()}
+    return {number for number, owner in owners.items() if owner is not None and owner.pid == pid}
+
+
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     "seconds", [0.5, 2.0, 5.0, None], ids=lambda value: "at work" if value is None else f"after {value} s"
