@@ -64,8 +64,13 @@ PROGRAMS = {
 """By the module that they come from, in the order in which they are first needed."""
 CONTROL = ("kube-apiserver", "kubectl")
 """What an API server alone needs, besides etcd."""
-INSTALLED = ("etcd", "runc", "iptables", "conntrack", "ip", "nsenter", "openssl")
-"""Packages of the distribution have these."""
+INSTALLED = {
+    "kube-apiserver": ("etcd", "ip", "nsenter", "openssl"),
+    "kubelet": ("runc", "iptables", "conntrack", "mount"),
+}
+"""What runs beside a program, from packages of the distribution."""
+_ADMINISTRATORS = "/usr/sbin:/sbin"
+"""Not on everybody's PATH."""
 
 
 def key(modules: Path = MODULES) -> str:
@@ -80,11 +85,13 @@ def key(modules: Path = MODULES) -> str:
 def obtain(
     names: Iterable[str] = tuple(PROGRAMS), cache: Path = CACHE, environment: Mapping[str, str] = os.environ
 ) -> dict[str, Path]:
-    """Where these programs are, compiled if need be, and what the distribution installs. Raises Missing."""
+    """Where these programs are, compiled if need be, and what runs beside them. Raises Missing."""
+    names = tuple(names)
     assets = Path(environment.get("KUBEBUILDER_ASSETS") or os.devnull)
     found = {name: assets / name for name in (*names, "etcd") if os.access(assets / name, os.X_OK)}
-    for name in INSTALLED:
-        path = found.get(name) or shutil.which(name)
+    where = f"{environment.get('PATH', '')}:{_ADMINISTRATORS}"
+    for name in (beside for name in names for beside in INSTALLED.get(name, ())):
+        path = found.get(name) or shutil.which(name, path=where)
         if path is None:
             raise Missing(f"{name} is not installed: deploy/install-packages cluster")
         found[name] = Path(path)

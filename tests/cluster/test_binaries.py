@@ -32,12 +32,16 @@ def test_another_checksum_is_another_folder_of_the_cache(tmp_path: Path) -> None
 
 def test_what_kubebuilder_has_is_taken_from_there(tmp_path: Path) -> None:
     assets, cache = tmp_path / "assets", tmp_path / "cache"
-    for path in (assets / "etcd", assets / "kube-apiserver", cache / key() / "bin/kubectl"):
+    others = [tmp_path / "bin" / name for name in ("ip", "nsenter", "openssl", "etcd")]
+    for path in (assets / "etcd", assets / "kube-apiserver", cache / key() / "bin/kubectl", *others):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o755)
-    found = obtain(("kube-apiserver", "kubectl"), cache, {"KUBEBUILDER_ASSETS": str(assets)})
+    found = obtain(
+        ("kube-apiserver", "kubectl"), cache, {"KUBEBUILDER_ASSETS": str(assets), "PATH": str(tmp_path / "bin")}
+    )
     assert found["etcd"] == assets / "etcd"
     assert found["kube-apiserver"] == assets / "kube-apiserver"
+    assert found["openssl"] == tmp_path / "bin/openssl"
     assert found["kubectl"] == cache / key() / "bin/kubectl"
 
 

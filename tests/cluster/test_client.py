@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ from kube.leader import LEASE_S, LEASES, Election
 from kube.objects import Bare, Dynamic, Resource
 from kube.watch import What
 from tests.cluster.cluster import Cluster
-from tests.cluster.images import SHELL
+from tests.cluster.objects import a_map, a_pod
 from tests.cluster.server import APPLY, Refused, Server
 
 pytestmark = pytest.mark.cluster
@@ -29,10 +28,6 @@ class ConfigMap(Bare, frozen=True, kw_only=True):
 
 MAPS = Resource("", "v1", "configmaps", "ConfigMap", ConfigMap, namespaced=True)
 PODS = Resource("", "v1", "pods", "Pod", Dynamic, namespaced=True)
-
-
-def a_map(name: str, **data: str) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
 
 
 async def until(what: str, probe: Callable[[], object], seconds: float = 60) -> None:
@@ -270,17 +265,6 @@ async def test_no_server_is_told_apart_from_a_refusal(ours: Cluster, client: Cli
     with pytest.raises(ApiError) as raised:
         await client.get(MAPS, "default/x")
     assert raised.value.missing
-
-
-def a_pod(name: str, **labels: str) -> dict[str, Any]:
-    container = {
-        "name": "main",
-        "image": SHELL,
-        "imagePullPolicy": "Never",
-        "command": ["sh", "-c", "trap exit TERM; while :; do sleep 1; done"],
-    }
-    spec = {"terminationGracePeriodSeconds": 2, "containers": [container]}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
 
 
 async def test_a_pod_that_its_budget_needs_is_not_evicted_and_another_is(

@@ -11,8 +11,8 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
 from tests.cluster.existing import Existing
 from tests.cluster.node import SOCKET
+from tests.cluster.objects import a_pod
 from tests.cluster.server import Server
-from tests.cluster.test_client import a_pod
 
 pytestmark = pytest.mark.cluster
 CGROUPS = Path("/sys/fs/cgroup")
