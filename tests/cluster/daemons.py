@@ -86,12 +86,14 @@ class Daemons:
         pid = self.pid(name)
         if pid is None:
             return
+        # Its first thread leaves the namespace before the last one has closed its sockets.
+        began = started(pid)
         os.kill(pid, number)
         try:
-            wait(f"the end of {name}", lambda: self.pid(name) is None, seconds)
+            wait(f"the end of {name}", lambda: started(pid) != began, seconds)
         except Late:
             os.kill(pid, signal.SIGKILL)
-            wait(f"the end of {name}", lambda: self.pid(name) is None, seconds)
+            wait(f"the end of {name}", lambda: started(pid) != began, seconds)
 
     def wait(self, name: str, probe: Callable[[], object], seconds: float = 60) -> None:
         """Until the probe is true and raises nothing. Raises Late with the end of the log, at once if the daemon has ended."""
@@ -126,6 +128,16 @@ class Daemons:
             return self.log(name).read_text(errors="replace")[-3000:]
         except OSError as error:
             return str(error)
+
+
+def started(pid: int) -> str:
+    """When a process began, in the kernel's ticks; empty if there is none, or nothing of it but its exit status."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    state, threads, began = fields[0], fields[17], fields[19]
+    return "" if state == "Z" and threads == "1" else began
 
 
 def members(space: str) -> set[int]:

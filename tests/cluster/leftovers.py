@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from tests.cluster import cgroups
-from tests.cluster.daemons import SPACES, members
+from tests.cluster.daemons import SPACES, members, started
 from tests.cluster.names import HOME, MOST, Names, number_of
 from tests.cluster.node import OWN
 
@@ -34,14 +34,6 @@ class Owner(msgspec.Struct, frozen=True):
     @property
     def alive(self) -> bool:
         return started(self.pid) == self.started
-
-
-def started(pid: int) -> str:
-    """When a process began; empty if there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
 
 
 def claim(numbers: Iterable[int], *, kept: bool, home: Path = HOME) -> Names:

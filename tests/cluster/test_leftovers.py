@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import cgroups, leftovers
-from tests.cluster.daemons import SPACES, members
-from tests.cluster.leftovers import Owner, abandoned, known, owner_of, release_abandoned, started
+from tests.cluster.daemons import SPACES, members, started
+from tests.cluster.leftovers import Owner, abandoned, known, owner_of, release_abandoned
 from tests.cluster.names import Names, index, number_of
 from tests.cluster.node import OWN
 
