@@ -16,7 +16,7 @@ import msgspec
 
 from tests.cluster import cgroups
 from tests.cluster.daemons import SPACES, members, started
-from tests.cluster.names import HOME, MOST, Names, number_of
+from tests.cluster.names import CONTROL, HOME, MOST, Names, number_of
 from tests.cluster.node import OWN
 
 
@@ -78,14 +78,9 @@ def release_abandoned(also: Iterable[int] = (), home: Path = HOME) -> list[int]:
 
 
 def known(home: Path = HOME) -> list[int]:
-    """Numbers of which there is anything: a folder, a namespace or a bridge."""
-    spaces = {number_of(path.name) for path in SPACES.iterdir()} if SPACES.exists() else set()
-    links = {path.name for path in Path("/sys/class/net").iterdir()}
-    return [
-        number
-        for number in range(MOST)
-        if Names(number, home).run.exists() or number in spaces or Names(number, home).bridge in links
-    ]
+    """Numbers of which there is anything: a folder, a namespace, a bridge or a cable."""
+    every = [Names(number, home) for number in range(MOST)]
+    return [names.number for names in every if names.run.exists() or _spaces(names) or _links(names)]
 
 
 def abandoned(names: Names) -> bool:
@@ -111,9 +106,11 @@ def sweep(names: Names) -> None:
     cgroups.remove(names)
     # What was started meanwhile, by those that have ended now.
     _end_all(spaces)
+    # A namespace takes its cables with it only when the kernel comes to that.
+    for link in _links(names):
+        _quietly("ip", "link", "del", link)
     for space in spaces:
         _quietly("ip", "netns", "del", space)
-    _quietly("ip", "link", "del", names.bridge)
     for path in _mounts_below(names.run):
         _quietly("umount", "--lazy", path)
     shutil.rmtree(names.run, ignore_errors=True)
@@ -140,6 +137,11 @@ def _spaces(names: Names) -> list[str]:
     if not SPACES.exists():
         return []
     return sorted(path.name for path in SPACES.iterdir() if number_of(path.name) == names.number)
+
+
+def _links(names: Names) -> list[str]:
+    ours = (names.bridge, names.link(CONTROL), names.link("node"))
+    return sorted(path.name for path in Path("/sys/class/net").iterdir() if path.name.startswith(ours))
 
 
 def _mounts_below(folder: Path) -> list[str]:
