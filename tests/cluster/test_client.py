@@ -66,10 +66,11 @@ async def test_a_watch_tells_every_change_in_order(client: Client, namespace: st
     await client.json_patch(MAPS, f"{namespace}/one", [{"op": "remove", "path": "/data/a"}])
     await client.delete(MAPS, f"{namespace}/one")
     seen = []
-    async for event in client.watch(MAPS, since, scope, 30):
-        seen.append((event.what, None if event.object is None else event.object.data))
-        if event.what is What.DELETED:
-            break
+    async with contextlib.aclosing(client.watch(MAPS, since, scope, 30)) as events:
+        async for event in events:
+            seen.append((event.what, None if event.object is None else event.object.data))
+            if event.what is What.DELETED:
+                break
     assert seen == [
         (What.ADDED, {"a": "1"}),
         (What.MODIFIED, {"a": "2", "b": "3"}),
