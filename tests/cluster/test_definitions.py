@@ -24,8 +24,10 @@ STORED = [(kind, kind.versions[-1]) for kind in KINDS]
 EVERY_VERSION = pytest.mark.parametrize(
     ("kind", "version"), VERSIONS, ids=[f"{kind.kind}-{version.name}" for kind, version in VERSIONS]
 )
+MANY = settings(
+    max_examples=25, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck), database=None
+)
 HEAD = ("apiVersion", "kind", "metadata")
-K = "katalyst.kubewharf.io"
 
 
 def collection(kind: Kind, version: Version) -> str:
@@ -137,13 +139,7 @@ def test_objects_of_every_shape_are_taken_and_lose_nothing(definitions: Server, 
             body[part]["properties"]["replicas"]["minimum"] = 0
     shape = instances({"type": "object", "properties": body, "required": schema.get("required", [])})
 
-    @settings(
-        max_examples=10,
-        derandomize=True,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-        database=None,
-    )
+    @MANY
     @given(said=shape)
     def takes(said: dict[str, Any]) -> None:
         assert missing(said, stored(definitions, kind, version, said)) == []
