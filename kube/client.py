@@ -168,7 +168,7 @@ class Client:
 
     async def evict(self, pods: Resource[T], key: str, uid: str = "", grace_s: int | None = None) -> None:
         """Ask a pod to leave (policy/v1). ApiError 429 means that a disruption budget does not let it, and is not tried again
-        here; 404 that it has gone, 409 that another pod has its name."""
+        here; 404 that it has gone, 409 that another pod has its name: then too a budget counts it as gone, for two minutes."""
         namespace, _, name = key.rpartition("/")
         body: dict[str, Any] = {**EVICTION, "metadata": {"name": name, "namespace": namespace}}
         if options := _delete_options(uid, grace_s):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from typing import Any
 
 from hypothesis import strategies as st
@@ -15,6 +16,8 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(NAMES, inner, max_size=2),
     max_leaves=4,
 )
+# A year has four digits.
+MOMENTS = st.integers(-(3 * 10**10), 10**11).map(lambda s: f"{datetime.fromtimestamp(s, UTC):%Y-%m-%dT%H:%M:%SZ}")
 TEXT = st.text(st.characters(codec="utf-8"), max_size=6)
 LARGEST = 2**63 - 1
 
@@ -47,6 +50,8 @@ def instances(node: Node, least: bool = False) -> st.SearchStrategy[Any]:
 
 
 def _text(node: Node) -> st.SearchStrategy[str]:
+    if node.get("format") == "date-time":
+        return MOMENTS
     if "pattern" not in node:
         return TEXT
     # The API server's digits are ASCII, and its `$` does not fit before a line's end.
@@ -80,7 +85,7 @@ METADATA = st.fixed_dictionaries(
         "uid": NAMES,
         "resourceVersion": NAMES,
         "generation": st.integers(1, LARGEST),
-        "creationTimestamp": st.datetimes().map(lambda at: f"{at:%Y-%m-%dT%H:%M:%SZ}"),
+        "creationTimestamp": MOMENTS,
         "labels": st.dictionaries(NAMES, TEXT, max_size=2),
         "annotations": st.dictionaries(NAMES, TEXT, max_size=2),
         "finalizers": st.lists(NAMES, max_size=2),
@@ -118,7 +123,7 @@ def fullest(node: Node) -> Any:
             return [{"type": "Numa", "name": "0", "children": []}]
         case kind:
             return {
-                "string": "1",
+                "string": "2026-01-31T12:00:00Z" if node.get("format") == "date-time" else "1",
                 "boolean": False,
                 "integer": node.get("minimum", 0),
                 "number": node.get("minimum", 0),

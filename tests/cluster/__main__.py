@@ -1,0 +1,81 @@
+"""`python -m tests.cluster`: a cluster to work with.
+
+up [--nodes N]    make it; the shell lines that point kubectl at it are printed
+down              remove it, and whatever tests that were killed left behind
+env               print these lines again
+build             only compile what is missing
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+
+from tests.cluster.binaries import PROGRAMS, Missing, obtain
+from tests.cluster.cluster import Cluster, made
+from tests.cluster.daemons import Late
+from tests.cluster.leftovers import Taken, release_abandoned
+from tests.cluster.names import Names
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.cluster", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("verb", choices=("up", "down", "env", "build"))
+    parser.add_argument("--nodes", type=int, choices=range(1, 4), default=1)
+    options = parser.parse_args(arguments)
+    if options.verb != "build" and os.geteuid() != 0:
+        print("namespaces and cgroups need root", file=sys.stderr)
+        return 1
+    try:
+        return {"up": up, "down": down, "env": env, "build": build}[options.verb](options.nodes)
+    except (Missing, Taken, Late, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def up(nodes: int) -> int:
+    obtain()
+    began = time.monotonic()
+    cluster = made(nodes, kept=True)
+    print(f"{nodes} node{'s' * (nodes > 1)} ready after {time.monotonic() - began:.1f} s", flush=True)
+    return env(nodes) if cluster.nodes else 1
+
+
+def down(_nodes: int) -> int:
+    began = time.monotonic()
+    gone = release_abandoned(also=(0,))
+    what = f"cluster{'s' * (len(gone) > 1)} {', '.join(map(str, gone))} removed" if gone else "there was none"
+    print(f"{what}, {time.monotonic() - began:.1f} s")
+    return 0
+
+
+def env(_nodes: int) -> int:
+    names = Names(0)
+    if not names.run.exists():
+        print("there is none: make cluster", file=sys.stderr)
+        return 1
+    cluster = Cluster(names, obtain())
+    print(f"export KUBECONFIG={cluster.kubeconfig}\nexport PATH={cluster.programs['kubectl'].parent}:$PATH")
+    return 0
+
+
+def build(_nodes: int) -> int:
+    # Who has a cluster needs no more than to ask it.
+    obtain(("kubectl",) if os.environ.get("KUBECONFIG") else tuple(PROGRAMS))
+    return 0
+
+
+def _end(number: int, _frame: object) -> None:
+    # What was begun goes, which it does not where a signal ends a process.
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    for _number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(_number, _end)
+    sys.exit(main(sys.argv[1:]))

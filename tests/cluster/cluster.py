@@ -1,0 +1,137 @@
+"""A cluster as one thing: begun with an API server alone, grown by nodes, asked, hurt, and removed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.cluster import leftovers, network
+from tests.cluster.binaries import CONTROL, PROGRAMS, obtain
+from tests.cluster.control import API_SERVER, CONTROLLERS, ETCD, Control
+from tests.cluster.daemons import SPACES, Daemons
+from tests.cluster.names import CONTROL as CONTROL_PLANE
+from tests.cluster.names import MOST, Names
+from tests.cluster.node import Node
+from tests.cluster.server import Refused, Server
+
+CONSENT = "dioptase-tests"
+"""A cluster that has a namespace of this name may be changed by tests."""
+# etcd's own way over HTTP, from within its namespace; without `physical` it only promises.
+_COMPACT = """
+import json, sys, urllib.request
+def ask(path, **body):
+    return json.load(urllib.request.urlopen(sys.argv[1] + "/v3/kv/" + path, json.dumps(body).encode()))
+revision = ask("range", key="AA==")["header"]["revision"]
+ask("compaction", revision=revision, physical=True)
+print(revision)
+"""
+
+
+class Failed(Exception):
+    """A command did not end well; the text has what it complained of."""
+
+
+class Cluster:
+    """One of ours, new or found by its name: nothing is known of it but what its folder says."""
+
+    def __init__(self, names: Names, programs: Mapping[str, Path]) -> None:
+        self.names, self.programs = names, dict(programs)
+        self.daemons = Daemons(names.run / "daemons", self.programs)
+        self.control = Control(names, self.programs, self.daemons)
+
+    @property
+    def kubeconfig(self) -> Path:
+        """An administrator's."""
+        return self.names.run / "admin.kubeconfig"
+
+    @property
+    def server(self) -> Server:
+        return self.control.server()
+
+    @property
+    def nodes(self) -> list[Node]:
+        """In the order of their names."""
+        found = [name for name in self.daemons.names() if name.startswith("node") and "-" not in name]
+        return [Node(self.names, name, self.programs, self.daemons) for name in found]
+
+    def begin(self) -> None:
+        """etcd and the API server: no controllers, no nodes."""
+        network.lay(self.names)
+        self.control.begin()
+        self.server.ask("POST", "/api/v1/namespaces", {"metadata": {"name": CONSENT}})
+
+    def grow(self, nodes: int) -> None:
+        """Have controllers, scheduler, and that many nodes, all of them ready."""
+        self.programs.update(obtain())
+        if CONTROLLERS not in self.daemons.names():
+            self.control.govern()
+        there = [node.name for node in self.nodes]
+        for number in range(len(there) + 1, nodes + 1):
+            name = f"node{number}"
+            network.add(self.names, name, there)
+            Node(self.names, name, self.programs, self.daemons).begin(self.control.authority)
+            there.append(name)
+        for name in there:
+            self.daemons.wait(f"{name}-kubelet", lambda name=name: self.ready(name), 90)
+        account = "/api/v1/namespaces/default/serviceaccounts/default"
+        self.daemons.wait(CONTROLLERS, lambda: self.server.ask("GET", account), 60)
+
+    def ready(self, node: str) -> bool:
+        """Whether a node says so; not there is not ready."""
+        try:
+            conditions = self.server.ask("GET", f"/api/v1/nodes/{node}")["status"]["conditions"]
+        except Refused as error:
+            if error.status != 404:
+                raise
+            return False
+        return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+    def kubectl(self, *words: object, said: str | None = None) -> str:
+        """What it prints. Raises Failed."""
+        command = [str(self.programs["kubectl"]), f"--kubeconfig={self.kubeconfig}", *map(str, words)]
+        # Its cache is the cluster's, and no proxy is between.
+        settings = {"PATH": self.daemons.path, "HOME": str(self.names.run)}
+        return printed(command, settings, said)
+
+    def compact(self) -> int:
+        """Have etcd forget everything but what is now; the revision of now."""
+        space = SPACES / self.names.space(CONTROL_PLANE)
+        command = ["nsenter", f"--net={space}", sys.executable, "-c", _COMPACT, ETCD]
+        return int(subprocess.run(command, check=True, capture_output=True, text=True, env={}).stdout)
+
+    def restart_server(self) -> None:
+        """Kill the API server, start it again, and wait until it answers."""
+        self.daemons.end(API_SERVER)
+        self.daemons.again(API_SERVER)
+        self.control.ready()
+
+    def release(self) -> None:
+        """Remove it with everything."""
+        leftovers.release(self.names)
+
+
+def printed(command: Sequence[str], settings: Mapping[str, str], said: str | None = None) -> str:
+    """What a command prints. Raises Failed."""
+    done = subprocess.run(command, check=False, capture_output=True, text=True, input=said, env=settings)
+    if done.returncode:
+        raise Failed(f"{Path(command[0]).name} {' '.join(command[1:6])}: {done.stderr.strip() or done.returncode}")
+    return done.stdout
+
+
+def made(nodes: int, *, kept: bool = False) -> Cluster:
+    """A new cluster, for this process or kept for `make cluster-down`; no node is an API server alone.
+
+    Raises Missing, Taken and Late; then nothing is left.
+    """
+    programs = obtain(PROGRAMS if nodes else CONTROL)
+    cluster = Cluster(leftovers.claim((0,) if kept else range(1, MOST), kept=kept), programs)
+    try:
+        cluster.begin()
+        if nodes:
+            cluster.grow(nodes)
+    except BaseException:
+        cluster.release()
+        raise
+    return cluster

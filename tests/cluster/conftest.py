@@ -1,0 +1,109 @@
+"""Clusters for tests. One grows as it is asked for more; only who needs exactly two nodes has another.
+
+Whoever hurts a cluster asks for `ours`, whoever counts on its nodes for `cluster`; each test has a namespace of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from kube.client import Client
+from kube.config import kubeconfig
+from tests.cluster.binaries import Missing
+from tests.cluster.cluster import Cluster, made
+from tests.cluster.daemons import wait
+from tests.cluster.existing import Existing
+from tests.cluster.server import Server
+
+
+@pytest.fixture(scope="session")
+def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster | Existing]:
+    """etcd and an API server; what else there is depends on who asked before."""
+    if listed := os.environ.get("KUBECONFIG"):
+        try:
+            yield Existing(Path(listed), tmp_path_factory.mktemp("kubeconfig"))
+        except Missing as error:
+            pytest.fail(str(error))
+        return
+    cluster = _made(0)
+    yield cluster
+    cluster.release()
+
+
+@pytest.fixture(scope="session")
+def ours(api_server: Cluster | Existing) -> Cluster:
+    """One that may be hurt."""
+    if isinstance(api_server, Existing):
+        pytest.skip("hurts the cluster, and that of KUBECONFIG is somebody's: unset KUBECONFIG")
+    return api_server
+
+
+@pytest.fixture(scope="session")
+def cluster(api_server: Cluster | Existing) -> Cluster | Existing:
+    """With controllers, a scheduler, and one node that is ready."""
+    if isinstance(api_server, Cluster):
+        api_server.grow(1)
+    return api_server
+
+
+@pytest.fixture(scope="session")
+def two_nodes() -> Iterator[Cluster]:
+    """One of its own."""
+    if os.environ.get("KUBECONFIG"):
+        pytest.skip("looks at two nodes from within: unset KUBECONFIG")
+    cluster = _made(2)
+    yield cluster
+    cluster.release()
+
+
+@pytest.fixture(scope="session")
+def server(api_server: Cluster | Existing) -> Server:
+    """To ask without our own client."""
+    return api_server.server
+
+
+@pytest.fixture
+def namespace(server: Server) -> Iterator[str]:
+    """An empty one, which goes with all that is in it where there are controllers."""
+    name = f"test-{uuid.uuid4().hex[:10]}"
+    server.ask("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    yield name
+    server.ask("DELETE", f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture
+def workspace(cluster: Cluster | Existing, server: Server, namespace: str) -> str:
+    """The same, in which pods may be made."""
+    account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
+    wait("the service account", lambda: server.ask("GET", account))
+    return namespace
+
+
+@pytest.fixture
+async def client(api_server: Cluster | Existing) -> AsyncIterator[Client]:
+    """Our own, as the agents have it."""
+    async with Client(kubeconfig([api_server.kubeconfig], lambda _text: None), "dioptase-tests") as entered:
+        yield entered
+
+
+@pytest.fixture(scope="session")
+def definitions(api_server: Cluster | Existing) -> Server:
+    """The API server, once it serves every kind of deploy/crds."""
+    folder = Path(__file__).resolve().parents[2] / "deploy/crds"
+    api_server.kubectl("apply", "--server-side", "--force-conflicts", "-f", folder)
+    api_server.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", folder)
+    return api_server.server
+
+
+def _made(nodes: int) -> Cluster:
+    if os.geteuid() != 0:
+        pytest.skip("namespaces and cgroups need root; or name a cluster with KUBECONFIG")
+    try:
+        return made(nodes)
+    except Missing as error:
+        pytest.skip(str(error))

@@ -1,0 +1,173 @@
+"""Programs that run on their own: started in namespaces, known by files, and ended by who they are, not by a number alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+SPACES = Path("/run/netns")
+SYSTEM = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
+# Whoever is killed between the two cannot leave a program without its file: the program's own shell writes it.
+_SHELL = 'echo $$ > "$0" && exec "$@"'
+
+
+class Late(Exception):
+    """What should have come did not; the text has the end of what its program said."""
+
+
+class Command(msgspec.Struct, frozen=True):
+    """What a daemon was started as."""
+
+    space: str
+    """Of networks; by this it is recognized."""
+    argv: tuple[str, ...]
+
+
+class Daemons:
+    """The daemons of one cluster, one folder with command, process id and log of each. Nothing of them is kept in memory."""
+
+    def __init__(self, folder: Path, programs: Mapping[str, Path]) -> None:
+        self._folder, self._programs = folder, programs
+
+    def start(self, name: str, space: str, argv: Sequence[object]) -> None:
+        """In this network namespace, in a session of its own; it lives on when we end.
+
+        Not by `ip netns exec`: that mounts another /sys, without cgroups.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        command = Command(space, tuple(map(str, argv)))
+        (self._folder / f"{name}.json").write_bytes(msgspec.json.encode(command))
+        self.again(name)
+
+    def again(self, name: str) -> None:
+        """Start what was started before with the same words."""
+        command = msgspec.json.decode((self._folder / f"{name}.json").read_bytes(), type=Command)
+        pid_file = self._folder / f"{name}.pid"
+        pid_file.unlink(missing_ok=True)
+        with self.log(name).open("ab") as log:
+            subprocess.run(
+                ["setsid", "--fork", "sh", "-c", _SHELL, str(pid_file),
+                 "nsenter", f"--net={SPACES / command.space}", *command.argv],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True, cwd="/",
+                # No more of ours: there may be proxies in it, which the cluster's addresses are not behind.
+                env={"PATH": self.path},
+            )  # fmt: skip
+        wait(f"the process id of {name}", lambda: self._written(name) is not None, 10)
+        wait(
+            f"{name} in its namespace", lambda: self.pid(name) or not Path(f"/proc/{self._written(name)}").exists(), 10
+        )
+
+    @property
+    def path(self) -> str:
+        """Where they look for programs: ours come before the distribution's."""
+        ours = {str(path.parent): None for path in self._programs.values()}
+        return os.pathsep.join(dict.fromkeys([*ours, *SYSTEM]))
+
+    def names(self) -> list[str]:
+        return sorted(path.stem for path in self._folder.glob("*.json"))
+
+    def log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+    def pid(self, name: str) -> int | None:
+        """None if it does not run: the number may be another program's by now, which is not in the daemon's namespace."""
+        pid = self._written(name)
+        command = msgspec.json.decode((self._folder / f"{name}.json").read_bytes(), type=Command)
+        return pid if pid in members(command.space) else None
+
+    def end(self, name: str, number: signal.Signals = signal.SIGKILL, seconds: float = 20) -> None:
+        """Send it a signal, and wait until it has ended; killed if it does not. Its children live on."""
+        pid = self.pid(name)
+        if pid is None:
+            return
+        # Its first thread leaves the namespace before the last one has closed its sockets.
+        began = started(pid)
+        os.kill(pid, number)
+        try:
+            wait(f"the end of {name}", lambda: started(pid) != began, seconds)
+        except Late:
+            os.kill(pid, signal.SIGKILL)
+            wait(f"the end of {name}", lambda: started(pid) != began, seconds)
+
+    def wait(self, name: str, probe: Callable[[], object], seconds: float = 60) -> None:
+        """Until the probe is true and raises nothing. Raises Late with the end of the log, at once if the daemon has ended."""
+
+        def proceeding() -> object:
+            # Asked before: what ends well in between is no failure.
+            runs = self.pid(name) is not None
+            try:
+                if found := probe():
+                    return found
+            except Exception as error:
+                if runs:
+                    raise
+                raise Late(f"{name} has ended: {error}") from None
+            if not runs:
+                raise Late(f"{name} has ended")
+            return None
+
+        try:
+            wait(name, proceeding, seconds)
+        except Late as error:
+            raise Late(f"{error}: {self._tail(name)}") from None
+
+    def _written(self, name: str) -> int | None:
+        try:
+            return int((self._folder / f"{name}.pid").read_text())
+        except (OSError, ValueError):
+            return None
+
+    def _tail(self, name: str) -> str:
+        try:
+            return self.log(name).read_text(errors="replace")[-3000:]
+        except OSError as error:
+            return str(error)
+
+
+def started(pid: int) -> str:
+    """When a process began, in the kernel's ticks; empty if there is none, or nothing of it but its exit status."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    state, threads, began = fields[0], fields[17], fields[19]
+    return "" if state == "Z" and threads == "1" else began
+
+
+def members(space: str) -> set[int]:
+    """Every process in a network namespace; none where there is no such namespace."""
+    try:
+        wanted = (SPACES / space).stat().st_ino
+    except OSError:
+        return set()
+    return {int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and _space_of(path) == wanted}
+
+
+def _space_of(process: Path) -> int | None:
+    try:
+        return (process / "ns/net").stat().st_ino
+    except OSError:
+        # It has ended meanwhile.
+        return None
+
+
+def wait(what: str, probe: Callable[[], object], seconds: float = 60) -> None:
+    """Until the probe is true. Raises Late with what it last raised."""
+    until, last = time.monotonic() + seconds, ""
+    while time.monotonic() < until:
+        try:
+            if probe():
+                return
+            last = ""
+        except Late:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever is not there yet
+            last = f": {error}"
+        time.sleep(0.1)
+    raise Late(f"{what}: not there after {seconds:g} s{last}")

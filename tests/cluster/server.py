@@ -1,0 +1,53 @@
+"""The API server as seen by tests: plain requests over the standard library, so that our own client has a peer."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+JSON, MERGE, APPLY = "application/json", "application/merge-patch+json", "application/apply-patch+yaml"
+
+
+class Refused(Exception):
+    """The API server said no."""
+
+    def __init__(self, status: int, body: str) -> None:
+        self.status, self.body = status, body
+        try:
+            self.said: dict[str, Any] = json.loads(body)
+        except ValueError:
+            self.said = {}
+        super().__init__(f"{status}: {self.said.get('message', body[:500])}")
+
+
+class Server:
+    """One API server, asked with a client certificate; each request is a connection of its own."""
+
+    def __init__(self, url: str, authority: Path, certificate: Path, key: Path) -> None:
+        self._address = urlsplit(url)
+        self._context = ssl.create_default_context(cafile=str(authority))
+        self._context.load_cert_chain(certificate, key)
+
+    def text(self, method: str, path: str, body: Any = None, kind: str = JSON, seconds: float = 30) -> str:
+        """What it answers. Raises Refused, and OSError where there is no answer."""
+        connection = http.client.HTTPSConnection(
+            str(self._address.hostname), self._address.port, context=self._context, timeout=seconds
+        )
+        try:
+            said = None if body is None else json.dumps(body)
+            connection.request(method, path, said, {"Content-Type": kind, "Accept": "application/json, */*"})
+            answer = connection.getresponse()
+            content = answer.read().decode()
+            if answer.status >= 300:
+                raise Refused(answer.status, content)
+            return content
+        finally:
+            connection.close()
+
+    def ask(self, method: str, path: str, body: Any = None, kind: str = JSON, seconds: float = 30) -> Any:
+        """The same, decoded."""
+        return json.loads(self.text(method, path, body, kind, seconds))

@@ -1,0 +1,72 @@
+"""Programs of a cluster: which are compiled, which are found, and what is said where one is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import binaries
+from tests.cluster.binaries import MODULES, Missing, key, obtain, version_of
+
+
+def test_the_pinned_versions_are_those_of_the_modules() -> None:
+    assert f"k8s.io/kubernetes v{binaries.KUBERNETES}" in (MODULES / "kubernetes/go.mod").read_text()
+    assert f"containerd/v2 {binaries.CONTAINERD}" in (MODULES / "containerd/go.mod").read_text()
+    for name, source in binaries.SOURCES.items():
+        tools = (MODULES / name / "go.mod").read_text()
+        for program in (program for program, module in binaries.PROGRAMS.items() if module == name):
+            assert f"{source.packages}/{program}\n" in tools
+
+
+def test_another_checksum_is_another_folder_of_the_cache(tmp_path: Path) -> None:
+    for name in binaries.SOURCES:
+        (tmp_path / name).mkdir()
+        for file in ("go.mod", "go.sum"):
+            (tmp_path / name / file).write_text("a")
+    first = key(tmp_path)
+    (tmp_path / "containerd/go.sum").write_text("b")
+    assert first != key(tmp_path)
+    assert first.startswith(f"{binaries.KUBERNETES}-")
+
+
+def test_what_kubebuilder_has_is_taken_from_there(tmp_path: Path) -> None:
+    assets, cache = tmp_path / "assets", tmp_path / "cache"
+    others = [tmp_path / "bin" / name for name in ("ip", "nsenter", "openssl", "etcd")]
+    for path in (assets / "etcd", assets / "kube-apiserver", cache / key() / "bin/kubectl", *others):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o755)
+    found = obtain(
+        ("kube-apiserver", "kubectl"), cache, {"KUBEBUILDER_ASSETS": str(assets), "PATH": str(tmp_path / "bin")}
+    )
+    assert found["etcd"] == assets / "etcd"
+    assert found["kube-apiserver"] == assets / "kube-apiserver"
+    assert found["openssl"] == tmp_path / "bin/openssl"
+    assert found["kubectl"] == cache / key() / "bin/kubectl"
+
+
+def test_a_program_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    """A compiler that writes half of it and fails leaves nothing; what was there stays."""
+    compiler = tmp_path / "go"
+    compiler.write_text(
+        '#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho half > "$2"\necho "no space" >&2\nexit 1\n'
+    )
+    compiler.chmod(0o755)
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "kubectl").touch()
+    with pytest.raises(Missing, match="kubelet cannot be compiled: no space"):
+        binaries.compile_into(folder, "kubelet", str(compiler), "1 of 1")
+    assert [path.name for path in folder.iterdir()] == ["kubectl"]
+    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho whole > "$2"\n')
+    binaries.compile_into(folder, "kubelet", str(compiler), "1 of 1")
+    assert (folder / "kubelet").read_text() == "whole\n"
+    assert sorted(path.name for path in folder.iterdir()) == ["kubectl", "kubelet"]
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [("go1.24.11\n", (1, 24)), ("go1.9", (1, 9)), ("devel +abc", (0, 0)), ("", (0, 0)), ("go1.26rc1", (0, 0))],
+)
+def test_versions_of_go(said: str, version: tuple[int, int]) -> None:
+    assert version_of(said) == version

@@ -1,0 +1,307 @@
+"""Our client against a real API server: watches that go on, bookmarks, fields with owners, leases, and budgets of pods."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+import pytest
+
+from kube.client import Client, Scope
+from kube.errors import ApiError, Unreachable
+from kube.informer import Informer
+from kube.leader import LEASE_S, LEASES, Election
+from kube.objects import Bare, Dynamic, Resource
+from kube.watch import Event, What
+from tests.cluster.cluster import Cluster
+from tests.cluster.objects import a_map, a_pod
+from tests.cluster.server import APPLY, Refused, Server
+
+pytestmark = pytest.mark.cluster
+
+
+class ConfigMap(Bare, frozen=True, kw_only=True):
+    data: Mapping[str, str] = {}
+
+
+MAPS = Resource("", "v1", "configmaps", "ConfigMap", ConfigMap, namespaced=True)
+PODS = Resource("", "v1", "pods", "Pod", Dynamic, namespaced=True)
+
+
+async def until(what: str, probe: Callable[[], object], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not probe():
+        assert time.monotonic() < end, what
+        await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def running(task: Awaitable[None]) -> AsyncIterator[None]:
+    started = asyncio.ensure_future(task)
+    try:
+        yield
+    finally:
+        started.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await started
+
+
+async def test_lists_come_in_pages_and_whole(client: Client, server: Server, namespace: str) -> None:
+    for number in range(7):
+        await client.create(MAPS, a_map(f"m{number}", n=str(number)), namespace)
+    listing = await client.list(MAPS, Scope(namespace=namespace, fields="metadata.name!=kube-root-ca.crt"))
+    assert {key: one.data["n"] for key, one in listing.objects.items()} == {
+        f"{namespace}/m{number}": str(number) for number in range(7)
+    }
+    assert listing.problems == {}
+
+
+async def test_a_watch_tells_every_change_in_order(client: Client, namespace: str) -> None:
+    scope = Scope(namespace=namespace, fields="metadata.name=one")
+    since = (await client.list(MAPS, scope)).resource_version
+    await client.create(MAPS, a_map("one", a="1"), namespace)
+    await client.merge_patch(MAPS, f"{namespace}/one", {"data": {"a": "2", "b": "3"}})
+    await client.json_patch(MAPS, f"{namespace}/one", [{"op": "remove", "path": "/data/a"}])
+    await client.delete(MAPS, f"{namespace}/one")
+    seen = []
+    async with contextlib.aclosing(client.watch(MAPS, since, scope, 30)) as events:
+        async for event in events:
+            seen.append((event.what, None if event.object is None else event.object.data))
+            if event.what is What.DELETED:
+                break
+    assert seen == [
+        (What.ADDED, {"a": "1"}),
+        (What.MODIFIED, {"a": "2", "b": "3"}),
+        (What.MODIFIED, {"b": "3"}),
+        (What.DELETED, {"b": "3"}),
+    ]
+
+
+async def _events(client: Client, since: str, scope: Scope, lasts_s: int) -> list[Event[ConfigMap]]:
+    return [event async for event in client.watch(MAPS, since, scope, lasts_s)]
+
+
+async def test_a_bookmark_carries_a_quiet_watch_past_what_others_wrote(client: Client, namespace: str) -> None:
+    """Shortly before it ends; so the next watch need not begin where nothing is kept any longer."""
+    scope = Scope(namespace=namespace, fields="metadata.name=nobody")
+    since = (await client.list(MAPS, scope)).resource_version
+    watched = asyncio.ensure_future(_events(client, since, scope, 8))
+    await asyncio.sleep(1.5)
+    written = await client.create(MAPS, a_map("other"), namespace)
+    events = await watched
+    assert {event.what for event in events} == {What.BOOKMARK}
+    assert int(events[-1].resource_version) >= int(written.metadata.resource_version) > int(since)
+
+
+async def test_a_watch_of_what_is_forgotten_is_refused_as_expired(
+    ours: Cluster, client: Client, namespace: str
+) -> None:
+    since = (await client.list(MAPS, Scope(namespace=namespace))).resource_version
+    for number in range(3):
+        await client.merge_patch(
+            MAPS, f"{namespace}/{(await client.create(MAPS, a_map(f'm{number}'), namespace)).metadata.name}",
+            {"data": {"a": "b"}},
+        )  # fmt: skip
+    assert await asyncio.to_thread(ours.compact) > int(since)
+    await asyncio.to_thread(ours.restart_server)
+    with pytest.raises(ApiError) as raised:
+        await anext(client.watch(MAPS, since, Scope(namespace=namespace), 5))
+    assert raised.value.expired, raised.value
+
+
+async def test_an_informer_misses_nothing_while_the_server_is_killed_and_the_store_compacted(
+    ours: Cluster, client: Client, server: Server, namespace: str
+) -> None:
+    informer = Informer(client, MAPS, Scope(namespace=namespace, fields="metadata.name!=kube-root-ca.crt"))
+    told: list[tuple[str, bool]] = []
+    informer.listen(lambda change: told.append((change.key.rpartition("/")[2], change.new is not None)))
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+
+    def away() -> None:
+        ours.daemons.end("kube-apiserver")
+        ours.daemons.again("kube-apiserver")
+        ours.control.ready()
+        # The informer waits a moment before it comes back: what it is to find out happens meanwhile.
+        server.ask("DELETE", f"{path}/goes")
+        server.ask("POST", path, a_map("comes"))
+        ours.compact()
+
+    async with running(informer.run()):
+        await client.create(MAPS, a_map("stays"), namespace)
+        await client.create(MAPS, a_map("goes"), namespace)
+        await until("both are known", lambda: len(informer.store) == 2)
+        await asyncio.to_thread(away)
+        await until("the change is known", lambda: f"{namespace}/comes" in informer.store)
+        await until("and the other", lambda: len(informer.store) == 2)
+        assert set(informer.store) == {f"{namespace}/stays", f"{namespace}/comes"}
+        assert sorted(told) == [("comes", True), ("goes", False), ("goes", True), ("stays", True)]
+
+
+async def test_an_informer_lists_anew_where_its_version_is_gone(
+    ours: Cluster, client: Client, server: Server, namespace: str
+) -> None:
+    """It is held back until history is gone, as behind a network that was cut."""
+    informer = Informer(client, MAPS, Scope(namespace=namespace, fields="metadata.name!=kube-root-ca.crt"))
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+    async with running(informer.run()):
+        await client.create(MAPS, a_map("goes"), namespace)
+        await until("it is known", lambda: len(informer.store) == 1)
+    server.ask("DELETE", f"{path}/goes")
+    server.ask("POST", path, a_map("comes"))
+    await asyncio.to_thread(ours.compact)
+    await asyncio.to_thread(ours.restart_server)
+    async with running(informer.run()):
+        await until("it has listed", lambda: f"{namespace}/comes" in informer.store)
+    assert set(informer.store) == {f"{namespace}/comes"}
+    assert informer.relists == 1
+
+
+async def test_a_field_that_another_manager_holds_is_a_conflict_unless_taken(
+    client: Client, server: Server, namespace: str
+) -> None:
+    key, path = f"{namespace}/shared", f"/api/v1/namespaces/{namespace}/configmaps/shared"
+    await client.apply(MAPS, key, {"data": {"ours": "1", "both": "1"}}, "dioptase")
+    theirs = {**a_map("shared", both="2"), "metadata": {"name": "shared", "namespace": namespace}}
+    with pytest.raises(Refused) as refused:
+        server.ask("PATCH", f"{path}?fieldManager=kubectl", theirs, APPLY)
+    assert refused.value.status == 409
+    assert [(one["reason"], one["field"]) for one in refused.value.said["details"]["causes"]] == [
+        ("FieldManagerConflict", ".data.both")
+    ]
+    server.ask("PATCH", f"{path}?fieldManager=kubectl&force=true", theirs, APPLY)
+    # What we do not say any longer, and nobody else holds, goes; what somebody else holds stays.
+    after = await client.apply(MAPS, key, {"data": {"both": "3"}}, "dioptase")
+    assert after.data == {"both": "3"}
+    managers = {one["manager"]: one["fieldsV1"] for one in server.ask("GET", path)["metadata"]["managedFields"]}
+    assert managers["dioptase"] == {"f:data": {"f:both": {}}}
+
+
+async def test_a_patch_with_a_version_is_a_compare_and_swap(client: Client, namespace: str) -> None:
+    first = await client.create(MAPS, a_map("one"), namespace)
+    patch = {"metadata": {"resourceVersion": first.metadata.resource_version}, "data": {"a": "1"}}
+    await client.merge_patch(MAPS, f"{namespace}/one", patch)
+    with pytest.raises(ApiError) as raised:
+        await client.merge_patch(MAPS, f"{namespace}/one", patch)
+    assert raised.value.conflict
+
+
+async def test_another_object_of_the_same_name_is_not_deleted(client: Client, namespace: str) -> None:
+    first = await client.create(MAPS, a_map("one"), namespace)
+    await client.delete(MAPS, f"{namespace}/one", first.metadata.uid)
+    await client.create(MAPS, a_map("one"), namespace)
+    with pytest.raises(ApiError) as raised:
+        await client.delete(MAPS, f"{namespace}/one", first.metadata.uid)
+    assert raised.value.conflict
+
+
+async def test_of_two_one_leads_and_the_other_follows_when_it_is_given_back(client: Client, namespace: str) -> None:
+    key = f"{namespace}/controller"
+    elections = [Election(client, key, name) for name in ("a", "b")]
+    at_work: list[str] = []
+    most = 0
+
+    async def work(name: str) -> None:
+        nonlocal most
+        at_work.append(name)
+        most = max(most, len(at_work))
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            at_work.remove(name)
+
+    tasks = [
+        asyncio.ensure_future(one.lead(lambda name=name: work(name))) for one, name in zip(elections, "ab", strict=True)
+    ]
+    await until("one leads", lambda: at_work)
+    await asyncio.sleep(5)
+    first = (elections[0].leading and "a") or "b"
+    assert at_work == [first]
+    began = time.monotonic()
+    leader = tasks.pop("ab".index(first))
+    leader.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await leader
+    await until("the other leads", lambda: at_work and at_work != [first])
+    assert time.monotonic() - began < LEASE_S, "it was given back, and not waited for"
+    lease = await client.get(LEASES, key)
+    assert (lease.spec.holder_identity, lease.spec.lease_transitions, most) == (({"a", "b"} - {first}).pop(), 1, 1)
+    tasks[0].cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await tasks[0]
+
+
+async def test_a_leader_stops_working_while_the_server_is_away_and_leads_again(
+    ours: Cluster, client: Client, namespace: str
+) -> None:
+    at_work = 0
+
+    async def work() -> None:
+        nonlocal at_work
+        at_work += 1
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            at_work -= 1
+
+    async def lead() -> None:
+        election = Election(client, f"{namespace}/controller", "a")
+        while True:
+            await election.lead(work)
+
+    async with running(lead()):
+        await until("it leads", lambda: at_work == 1)
+        await asyncio.to_thread(ours.daemons.end, "kube-apiserver")
+        try:
+            await until("it has stopped", lambda: at_work == 0, LEASE_S)
+        finally:
+            await asyncio.to_thread(ours.daemons.again, "kube-apiserver")
+        await asyncio.to_thread(ours.control.ready)
+        await until("it leads again", lambda: at_work == 1)
+
+
+async def test_no_server_is_told_apart_from_a_refusal(ours: Cluster, client: Client) -> None:
+    await asyncio.to_thread(ours.daemons.end, "kube-apiserver")
+    try:
+        with pytest.raises(Unreachable, match="GET /api/v1/namespaces/default/configmaps/x"):
+            await client.get(MAPS, "default/x")
+    finally:
+        await asyncio.to_thread(ours.daemons.again, "kube-apiserver")
+    await asyncio.to_thread(ours.control.ready)
+    with pytest.raises(ApiError) as raised:
+        await client.get(MAPS, "default/x")
+    assert raised.value.missing
+
+
+async def test_a_pod_that_its_budget_needs_is_not_evicted_and_another_is(
+    client: Client, server: Server, workspace: str
+) -> None:
+    namespace = workspace
+    budgets = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
+    spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": "web"}}}
+    server.ask("POST", budgets, {"metadata": {"name": "web"}, "spec": spec})
+    pods = {name: await client.create(PODS, a_pod(name, app="web"), namespace) for name in ("one", "two")}
+    uids = {name: pod.metadata.uid for name, pod in pods.items()}
+    await until(
+        "the budget allows one",
+        lambda: server.ask("GET", f"{budgets}/web").get("status", {}).get("disruptionsAllowed") == 1,
+    )
+    await client.evict(PODS, f"{namespace}/one", uids["one"])
+    with pytest.raises(ApiError) as raised:
+        await client.evict(PODS, f"{namespace}/two", uids["two"])
+    assert (raised.value.status, raised.value.causes) == (429, ("DisruptionBudget",))
+    await until(
+        "only the other is left",
+        lambda: [pod["metadata"]["name"] for pod in server.ask("GET", PODS.collection(namespace))["items"]] == ["two"],
+    )
+
+
+async def test_another_pod_than_the_one_that_was_meant_is_not_evicted(client: Client, workspace: str) -> None:
+    """Without a budget: from one, the server takes what it then does not use, and gives it back minutes later."""
+    key = f"{workspace}/one"
+    pod = await client.create(PODS, a_pod("one"), workspace)
+    with pytest.raises(ApiError) as raised:
+        await client.evict(PODS, key, "another")
+    assert raised.value.conflict
+    await client.evict(PODS, key, pod.metadata.uid)
