@@ -68,6 +68,15 @@ CASE = "<testcase classname='tests.test_stages' name='test_{number}'><failure/><
 ONE = "<testsuites><testsuite tests='1' {failed}/></testsuites>"
 
 
+def test_a_guest_that_was_lost_is_not_excused_by_what_passes_later(stages: ModuleType) -> None:
+    """It left a report with one failure, and then it panicked."""
+    report = FAILED.format(count=1, cases=CASE.format(number=0))
+    stages.GUEST[:] = [sys.executable, "-c", WRITE.format(report=report, status=125, again=ONE.format(failed=""))]
+    stages.STAGES["one"] = ("a guest", [stages.GUEST])
+    result = stages.run_stage("one")
+    assert (result.ok, result.unsteady, result.failed) == (False, (), 1)
+
+
 @pytest.mark.parametrize(
     ("failing", "second", "ok", "unsteady"),
     [
