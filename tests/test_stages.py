@@ -14,7 +14,13 @@ import pytest
 from tests.vm.__main__ import BOOTS
 
 ROOT = Path(__file__).resolve().parent.parent
-WRITE = "import sys; open(sys.argv[-1].removeprefix('--junit-xml='), 'w').write({report!r}); sys.exit({status})"
+WRITE = """
+import sys
+again = "--" in sys.argv
+(path,) = (word.partition("=")[2] for word in sys.argv if word.startswith("--junit-xml=") and not word.endswith("/junit.xml"))
+open(path, "w").write({report!r} if not again else {again!r})
+sys.exit({status} if not again else 0)
+"""
 SUITE = "<testsuites><testsuite tests='{tests}' failures='{failures}' errors='{errors}' skipped='1'/></testsuites>"
 
 
@@ -50,11 +56,46 @@ def stages() -> ModuleType:
 def test_the_tests_of_a_guest_are_counted(
     stages: ModuleType, report: str, status: int, ok: bool, counts: tuple[int, int, int]
 ) -> None:
-    text = WRITE.format(report=report, status=status) if report else f"raise SystemExit({status})"
+    text = WRITE.format(report=report, status=status, again="") if report else f"raise SystemExit({status})"
     stages.GUEST[:] = [sys.executable, "-c", text]
     stages.STAGES["one"] = ("a guest", [stages.GUEST])
     result = stages.run_stage("one")
     assert (result.ok, (result.passed, result.failed, result.skipped)) == (ok, counts)
+
+
+FAILED = "<testsuites><testsuite tests='9' failures='{count}'>{cases}</testsuite></testsuites>"
+CASE = "<testcase classname='tests.test_stages' name='test_{number}'><failure/></testcase>"
+ONE = "<testsuites><testsuite tests='1' {failed}/></testsuites>"
+
+
+def test_a_guest_that_was_lost_is_not_excused_by_what_passes_later(stages: ModuleType) -> None:
+    """It left a report with one failure, and then it panicked."""
+    report = FAILED.format(count=1, cases=CASE.format(number=0))
+    stages.GUEST[:] = [sys.executable, "-c", WRITE.format(report=report, status=125, again=ONE.format(failed=""))]
+    stages.STAGES["one"] = ("a guest", [stages.GUEST])
+    result = stages.run_stage("one")
+    assert (result.ok, result.unsteady, result.failed) == (False, (), 1)
+
+
+@pytest.mark.parametrize(
+    ("failing", "second", "ok", "unsteady"),
+    [
+        (1, ONE.format(failed=""), True, ("tests/test_stages.py::test_0",)),
+        (1, ONE.format(failed="skipped='1'"), False, ()),
+        (1, SUITE.format(tests=2, failures=0, errors=0), False, ()),  # not what was asked for
+        (1, "", False, ()),
+        (4, SUITE.format(tests=4, failures=0, errors=0).replace("'1'", "'0'"), False, ()),  # too many
+    ],
+)
+def test_what_fails_is_run_once_more_by_itself(
+    stages: ModuleType, failing: int, second: str, ok: bool, unsteady: tuple[str, ...]
+) -> None:
+    report = FAILED.format(count=failing, cases="".join(CASE.format(number=number) for number in range(failing)))
+    stages.GUEST[:] = [sys.executable, "-c", WRITE.format(report=report, status=1, again=second)]
+    stages.STAGES["one"] = ("a guest", [stages.GUEST])
+    result = stages.run_stage("one")
+    assert (result.ok, result.unsteady, result.failed) == (ok, unsteady, 0 if ok else failing)
+    assert result.passed == (9 if ok else 9 - failing)
 
 
 @pytest.mark.parametrize(("stage", "tests", "ok"), [("one", 4, True), ("one", 1, False), ("vagrant", 4, False)])
@@ -63,7 +104,7 @@ def test_a_stage_of_which_all_is_skipped_has_tested_nothing(
 ) -> None:
     """Of what was booted for its tests, no test may be skipped at all."""
     report = SUITE.format(tests=tests, failures=0, errors=0)
-    stages.GUEST[:] = [sys.executable, "-c", WRITE.format(report=report, status=0)]
+    stages.GUEST[:] = [sys.executable, "-c", WRITE.format(report=report, status=0, again="")]
     stages.STAGES[stage] = ("a guest", [stages.GUEST])
     assert stages.run_stage(stage).ok is ok
 

@@ -85,20 +85,20 @@ def test_the_service_uses_rate_times_cost_of_cpu(tmp_path: Path) -> None:
 
 
 def test_requests_of_work_on_memory_cost_more_the_more_pieces_they_are(tmp_path: Path) -> None:
-    """Twenty times as many; a fifth of that is left for cold caches and for a machine that others use too. So many requests
-    that the start of two interpreters is little beside them."""
+    """Twenty times as many; a tenth of that is left for the start of the service, for caches that are cold after each rest, and
+    for a machine that others use too."""
     used = {}
     for pieces in (2_000, 40_000):
         loads = Workloads(SMALL, tmp_path)
         try:
             loads.start_online(pieces=pieces)
-            loads.start_client(Constant(rate=200), duration_s=3)
+            loads.start_client(Constant(rate=50), duration_s=3)
             assert loads.process("client").wait(60) == 0
             workers = _workers(loads.process("online").pid)
             used[pieces] = sum(map(_cpu_ns, workers)) / loads.client[Cell.ANSWERED]
         finally:
             loads.close()
-    assert used[40_000] > 4 * used[2_000]
+    assert used[40_000] > 2 * used[2_000]
     assert pieces_for(4000) > 2 * pieces_for(1000)
 
 

@@ -80,7 +80,8 @@ def boot(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         out = options.out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dioptase-vm-")))
         out.mkdir(parents=True, exist_ok=True)
-        lock = stack.enter_context((out / "lock").open("w"))
+        # Not to be emptied: a guest that has run may have left a link in its place.
+        lock = stack.enter_context((out / "lock").open("a"))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -81,7 +81,7 @@ def run(kernel: Kernel, command: Sequence[str], out: Path, *, shape: Shape = USU
         )
     if shutil.which(QEMU) is None:
         raise Missing(f"{QEMU} is not installed: make packages-vm installs what a guest needs")
-    shape.options()
+    shape.options()  # before anything is touched or said
     out.mkdir(parents=True, exist_ok=True)
     console, started = out / "console.log", time.monotonic()
     # A guest that has run may have left links in their places.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
@@ -131,8 +132,11 @@ def test_background_reclaim_without_a_break_makes_the_largest_batch_pod_leave(tm
     with groups("filler", "web", "still", "busy") as (filler, web, still, busy):
         for group in (filler, still, busy):
             group.file("cpuset", "cpuset.mems").write_text(str(last))
+        # Page cache of the tests before would make room for everybody.
+        os.sync()
+        Path("/proc/sys/vm/drop_caches").write_text("3")
         hold(filler, free_bytes(last) - 160 * MIB, locked=True)
-        for group, size in ((web, 32), (still, 16), (busy, 256)):
+        for group, size in ((web, 32), (still, 16), (busy, 320)):
             hold(group, size * MIB)
         own = {"systemMemory": {"kswapdPagesPerS": 100, "kswapdS": 3, "graceS": 5}}
         pods = [pod(web, "shared_cores"), pod(still, "reclaimed_cores"), pod(busy, "reclaimed_cores")]
