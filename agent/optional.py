@@ -22,9 +22,12 @@ NODE_ORIGINALS, OOM_ORIGINALS, RESCTRL_GROUPS = "node-originals.json", "oom-orig
 """As agent.qrm.node_files, oom_scores and resctrl have them, which are loaded only where they are needed."""
 
 
-def open_evictor(config: Config, act: Act, hierarchy: Hierarchy, stack: AsyncExitStack) -> Evictor | None:
-    """The eviction manager, if a plugin is named; it asks nobody to leave unless the agent acts."""
-    if not config.eviction.plugins or act is Act.OFF:
+def open_evictor(
+    config: Config, act: Act, hierarchy: Hierarchy, stack: AsyncExitStack, *, told: bool
+) -> Evictor | None:
+    """The eviction manager, if a plugin is named or may be while the agent runs, because it is `told` its settings by the
+    cluster; it asks nobody to leave unless the agent acts."""
+    if not (config.eviction.plugins or told) or act is Act.OFF:
         return None
     from agent.eviction.evictor import Evictor  # noqa: PLC0415 - twenty plugins, which most nodes name none of
 
