@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agent.config import Config
 from agent.forecast_state import ForecastFile
 from agent.hierarchy import Hierarchy
+from api.configuration import Configuration
 from api.decisions import Act
-from api.ports import Probe, Unavailable
+from api.ports import Probe, Sink, Unavailable
 
 if TYPE_CHECKING:
+    from agent.cluster import Joined
+    from agent.dynamic.follow import Rules
     from agent.eviction.evictor import Evictor
     from agent.qrm.node_knobs import NodeKnobs
 
@@ -72,3 +77,57 @@ def open_node_knobs(
         return node_knobs.open_node_knobs(config.knobs, hierarchy, state, sys, dry=act is not Act.ON), ()
     except Unavailable as error:
         return None, (f"Disks, caches and OOM scores are left alone: {error.reason}: {error.remedy}.",)
+
+
+class Cluster:
+    """The cluster's side of the agent: who is reported to, and obeyed. Without a node's name there is nobody."""
+
+    def __init__(self, node: str, state_dir: Path | None) -> None:
+        """What was obeyed last is remembered in `state_dir`; nowhere, where somebody else has it."""
+        self._node, self._state_dir = node, state_dir
+        self._file: Mapping[str, Any] = {}
+        self._config, self._started_wall_ns = Config(), time.time_ns()
+        self._rules: Rules | None = None
+        self._joined: Joined | None = None
+
+    def open(
+        self, file: Mapping[str, Any], config: Config, fits: Callable[[Config], str]
+    ) -> tuple[Config, tuple[str, ...]]:
+        """The settings that come of the file and of what was obeyed last, and what of that was lost. Raises Unavailable."""
+        self._file, self._config = file, config
+        if not self._node:
+            return config, ()
+        from agent.dynamic.follow import Rules  # noqa: PLC0415 - the types of Katalyst's kinds
+        from agent.dynamic.saved import ObeyedFile  # noqa: PLC0415
+
+        saved = None if self._state_dir is None else ObeyedFile(self._state_dir, self._node)
+        self._rules = Rules(file, config, fits, saved)
+        return self._rules.config, self._rules.messages
+
+    async def join(self, stack: AsyncExitStack) -> tuple[Sink, ...]:
+        """Who is shown the rounds, to report them. Raises Unavailable where no API server is named."""
+        if self._rules is None:
+            return ()
+        from agent.cluster import join  # noqa: PLC0415
+
+        self._joined = await join(self._node, self._rules, self._rules.config, stack)
+        return self._joined.sinks
+
+    @property
+    def sources(self) -> tuple[Probe, ...]:
+        """How that goes, once it was joined."""
+        return () if self._joined is None else self._joined.sources
+
+    def start(self, obey: Callable[[Config], None], stack: AsyncExitStack) -> None:
+        """Begin to report and to obey, until the stack is left."""
+        if self._joined is not None:
+            self._joined.start(obey, stack)
+
+    def told(self) -> Configuration:
+        """Every setting, and where it came from."""
+        if self._joined is not None:
+            return self._joined.told()
+        from agent.dynamic.overlay import Settled  # noqa: PLC0415 - few ask
+        from agent.dynamic.told import configuration  # noqa: PLC0415
+
+        return configuration(Settled(self._config, {}, {}, {}, {}), self._file, self._started_wall_ns)

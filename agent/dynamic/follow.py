@@ -66,7 +66,9 @@ class Rules:
         self.settled = settle(self._file, before.obeyed, wanted, self._fits)
         for resource, problem in self.settled.problems.items():
             if before.problems.get(resource) != problem:
-                stands = "what was obeyed before stands" if resource in self.settled.obeyed else "nothing of it is obeyed"
+                stands = (
+                    "what was obeyed before stands" if resource in self.settled.obeyed else "nothing of it is obeyed"
+                )
                 log.error("%s %s: %s; %s", GRAMMARS[resource].kind, wanted[resource].key, problem, stands)
         for resource, obeyed in self.settled.obeyed.items():
             if not obeyed.same(before.obeyed.get(resource)):
@@ -98,8 +100,8 @@ class Follower:
 
     name = "dynamic-config"
 
-    def __init__(self, client: Client, node: str, rules: Rules, obey: Callable[[Config], None]) -> None:
-        self._client, self._node, self._rules, self._obey = client, node, rules, obey
+    def __init__(self, client: Client, node: str, rules: Rules) -> None:
+        self._client, self._node, self._rules = client, node, rules
         self._informer = Informer(client, CNCS, Scope(fields=f"metadata.name={node}"))
         self._wake = asyncio.Event()
         self._informer.listen(lambda _: self._wake.set())
@@ -108,14 +110,16 @@ class Follower:
         self._lost_at_s: float | None = None
         self._ignored: frozenset[str] = frozenset()
 
-    async def run(self) -> None:
-        """Until cancelled. Nothing that the API server says or does ends it."""
+    async def run(self, obey: Callable[[Config], None]) -> None:
+        """Until cancelled; `obey` is given what is in force whenever that changes. Nothing that the API server says or does
+        ends it."""
         watching = asyncio.create_task(self._informer.run())
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), LOOK_S)
-                await self._look()
+                if await self.look():
+                    obey(self._rules.config)
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
@@ -142,7 +146,9 @@ class Follower:
         """What keeps this node from obeying, the most serious first."""
         for resource, problem in self._rules.settled.problems.items():
             key = self._rules.wanted[resource].key if resource in self._rules.wanted else ""
-            return Unavailable(f"{GRAMMARS[resource].kind} {key}: {problem}", "correct it: until then the last good one stands")
+            return Unavailable(
+                f"{GRAMMARS[resource].kind} {key}: {problem}", "correct it: until then the last good one stands"
+            )
         if self._failed:
             return Unavailable(self._failed, "what was obeyed before stands; it is asked for again")
         age_s = self._informer.age_s(time.monotonic())
@@ -157,35 +163,37 @@ class Follower:
     def close(self) -> None:
         """Nothing to give back: `run` is cancelled by who runs it."""
 
-    async def _look(self) -> None:
-        """One look at what is known of the CustomNodeConfig."""
+    async def look(self) -> bool:
+        """One look at what is known of the CustomNodeConfig; whether something else is in force now."""
         self._wake.clear()
         if not self._informer.synced.is_set() or time.monotonic() < self._not_before_s:
-            return
+            return False
         cnc = self._informer.store.get(self._node)
         if cnc is None:
-            # Also one that does not fit its type: the store has the last that did.
-            self._gone()
-            return
+            return await self._gone()
         self._lost_at_s = None
         targets = () if cnc.status is None else cnc.status.katalyst_custom_config_list or ()
         wanted, failed = await self._fetched(self._named(targets))
         self._failed = failed
         self._failures = self._failures + 1 if failed else 0
         self._not_before_s = time.monotonic() + PACE.wait_s(self._failures, random.random())
-        await self._change(wanted)
+        return await self._change(wanted)
 
-    def _gone(self) -> None:
+    async def _gone(self) -> bool:
+        """There is none: not yet, not any more, or it does not fit its type and never did."""
         now_s = time.monotonic()
         if self._lost_at_s is None:
             self._lost_at_s = now_s
         self._failed = ""
         if self._rules.settled.obeyed and now_s - self._lost_at_s < FORGET_S:
-            self._failed = f"there is no CustomNodeConfig {self._node}"
-        elif self._rules.wanted:
-            self._rules.change({})
-            self._rules.save()
-            self._obey(self._rules.config)
+            problem = self._informer.problems.get(self._node, "")
+            self._failed = (
+                f"there is no CustomNodeConfig {self._node}"
+                if not problem
+                else f"CustomNodeConfig {self._node}: {problem}"
+            )
+            return False
+        return await self._change({})
 
     def _named(self, targets: tuple[TargetConfig, ...]) -> dict[str, TargetConfig]:
         """What is to be fetched, by resource; what nobody here knows is said once."""
@@ -232,11 +240,11 @@ class Follower:
             body={GRAMMARS[resource].root[0]: found.spec if GRAMMARS[resource].root[0] == "spec" else found.status},
         )
 
-    async def _change(self, wanted: Mapping[str, Object]) -> None:
+    async def _change(self, wanted: Mapping[str, Object]) -> bool:
         before = self._rules.wanted
         same = wanted.keys() == before.keys() and all(one.same(before[name]) for name, one in wanted.items())
         if not same:
             self._rules.change(wanted)
-            self._obey(self._rules.config)
         if not same or self._rules.unsaved is not None:
             await asyncio.to_thread(self._rules.save)
+        return not same

@@ -48,8 +48,13 @@ def _entries(parameter: str, text: str, kind: type[Any]) -> list[Mapping[str, An
     try:
         found = msgspec.json.decode(text, type=list[kind])  # type: ignore[valid-type]
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ValueError(f"{parameter} is no JSON list of objects with {', '.join(kind.__struct_fields__)}: {error}") from None
-    return [{{"net": "below"}.get(name, name): value for name, value in msgspec.structs.asdict(each).items()} for each in found]
+        raise ValueError(
+            f"{parameter} is no JSON list of objects with {', '.join(kind.__struct_fields__)}: {error}"
+        ) from None
+    return [
+        {{"net": "below"}.get(name, name): value for name, value in msgspec.structs.asdict(each).items()}
+        for each in found
+    ]
 
 
 def unknown_strategies(enabled: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -58,7 +63,7 @@ def unknown_strategies(enabled: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"{each['name']:.80}: only {_KNOWN} are strategies here" for each in enabled if each["name"] not in known]
 
 
-def _power(disabled: bool) -> Put:  # noqa: FBT001 - a rule's value
+def _power(disabled: bool) -> Put:
     # Switching it on takes an annotation prefix, which only the settings file has.
     if disabled:
         yield ("power", "enable"), False
@@ -67,7 +72,13 @@ def _power(disabled: bool) -> Put:  # noqa: FBT001 - a rule's value
 STRATEGY_RULES: tuple[Rule, ...] = (
     Rule(
         "enabledStrategies",
-        ("inference.strategy", "inference.slots", "inference.specialTimes", "eviction.plugins", "advisor.provision.targets.getter"),
+        (
+            "inference.strategy",
+            "inference.slots",
+            "inference.specialTimes",
+            "eviction.plugins",
+            "advisor.provision.targets.getter",
+        ),
         _strategies,
     ),
 )

@@ -121,8 +121,12 @@ def _unused(grammar: Grammar, config: Mapping[str, Any], raw: Any) -> Iterator[s
             told.add(each.field)
             yield f"{each.field}: {each.why}"
     if grammar.kind == "StrategyGroup":
-        yield from (f"enabledStrategies: {each}" for each in others.unknown_strategies(config.get("enabledStrategies") or ()))
-    yield from (f"{path}: no such field is known here" for path in _unknown(raw, grammar.type) if path not in _OF_STATUS)
+        yield from (
+            f"enabledStrategies: {each}" for each in others.unknown_strategies(config.get("enabledStrategies") or ())
+        )
+    yield from (
+        f"{path}: no such field is known here" for path in _unknown(raw, grammar.type) if path not in _OF_STATUS
+    )
 
 
 def _unknown(document: Any, kind: Any, path: str = "") -> Iterator[str]:

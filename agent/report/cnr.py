@@ -71,7 +71,7 @@ def _properties(finished: Round) -> Iterator[Property]:
         yield Property(property_name="is_vm", property_values=(str(node.machine.is_vm).lower(),))
 
 
-def _status(finished: Round, metrics: bool) -> CustomNodeResourceStatus | None:  # noqa: FBT001 - as `ours` says
+def _status(finished: Round, metrics: bool) -> CustomNodeResourceStatus | None:
     advertised = None
     if finished.advice is not None:
         advertised = finished.advice.advertised

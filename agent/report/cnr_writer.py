@@ -1,4 +1,4 @@
-"""The node's CustomNodeResource kept as the rounds say: written when it changed, never faster than a bound, in a task of its own.
+"""The node's CustomNodeResource kept as the rounds say: written when it changed, within a bounded rate, in a task of its own.
 
 A round is only handed over. While the API server is gone nothing queues up: what is written then is what is so then.
 """
@@ -141,9 +141,7 @@ class CnrWriter:
             self._spec = self._status = self._taints = None
         self._failures += 1
         self._not_before_s = now_s + PACE.wait_s(self._failures, random.random())
-        self._trouble = Unavailable(
-            f"CustomNodeResource {self._node} cannot be written: {error}", _remedy(error)
-        )
+        self._trouble = Unavailable(f"CustomNodeResource {self._node} cannot be written: {error}", _remedy(error))
         self._saying.warn(f"{self._trouble.reason}; {self._trouble.remedy}")
 
 

@@ -1,4 +1,4 @@
-"""The node as a tree of zones, as CustomNodeResource has it: sockets, their NUMA nodes, and caches that some CPUs share. Pure."""
+"""The node as the tree of zones of CustomNodeResource: sockets, their NUMA nodes, and caches that some CPUs share. Pure."""
 
 from __future__ import annotations
 
