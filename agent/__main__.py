@@ -164,11 +164,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         journals = open_journals(None if originals is None else options.state_dir, stack, evicting=evictor is not None)
         recorder = _open_recorder(options, stack)
         indicators = Indicators()
-        # Who asks for Malachite's documents reads back what it has just set, under a time that is to be true.
-        cgroups = CgroupReader(hierarchy, limit=config.max_cgroups, fresh_limits=options.malachite is not None)
-        stack.callback(cgroups.close)
-        node = NodeReader(PROC, SYS)
-        stack.callback(node.close)
+        cgroups, node = _open_readers(options, config, hierarchy, stack)
         sinks, reporting = await _open_exporters(options, config, (*journals, recorder), cluster.told, stack)
         sinks += await cluster.join(stack)
         sensor = Sensor(
@@ -206,6 +202,17 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
             if act is not options.act:
                 log.warning("--act on was asked for, and nothing was written. %s", " ".join(act_missing))
     return 1 if left else 0
+
+
+def _open_readers(
+    options: Options, config: Config, hierarchy: Hierarchy, stack: AsyncExitStack
+) -> tuple[CgroupReader, NodeReader]:
+    # Who asks for Malachite's documents reads back what it has just set, under a time that is to be true.
+    cgroups = CgroupReader(hierarchy, limit=config.max_cgroups, fresh_limits=options.malachite is not None)
+    stack.callback(cgroups.close)
+    node = NodeReader(PROC, SYS)
+    stack.callback(node.close)
+    return cgroups, node
 
 
 def _open_originals(options: Options) -> tuple[Originals | None, tuple[str, ...]]:

@@ -126,7 +126,8 @@ class ReportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     expired_s: Annotated[float, Meta(gt=0, le=86400)] = 900.0
     """and then goes down to the minimum, step by step, until so long after the last that was known."""
     extended_resources: bool = False
-    """With `--node`: what is advertised is written into the Node's capacity too, so that a stock scheduler places reclaimed pods."""
+    """With `--node`: what is advertised is written into the Node's capacity too, so that a stock scheduler places reclaimed
+    pods."""
     node_metrics: bool = False
     """[node-metrics-reporter] With `--node`: CustomNodeResource says what the node and its pods use, too, once a minute."""
 
