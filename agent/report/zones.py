@@ -93,7 +93,7 @@ def _numa(
             capacity={**capacity, **lent}, allocatable={**capacity, "cpu": cores_of(len(cpus) - len(own)), **lent}
         ),
         attributes=(Attribute(name=RESERVED, value=format_cpu_list(own)),) if own else None,
-        children=_caches(cpus),
+        children=_caches(cpus, reserved),
         siblings=tuple(
             Sibling(type=NUMA, name=str(other), attributes=(Attribute(name=DISTANCE, value=str(distance)),))
             for other, distance in sorted(node.distances.items())
@@ -103,7 +103,7 @@ def _numa(
     )
 
 
-def _caches(cpus: Iterable[Cpu]) -> tuple[TopologyZone, ...] | None:
+def _caches(cpus: Iterable[Cpu], reserved: Collection[int]) -> tuple[TopologyZone, ...] | None:
     """Third-level caches, where a NUMA node has several: one alone says nothing that the NUMA node does not."""
     by_cache: dict[int, list[int]] = {}
     for cpu in cpus:
@@ -114,7 +114,10 @@ def _caches(cpus: Iterable[Cpu]) -> tuple[TopologyZone, ...] | None:
         TopologyZone(
             type=L3,
             name=str(number),
-            resources=Resources(capacity={"cpu": cores_of(len(ids))}, allocatable={"cpu": cores_of(len(ids))}),
+            resources=Resources(
+                capacity={"cpu": cores_of(len(ids))},
+                allocatable={"cpu": cores_of(sum(cpu not in reserved for cpu in ids))},
+            ),
             attributes=(Attribute(name=CPUS, value=format_cpu_list(ids)),),
         )
         for number, ids in sorted(by_cache.items())
