@@ -1,4 +1,4 @@
-"""A node's CustomNodeConfig followed over a real socket: what is fetched, what is not, and what happens while nobody answers."""
+"""A node's CustomNodeConfig followed over a real socket: what is fetched, what is not, and what if nobody answers."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from agent.config import Config
 from agent.dynamic import follow
 from agent.dynamic.follow import Follower, Rules
 from agent.dynamic.saved import ObeyedFile
+from kube.pace import Backoff
 from tests.kube.test_client import asking, says
 
 ADMIN = "adminqosconfigurations"
@@ -150,7 +151,7 @@ async def test_a_bad_object_and_one_that_is_not_there_are_said_and_the_last_good
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follow, "LOOK_S", 0.02)
-    monkeypatch.setattr(follow, "PACE", follow.Backoff(first_s=0.01, most_s=0.02))
+    monkeypatch.setattr(follow, "PACE", Backoff(first_s=0.01, most_s=0.02))
     cluster = Cluster()
     cluster.say(enableReclaim=False)
     cluster.tell("h1")

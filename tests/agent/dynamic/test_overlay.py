@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ from agent.config import Config
 from agent.config.eviction import USUAL
 from agent.dynamic.follow import Rules
 from agent.dynamic.overlay import Object, Settled, settle
-from agent.dynamic.saved import ObeyedFile, Saved, decode_saved, encode_saved, Damaged
+from agent.dynamic.saved import Damaged, ObeyedFile, Saved, decode_saved, encode_saved
 from agent.dynamic.told import configuration
 from agent.settings import built
 from api.configuration import Setting
