@@ -92,7 +92,7 @@ def test_a_dry_run_of_a_plugin_that_does_not_judge_is_nothing_to_refuse() -> Non
 
 def test_a_strategy_and_an_object_that_say_different_things_of_a_plugin_do_not_hide_the_rest() -> None:
     admin = thing(
-        nested("evictionConfig.cpuPressureEvictionConfig.numaCPUPressureEvictionConfig.enableEviction", False)
+        nested("evictionConfig.cpuPressureEvictionConfig.numaCPUPressureEvictionConfig.enableEviction", value=False)
     )
     group = thing({"enabledStrategies": [{"name": "numa_cpu_pressure_eviction"}]}, resource=GROUPS)
     assert settled({}, admin, group).config.eviction.plugins == ("numa-cpu-pressure-plugin",)
@@ -102,14 +102,17 @@ BAD = [
     (reclaim(enableReclaim=3), "spec.config.reclaimedResourceConfig.enableReclaim: Expected `bool"),
     (
         reclaim(numaMinReclaimedResourceRatioForAllocate={"cpu": "2"}),
-        "spec.config.reclaimedResourceConfig.numaMinReclaimedResourceRatioForAllocate.cpu: as the setting "
-        "advisor.provision.numaMinReclaimedRatio: Expected `float` <= 1.0",
+        "numaMinReclaimedResourceRatioForAllocate.cpu: as the setting advisor.provision.numaMinReclaimedRatio",
     ),
     (
-        reclaim(cpuHeadroomConfig={"utilBasedConfig": {"targetReclaimedCoreUtilization": 0.8, "maxReclaimedCoreUtilization": 0.5}}),
+        reclaim(
+            cpuHeadroomConfig={
+                "utilBasedConfig": {"targetReclaimedCoreUtilization": 0.8, "maxReclaimedCoreUtilization": 0.5}
+            }
+        ),
         "as the setting advisor.headroom.util: maximum 0.5 is below target 0.8",
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("config", "message"), BAD)
@@ -161,10 +164,11 @@ def test_every_value_says_where_it_came_from() -> None:
     file = {"advisor": {"minShareCores": 6, "enableReclaim": True}, "eviction": {"plugins": ["*"]}}
     config = {
         **reclaim(enableReclaim=False),
-        "evictionConfig": {"memoryPressureEvictionConfig": {"enableRSSOveruseEviction": True},
+        "evictionConfig": {
+            "memoryPressureEvictionConfig": {"enableRSSOveruseEviction": True},
             "cpuPressureEvictionConfig": {"numaSysCPUPressureEvictionConfig": {"gracePeriod": -1}},
         },
-    }  # fmt: skip
+    }
     told = configuration(settled(file, thing(config, since=7)), file, 5)
     assert len(told.settings) == len({one.name for one in told.settings}) > 250
     assert of(told.settings, "advisor.minShareCores") == Setting(

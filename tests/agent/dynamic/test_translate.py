@@ -25,6 +25,9 @@ ROOTFS = "evictionConfig.rootfsPressureEvictionConfig"
 RECLAIM = "reclaimedResourceConfig"
 
 
+SLOTS = '[{"net": 0.9, "offset": 0.05}, {"net": 1.1, "offset": -0.1}]'
+
+
 def nested(field: str, value: Any) -> Any:
     for name in reversed(field.split(".")):
         value = {name: value}
@@ -53,7 +56,11 @@ def said(grammar: Grammar, config: Any) -> Mapping[str, Any]:
             {"report.reservedCores": 2.5, "report.reservedMemoryMib": 5120},
         ),
         # 1 GB is 953.67 MiB: what is reserved is rounded up.
-        (f"{RECLAIM}.minReclaimedResourceForReport", {"cpu": 4, "memory": "1G"}, {"report.minCores": 4.0, "report.minMemoryMib": 954}),
+        (
+            f"{RECLAIM}.minReclaimedResourceForReport",
+            {"cpu": 4, "memory": "1G"},
+            {"report.minCores": 4.0, "report.minMemoryMib": 954},
+        ),
         (
             f"{RECLAIM}.minIgnoredReclaimedResourceForReport",
             {"cpu": "100m", "memory": "100Mi"},
@@ -86,7 +93,13 @@ def said(grammar: Grammar, config: Any) -> Mapping[str, Any]:
         ),
         (
             f"{RECLAIM}.cpuHeadroomConfig.utilBasedConfig",
-            {"enable": True, "targetReclaimedCoreUtilization": 0.7, "maxReclaimedCoreUtilization": 0.9, "maxOversoldRate": 1.5, "maxHeadroomCapacityRate": 0.8},
+            {
+                "enable": True,
+                "targetReclaimedCoreUtilization": 0.7,
+                "maxReclaimedCoreUtilization": 0.9,
+                "maxOversoldRate": 1.5,
+                "maxHeadroomCapacityRate": 0.8,
+            },
             {
                 "advisor.headroom.util.enable": True,
                 "advisor.headroom.util.target": 0.7,
@@ -97,7 +110,14 @@ def said(grammar: Grammar, config: Any) -> Mapping[str, Any]:
         ),
         (
             f"{RECLAIM}.memoryHeadroomConfig.utilBasedConfig",
-            {"enable": True, "freeBasedRatio": 0.5, "staticBasedCapacity": 2e10, "cacheBasedRatio": 0.1, "maxOversoldRate": 1, "requestBasedRatio": 0.2},
+            {
+                "enable": True,
+                "freeBasedRatio": 0.5,
+                "staticBasedCapacity": 2e10,
+                "cacheBasedRatio": 0.1,
+                "maxOversoldRate": 1,
+                "requestBasedRatio": 0.2,
+            },
             {
                 "memory.utilBased.enable": True,
                 "memory.utilBased.freeBasedRatio": 0.5,
@@ -135,10 +155,19 @@ def said(grammar: Grammar, config: Any) -> Mapping[str, Any]:
             {"knobs.burst.shared": False, "knobs.burst.policy": "katalyst", "knobs.burst.percent": 50},
         ),
         ("fineGrainedResourceConfig.cpuBurstConfig", {"defaultCPUBurstPercent": 50}, {"knobs.burst.percent": 50}),
-        ("evictionConfig.dryRun", ["*", "rss-overuse-eviction-plugin", "somebody-else"], {"eviction.dryRun": ["*", "rss-overuse-eviction-plugin"]}),
+        (
+            "evictionConfig.dryRun",
+            ["*", "rss-overuse-eviction-plugin", "somebody-else"],
+            {"eviction.dryRun": ["*", "rss-overuse-eviction-plugin"]},
+        ),
         (
             CPU,
-            {"enableLoadEviction": True, "loadUpperBoundRatio": 1.6, "loadEvictionCoolDownTime": "5m30s", "gracePeriod": 0},
+            {
+                "enableLoadEviction": True,
+                "loadUpperBoundRatio": 1.6,
+                "loadEvictionCoolDownTime": "5m30s",
+                "gracePeriod": 0,
+            },
             {
                 "eviction.plugins.cpu-pressure-load-plugin": True,
                 "eviction.load.upperBoundRatio": 1.6,
@@ -149,7 +178,11 @@ def said(grammar: Grammar, config: Any) -> Mapping[str, Any]:
         ),
         (
             CPU,
-            {"enableSuppressionEviction": False, "maxSuppressionToleranceRate": 3, "minSuppressionToleranceDuration": "90s"},
+            {
+                "enableSuppressionEviction": False,
+                "maxSuppressionToleranceRate": 3,
+                "minSuppressionToleranceDuration": "90s",
+            },
             {
                 "eviction.plugins.cpu-pressure-suppression-plugin": False,
                 "eviction.suppression.maxToleranceRate": 3.0,
@@ -158,7 +191,12 @@ def said(grammar: Grammar, config: Any) -> Mapping[str, Any]:
         ),
         (
             f"{CPU}.numaSysCPUPressureEvictionConfig",
-            {"gracePeriod": -1, "syncPeriod": 20, "numaCPUUsageHardThreshold": 0.6, "numaSysOverTotalUsageEvictionThreshold": 0.2},
+            {
+                "gracePeriod": -1,
+                "syncPeriod": 20,
+                "numaCPUUsageHardThreshold": 0.6,
+                "numaSysOverTotalUsageEvictionThreshold": 0.2,
+            },
             {
                 "eviction.numaSys.graceS": None,
                 "eviction.numaSys.sampleS": 20,
@@ -189,7 +227,12 @@ def said(grammar: Grammar, config: Any) -> Mapping[str, Any]:
         ),
         (
             ROOTFS,
-            {"minimumImageFsFreeThreshold": "10%", "podMinimumUsedThreshold": "20Gi", "minimumImageFsInodesFreeThreshold": "1000", "minimumImageFsDiskCapacityThreshold": "10Gi"},
+            {
+                "minimumImageFsFreeThreshold": "10%",
+                "podMinimumUsedThreshold": "20Gi",
+                "minimumImageFsInodesFreeThreshold": "1000",
+                "minimumImageFsDiskCapacityThreshold": "10Gi",
+            },
             {
                 "eviction.rootfsPressure.minimumFree": {"ratio": 0.1},
                 "eviction.rootfsPressure.podMinimum": {"number": 20 << 30},
@@ -216,17 +259,22 @@ def said(grammar: Grammar, config: Any) -> Mapping[str, Any]:
             {"eviction.plugins.network-eviction-plugin": True, "eviction.network.toleranceS": 600.0},
         ),
     ],
-)  # fmt: skip
+)
 def test_admin_qos(field: str, value: Any, settings: Mapping[str, Any]) -> None:
     assert said(ADMIN, nested(field, value)) == settings
 
 
 def test_offloading_has_a_layer_for_each_that_it_names() -> None:
     detail = {
-        "enableTMO": True, "enableSwap": True, "interval": "1m", "policyName": "Refault", "maxReclaimSize": "128Mi",
-        "reservedInactiveFile": 4096, "psiPolicy": {"maxProbe": 0.02, "psiAvg60Threshold": 0.5},
+        "enableTMO": True,
+        "enableSwap": True,
+        "interval": "1m",
+        "policyName": "Refault",
+        "maxReclaimSize": "128Mi",
+        "reservedInactiveFile": 4096,
+        "psiPolicy": {"maxProbe": 0.02, "psiAvg60Threshold": 0.5},
         "refaultPolicy": {"maxProbe": 0.03, "reclaimAccuracyTarget": 0.9, "reclaimScanEfficiencyTarget": 0.5},
-    }  # fmt: skip
+    }
     found = said(
         OFFLOADING,
         {
@@ -263,11 +311,11 @@ def test_offloading_has_a_layer_for_each_that_it_names() -> None:
 
 def test_strategies_are_in_the_status() -> None:
     enabled = [
-        {"name": "borwein_v2", "parameters": {"strategy_slots": '[{"net": 0.9, "offset": 0.05}, {"net": 1.1, "offset": -0.1}]'}},
+        {"name": "borwein_v2", "parameters": {"strategy_slots": SLOTS}},
         {"name": "numa_cpu_pressure_eviction"},
         {"name": "metric_threshold"},
         {"name": "balance_sched_v1"},
-    ]  # fmt: skip
+    ]
     body = {"spec": {"paused": False}, "status": {"currentHash": "abc", "enabledStrategies": enabled}}
     found = translate(STRATEGIES, body)
     assert {".".join(name): value for name, (value, _) in found.settings.items()} == {
@@ -304,7 +352,11 @@ def test_kinds_of_which_little_or_nothing_is_obeyed_say_so(
     [
         (ADMIN, {RECLAIM: {"enableReclaim": "yes"}}, f"spec.config.{RECLAIM}.enableReclaim: Expected `bool"),
         (ADMIN, [], "spec.config: Expected `object`, got `array`"),
-        (ADMIN, nested(f"{CPU}.loadUpperBoundRatio", 0.5), f"spec.config.{CPU}.loadUpperBoundRatio: Expected `float` >= 1.0"),
+        (
+            ADMIN,
+            nested(f"{CPU}.loadUpperBoundRatio", 0.5),
+            f"spec.config.{CPU}.loadUpperBoundRatio: Expected `float` >= 1.0",
+        ),
         (
             ADMIN,
             nested(f"{CPU}.loadEvictionCoolDownTime", "soon"),
@@ -317,7 +369,10 @@ def test_kinds_of_which_little_or_nothing_is_obeyed_say_so(
         ),
         (
             ADMIN,
-            nested("advisorConfig.cpuAdvisorConfig.cpuProvisionConfig.regionIndicators", [{"regionType": "isolation", "targets": []}]),
+            nested(
+                "advisorConfig.cpuAdvisorConfig.cpuProvisionConfig.regionIndicators",
+                [{"regionType": "isolation", "targets": []}],
+            ),
             "regionIndicators: regionType 'isolation' is neither share nor dedicated",
         ),
         (
@@ -327,7 +382,12 @@ def test_kinds_of_which_little_or_nothing_is_obeyed_say_so(
         ),
         (
             OFFLOADING,
-            {"CgroupConfig": [{"cgroupPath": "/sys/fs/cgroup", "configDetail": {}}, {"cgroupPath": "x", "configDetail": {"enableTMO": True}}]},
+            {
+                "CgroupConfig": [
+                    {"cgroupPath": "/sys/fs/cgroup", "configDetail": {}},
+                    {"cgroupPath": "x", "configDetail": {"enableTMO": True}},
+                ]
+            },
             "spec.config.CgroupConfig: 'x' is no cgroup's path",
         ),
         (
@@ -341,7 +401,7 @@ def test_kinds_of_which_little_or_nothing_is_obeyed_say_so(
             "status.enabledStrategies: strategy_slots is no JSON list of objects with net, offset",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused_by_its_field(grammar: Grammar, config: Any, message: str) -> None:
     with pytest.raises(Refused) as caught:
         said(grammar, config)
@@ -401,10 +461,15 @@ def test_nothing_said_is_nothing_set() -> None:
 
 
 ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["10%", "1Gi", "9E", "1e99", "-1", "5m"]),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["10%", "1Gi", "9E", "1e99", "-1", "5m"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
     max_leaves=8,
-)  # fmt: skip
+)
 
 
 @given(st.data())

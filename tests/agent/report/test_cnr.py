@@ -89,8 +89,13 @@ ADVERTISED = Headroom(
     verdict=VERDICT,
 )
 DEDICATED = Region(
-    name="dedicated-shop/db", kind=RegionKind.DEDICATED, pool="dedicated", numa_nodes=(0, 1), bound=True, pods=("shop/db",)
-)  # fmt: skip
+    name="dedicated-shop/db",
+    kind=RegionKind.DEDICATED,
+    pool="dedicated",
+    numa_nodes=(0, 1),
+    bound=True,
+    pods=("shop/db",),
+)
 
 
 def advice(advertised: Headroom | None) -> Advice:
@@ -215,9 +220,12 @@ def test_what_is_used() -> None:
         ((shown("A", "NoSchedule"),), []),
         ((shown("A", "reclaimed_cores/Sometimes"),), []),
         ((shown("A", "reclaimed_cores/NoSchedule", kind="node"),), []),
-        ((shown("B", "reclaimed_cores/NoSchedule"), shown("A", "reclaimed_cores/NoSchedule")), ["A/NoSchedule", "B/NoSchedule"]),
+        (
+            (shown("B", "reclaimed_cores/NoSchedule"), shown("A", "reclaimed_cores/NoSchedule")),
+            ["A/NoSchedule", "B/NoSchedule"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_conditions_become_taints_of_reclaimed_pods_alone(conditions: Any, found: list[str]) -> None:
     made = taints(Evictions(conditions=conditions))
     assert [f"{one.key.removeprefix('node.katalyst.kubewharf.io/')}/{one.effect}" for one in made] == found
@@ -226,8 +234,12 @@ def test_conditions_become_taints_of_reclaimed_pods_alone(conditions: Any, found
 
 OURS = {"key": "node.katalyst.kubewharf.io/A", "effect": "NoSchedule", "qosLevel": "reclaimed_cores"}
 LIFECYCLE = {
-    "key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule", "qosLevel": "reclaimed_cores", "timeAdded": "t", "odd": 1,
-}  # fmt: skip
+    "key": "node.kubernetes.io/unschedulable",
+    "effect": "NoSchedule",
+    "qosLevel": "reclaimed_cores",
+    "timeAdded": "t",
+    "odd": 1,
+}
 WANTED = Taint(key="node.katalyst.kubewharf.io/A", effect="NoSchedule", qos_level=QoSLevel.RECLAIMED)
 
 

@@ -231,9 +231,14 @@ async def test_extended_resources_are_written_again_for_the_kubelet_may_have_set
 
 
 VICTIM = Victim(
-    pod="shop/batch", uid="uid-batch", plugin="rss-overuse-eviction-plugin", scope="s", forced=True, grace_s=1,
+    pod="shop/batch",
+    uid="uid-batch",
+    plugin="rss-overuse-eviction-plugin",
+    scope="s",
+    forced=True,
+    grace_s=1,
     verdict=Verdict(rule="over", text="Resident memory is 200.0 MiB, above 1.05 times the 100.0 MiB"),
-)  # fmt: skip
+)
 
 
 def kill(reason: KillReason = KillReason.CREATED, name: str = "batch") -> KillEvent:
@@ -244,8 +249,12 @@ def test_an_event_names_the_pod_the_reason_and_the_numbers() -> None:
     made = event(kill(KillReason.EXCEEDED), BATCH, VICTIM, "n1", 1_767_225_600_000_000_000)
     assert (made["reason"], made["type"], made["action"]) == ("EvictExceededGracePeriod", "Warning", "Evicting")
     assert made["involvedObject"] == {
-        "apiVersion": "v1", "kind": "Pod", "namespace": "shop", "name": "batch", "uid": "uid-batch"
-    }  # fmt: skip
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "namespace": "shop",
+        "name": "batch",
+        "uid": "uid-batch",
+    }
     assert made["message"] == (
         "asked to leave within 1 s (rss-overuse-eviction-plugin: Resident memory is 200.0 MiB, above 1.05 times the 100.0 MiB)"
     )
