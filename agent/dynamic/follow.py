@@ -38,6 +38,8 @@ LOOK_S = 3.0
 """How often it is looked at whether the watch still hears something, and what is not there any more."""
 FORGET_S = 2 * 3600.0
 """A node that has no CustomNodeConfig any longer obeys what it did for so long."""
+BEGIN_S = 10.0
+"""It is no trouble yet that nothing was heard before."""
 SILENT_S = 600.0
 """A watch is renewed after eight minutes at most: one that says nothing for longer hears nothing."""
 
@@ -108,6 +110,7 @@ class Follower:
         self._failures, self._not_before_s = 0, 0.0
         self._failed = ""
         self._lost_at_s: float | None = None
+        self._began_s = time.monotonic()
         self._ignored: frozenset[str] = frozenset()
 
     async def run(self, obey: Callable[[Config], None]) -> None:
@@ -151,8 +154,10 @@ class Follower:
             )
         if self._failed:
             return Unavailable(self._failed, "what was obeyed before stands; it is asked for again")
-        age_s = self._informer.age_s(time.monotonic())
-        if age_s is None or age_s > SILENT_S:
+        now_s = time.monotonic()
+        age_s = self._informer.age_s(now_s)
+        silent = now_s - self._began_s > BEGIN_S if age_s is None else age_s > SILENT_S
+        if silent:
             said = "was never heard of" if age_s is None else f"was last heard of {age_s:.0f} s ago"
             return Unavailable(
                 f"CustomNodeConfig {self._node} {said}",
@@ -230,15 +235,13 @@ class Follower:
         return wanted, failed
 
     async def _fetch(self, resource: str, key: str, content: str) -> Object:
-        kind = Resource(GROUP, VERSION, resource, GRAMMARS[resource].kind, Dynamic, namespaced="/" in key)
-        found = await self._client.get(kind, key)
-        return Object(
-            resource=resource,
-            key=key,
-            hash=content,
-            since_wall_ns=time.time_ns(),
-            body={GRAMMARS[resource].root[0]: found.spec if GRAMMARS[resource].root[0] == "spec" else found.status},
-        )
+        grammar = GRAMMARS[resource]
+        body: dict[str, Any] = {}
+        if not grammar.all_unused:  # passwords that nobody asks for are best not in memory, nor on disk
+            kind = Resource(GROUP, VERSION, resource, grammar.kind, Dynamic, namespaced="/" in key)
+            found = await self._client.get(kind, key)
+            body = {"spec": found.spec} if grammar.root[0] == "spec" else {"status": found.status}
+        return Object(resource=resource, key=key, hash=content, since_wall_ns=time.time_ns(), body=body)
 
     async def _change(self, wanted: Mapping[str, Object]) -> bool:
         before = self._rules.wanted

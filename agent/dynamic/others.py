@@ -87,9 +87,8 @@ POWER_UNUSED: tuple[Unused, ...] = (
     Unused("disablePowerCapping", "caps are written by whoever is told to; power.enable is all there is to switch off"),
     Unused("powerReductionRatio", "Katalyst's own agent does not use it either; see power.voluntaryPercent"),
 )
-AUTH_UNUSED: tuple[Unused, ...] = (
-    Unused("basicAuthConfig", "who may ask this agent stands in the file of --web-config"),
-    Unused("accessControlConfig", "who may ask this agent may ask for everything: all of it is read-only"),
+AUTH_UNUSED = (
+    "who may ask this agent, and with which password, stands in the file of --web-config; it is not even fetched"
 )
 IRQ_UNUSED = "interrupts are left where the kernel and irqbalance put them"
 BANDWIDTH_UNUSED = "memory bandwidth is divided by knobs.resctrl alone"

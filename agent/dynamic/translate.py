@@ -55,7 +55,7 @@ class Grammar(NamedTuple):
     rules: tuple[Rule, ...] = ()
     unused: tuple[Unused, ...] = ()
     all_unused: str = ""
-    """Why nothing of it is obeyed, where nothing is."""
+    """Why nothing of it is obeyed, where nothing is; such objects need not be fetched."""
 
 
 _CONFIG = ("spec", "config")
@@ -71,7 +71,7 @@ GRAMMARS: Mapping[str, Grammar] = {
         Grammar(
             "PowerManagementConfiguration", _CONFIG, PowerManagementConfig, others.POWER_RULES, others.POWER_UNUSED
         ),
-        Grammar("AuthConfiguration", _CONFIG, AuthConfig, (), others.AUTH_UNUSED),
+        Grammar("AuthConfiguration", _CONFIG, AuthConfig, all_unused=others.AUTH_UNUSED),
         Grammar("IRQTuningConfiguration", _CONFIG, IRQTuningConfig, all_unused=others.IRQ_UNUSED),
         Grammar("MemoryBandwidthConfiguration", _CONFIG, MemoryBandwidthConfig, all_unused=others.BANDWIDTH_UNUSED),
     )
@@ -111,8 +111,8 @@ def _typed(grammar: Grammar, said: Any, where: str) -> Mapping[str, Any]:
 
 
 def _unused(grammar: Grammar, config: Mapping[str, Any], raw: Any) -> Iterator[str]:
-    if grammar.all_unused and config:
-        yield f"{'.'.join(grammar.root)}: {grammar.all_unused}"
+    if grammar.all_unused:
+        yield f"all of it: {grammar.all_unused}"
         return
     told: set[str] = set()
     for each in grammar.unused:

@@ -21,11 +21,11 @@ from kube.client import Client
 from kube.errors import ApiError, Unreachable
 from kube.objects import Bare, Resource
 from kube.pace import Backoff, Bucket
-from kube.saying import Saying
 
 log = logging.getLogger(__name__)
 MANAGER = "dioptase-agent"
-LOOK_S = 1.0
+LOOK_S = 5.0
+"""[--reporter-collect-interval]"""
 RATE_PER_S, BURST = 0.2, 5.0
 """Requests that write: a node's pods may come and go every second, and a cluster has a thousand nodes."""
 AGAIN_S = 300.0
@@ -67,7 +67,6 @@ class CnrWriter:
         self._failures = 0
         self._bucket = Bucket(RATE_PER_S, BURST, time.monotonic())
         self._trouble: Unavailable | None = None
-        self._saying = Saying(log)
         self.writes = 0
         """That the API server took."""
 
@@ -109,7 +108,6 @@ class CnrWriter:
             self._failed(error, now_s)
         else:
             self._failures, self._trouble = 0, None
-            self._saying.clear()
 
     async def _write(self, wanted: Ours, now_s: float, *, metrics_due: bool) -> None:
         spec, status = wanted.spec_body(), wanted.status_body()
@@ -142,7 +140,6 @@ class CnrWriter:
         self._failures += 1
         self._not_before_s = now_s + PACE.wait_s(self._failures, random.random())
         self._trouble = Unavailable(f"CustomNodeResource {self._node} cannot be written: {error}", _remedy(error))
-        self._saying.warn(f"{self._trouble.reason}; {self._trouble.remedy}")
 
 
 def _without_usage(status: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Events are for people: where many come at once, the oldest that were not written
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -21,9 +20,7 @@ from kube.errors import ApiError, Unreachable
 from kube.moments import stamp
 from kube.objects import Bare, Resource
 from kube.pace import Bucket
-from kube.saying import Saying
 
-log = logging.getLogger(__name__)
 EVENTS = Resource("", "v1", "events", "Event", Bare, namespaced=True)
 COMPONENT, ACTION = "dioptase-agent", "Evicting"
 LOOK_S = 1.0
@@ -73,7 +70,6 @@ class EventWriter:
         self._victims: dict[str, Victim] = {}
         self._bucket = Bucket(RATE_PER_S, BURST, time.monotonic())
         self._trouble: Unavailable | None = None
-        self._saying = Saying(log)
         self._lost = 0
 
     def publish(self, finished: Round) -> None:
@@ -133,10 +129,8 @@ class EventWriter:
                 self._failed(error, "give the agent's role create of events")
             else:
                 self._trouble = None
-                self._saying.clear()
             if self._waiting and self._waiting[0] is one:
                 self._waiting.popleft()
 
     def _failed(self, error: Exception, remedy: str) -> None:
         self._trouble = Unavailable(f"events cannot be written: {error}", remedy)
-        self._saying.warn(f"{self._trouble.reason}; {remedy}")

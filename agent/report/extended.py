@@ -8,7 +8,6 @@ is so already.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
 from collections.abc import Mapping
@@ -20,9 +19,7 @@ from kube.client import Client
 from kube.errors import ApiError, Unreachable
 from kube.objects import Bare, Resource
 from kube.pace import Backoff
-from kube.saying import Saying
 
-log = logging.getLogger(__name__)
 NODES = Resource("", "v1", "nodes", "Node", Bare)
 LOOK_S = 5.0
 AGAIN_S = 30.0
@@ -42,7 +39,6 @@ class ExtendedResources:
         self._again_s = self._not_before_s = 0.0
         self._failures = 0
         self._trouble: Unavailable | None = None
-        self._saying = Saying(log)
 
     def publish(self, finished: Round) -> None:
         """Take what this round advertises; never waits. What is not known yet leaves everything as it is."""
@@ -81,8 +77,6 @@ class ExtendedResources:
             if isinstance(error, ApiError) and error.status == 403:
                 remedy = "give the agent's role patch of nodes/status, or set report.extendedResources: false"
             self._trouble = Unavailable(f"what is lent cannot be written to Node {self._node}: {error}", remedy)
-            self._saying.warn(f"{self._trouble.reason}; {remedy}")
         else:
             self._failures, self._trouble = 0, None
             self._written, self._again_s = wanted, now_s + AGAIN_S
-            self._saying.clear()

@@ -210,7 +210,16 @@ async def test_a_node_without_a_custom_node_config_keeps_what_it_has_and_then_fo
         assert configs[-1] == Config()
 
 
-async def test_while_nobody_answers_what_was_obeyed_stands(tmp_path: Path) -> None:
+async def test_passwords_that_nobody_here_asks_for_are_not_fetched(tmp_path: Path) -> None:
+    cluster = Cluster()
+    cluster.tell("h1", resource="authconfigurations")
+    async with following(cluster, rules(tmp_path)) as (follower, configs):
+        await until(lambda: follower.told().objects, "known")
+        assert (cluster.asked, follower.problem(), configs) == ([], None, [Config()])
+        assert follower.told().objects[0].unused[0].startswith("all of it: who may ask this agent")
+
+
+async def test_while_nobody_answers_what_was_obeyed_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = rules(tmp_path)
 
     async def refuse(_request: web.Request) -> web.StreamResponse:
@@ -219,6 +228,8 @@ async def test_while_nobody_answers_what_was_obeyed_stands(tmp_path: Path) -> No
     async with asking(refuse) as client:
         follower = Follower(client, "n1", known)
         assert await follower.look() is False
+        assert follower.problem() is None, "it has only just begun"
+        monkeypatch.setattr(follow, "BEGIN_S", -1.0)
         problem = follower.problem()
         assert problem is not None
         assert problem.reason == "CustomNodeConfig n1 was never heard of"
