@@ -44,7 +44,6 @@ from agent.sense.topology import read_topology
 from agent.sense.triggers import TriggerSet
 from agent.settings import ConfigError, load_document
 from api import VERSION
-from api.configuration import Configuration
 from api.decisions import Act
 from api.ports import PodSource, Probe, Sink, Unavailable, WaitSource
 from exporters.families import About
@@ -165,7 +164,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         recorder = _open_recorder(options, stack)
         indicators = Indicators()
         cgroups, node = _open_readers(options, config, hierarchy, stack)
-        sinks, reporting = await _open_exporters(options, config, (*journals, recorder), cluster.told, stack)
+        sinks, reporting = await _open_exporters(options, config, (*journals, recorder), cluster, stack)
         sinks += await cluster.join(stack)
         sensor = Sensor(
             cgroups=cgroups,
@@ -268,7 +267,7 @@ async def _open_exporters(
     options: Options,
     config: Config,
     kept: tuple[DecisionJournal, EvictionJournal | None, Recorder | None],
-    told: Callable[[], Configuration],
+    cluster: optional.Cluster,
     stack: AsyncExitStack,
 ) -> tuple[list[Sink], list[Probe]]:
     """Whoever is shown the rounds, and those of them that are sources too, because they say how they fare."""
@@ -284,6 +283,8 @@ async def _open_exporters(
             traced=spans is not None and spans.traced,
             recording=None if recorder is None else recorder.state,
             max_cgroups=config.exporters.max_cgroups,
+            api_requests=cluster.requests(),
+            obeyed=cluster.obeyed(),
         )
 
     spans = None
@@ -300,7 +301,7 @@ async def _open_exporters(
         version=VERSION,
         stale_s=stale_s,
         about=about,
-        configuration=told,
+        configuration=cluster.told,
         web_config=secured,
     )
     port = await server.start(options.host, options.port)

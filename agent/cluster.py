@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -32,6 +32,8 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     sinks: tuple[Sink, ...]
     sources: tuple[Probe, ...]
     told: Callable[[], Configuration]
+    obeyed: Callable[[], Mapping[tuple[str, ...], bool]]
+    client: Client
     runs: tuple[Callable[[], Coroutine[Any, Any, None]], ...]
     follower: Follower
 
@@ -54,6 +56,8 @@ async def join(node: str, rules: Rules, config: Config, stack: AsyncExitStack) -
         sinks=writers,
         sources=(follower, *writers),
         told=follower.told,
+        obeyed=rules.obeyed,
+        client=client,
         runs=tuple(writer.run for writer in writers),
         follower=follower,
     )

@@ -123,6 +123,17 @@ class Cluster:
         if self._joined is not None:
             self._joined.start(obey, stack)
 
+    def requests(self) -> Mapping[tuple[str, ...], int]:
+        """To the API server so far, by method, resource and status. Any thread may ask."""
+        found: dict[tuple[str, ...], int] = {}
+        if self._joined is not None:
+            found.update(self._joined.client.requests.copy())
+        return found
+
+    def obeyed(self) -> Mapping[tuple[str, ...], bool]:
+        """By kind, key and hash: the objects that are obeyed, and those that cannot be."""
+        return {} if self._joined is None else self._joined.obeyed()
+
     def told(self) -> Configuration:
         """Every setting, and where it came from."""
         if self._joined is not None:

@@ -90,11 +90,21 @@ class Rules:
         except Unavailable as error:
             self.unsaved = error
 
+    def obeyed(self) -> Mapping[tuple[str, ...], bool]:
+        """By kind, key and hash: what is obeyed, and what was to be and cannot."""
+        kept, wanted = self.settled.obeyed.values(), self.wanted.values()
+        held = {_labels(one): True for one in kept}
+        return {**{_labels(one): False for one in wanted}, **held}
+
     def told(self) -> Configuration:
         """Every setting, with its source."""
         from agent.dynamic.told import configuration  # noqa: PLC0415 - most agents are never asked
 
         return configuration(self.settled, self._document, self._started_wall_ns, self.wanted)
+
+
+def _labels(one: Object) -> tuple[str, ...]:
+    return (GRAMMARS[one.resource].kind, one.key, one.hash)
 
 
 class Follower:

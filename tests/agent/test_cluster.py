@@ -65,7 +65,9 @@ async def test_with_one_it_starts_as_it_was_told_last_and_goes_on(
         assert [source.name for source in cluster.sources] == ["dynamic-config", "cnr", "events", "extended-resources"]
         cluster.start(heard.append, stack)
         await until(lambda: heard, "the new content is obeyed")
-        told = cluster.told()
+        told, obeyed, requests = cluster.told(), cluster.obeyed(), cluster.requests()
+    assert obeyed == {("AdminQoSConfiguration", "kube-system/all", "h2"): True}
+    assert requests["GET", "adminqosconfigurations.v1alpha1.config.katalyst.kubewharf.io", "200"] == 1
     assert (heard[0].advisor.enable_reclaim, heard[0].report.min_cores) == (True, 3.0)
     assert heard[0].report.extended_resources, "the file's own settings stay"
     assert (told.node, [one.hash for one in told.objects]) == ("n1", ["h2"])

@@ -214,7 +214,7 @@ async def test_passwords_that_nobody_here_asks_for_are_not_fetched(tmp_path: Pat
     cluster = Cluster()
     cluster.tell("h1", resource="authconfigurations")
     async with following(cluster, rules(tmp_path)) as (follower, configs):
-        await until(lambda: follower.told().objects, "known")
+        await until(lambda: configs, "known")
         assert (cluster.asked, follower.problem(), configs) == ([], None, [Config()])
         assert follower.told().objects[0].unused[0].startswith("all of it: who may ask this agent")
 

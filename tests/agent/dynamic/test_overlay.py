@@ -121,6 +121,13 @@ def test_a_bad_object_leaves_the_last_good_one_in_force(config: Any, message: st
     bad = thing({**config, "evictionConfig": {"dryRun": ["*"]}}, "h2")
     found = settled({}, bad, before={ADMIN: good})
     assert message in found.problems[ADMIN]
+    rules = Rules({}, Config(), fits, None)
+    rules.change({ADMIN: good})
+    rules.change({ADMIN: bad})
+    assert rules.obeyed() == {
+        ("AdminQoSConfiguration", "kube-system/all", "h1"): True,
+        ("AdminQoSConfiguration", "kube-system/all", "h2"): False,
+    }
     assert found.obeyed == {ADMIN: good}
     assert (found.config.advisor.enable_reclaim, found.config.eviction.dry_run) == (False, ())
 
