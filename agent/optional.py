@@ -123,12 +123,9 @@ class Cluster:
         if self._joined is not None:
             self._joined.start(obey, stack)
 
-    def requests(self) -> Mapping[tuple[str, ...], int]:
+    def requests(self) -> Mapping[tuple[str, str, str], int]:
         """To the API server so far, by method, resource and status. Any thread may ask."""
-        found: dict[tuple[str, ...], int] = {}
-        if self._joined is not None:
-            found.update(self._joined.client.requests.copy())
-        return found
+        return {} if self._joined is None else self._joined.client.requests.copy()
 
     def obeyed(self) -> Mapping[tuple[str, ...], bool]:
         """By kind, key and hash: the objects that are obeyed, and those that cannot be."""

@@ -53,7 +53,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """Whether rounds are sent as spans, so that exemplars may name them."""
     recording: RecordingState | None = None
     max_cgroups: int = MAX_CGROUPS
-    api_requests: Mapping[Labels, int] = {}
+    api_requests: Mapping[tuple[str, str, str], int] = {}
     """By method, resource and status; nothing where there is no cluster."""
     obeyed: Mapping[Labels, bool] = {}
     """By kind, key and hash of the object."""
