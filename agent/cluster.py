@@ -50,8 +50,11 @@ async def join(node: str, rules: Rules, config: Config, stack: AsyncExitStack) -
     client = await stack.enter_async_context(Client(access, f"dioptase-agent/{VERSION}"))
     follower = Follower(client, node, rules)
     cnr, events = CnrWriter(client, node, metrics=config.report.node_metrics), EventWriter(client, node)
-    extended = (ExtendedResources(client, node),) if config.report.extended_resources else ()
-    writers = (cnr, events, *extended)
+    writers: tuple[CnrWriter | EventWriter | ExtendedResources, ...] = (cnr, events)
+    if config.report.extended_resources:
+        extended = ExtendedResources(client, node)
+        stack.push_async_callback(extended.withdraw)
+        writers += (extended,)
     return Joined(
         sinks=writers,
         sources=(follower, *writers),

@@ -8,6 +8,7 @@ is so already.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Mapping
@@ -20,9 +21,11 @@ from kube.errors import ApiError, Unreachable
 from kube.objects import Bare, Resource
 from kube.pace import Backoff
 
+log = logging.getLogger(__name__)
 NODES = Resource("", "v1", "nodes", "Node", Bare)
 LOOK_S = 5.0
 AGAIN_S = 30.0
+WITHDRAW_S = 3.0
 PACE = Backoff(first_s=2.0, most_s=60.0)
 
 
@@ -54,7 +57,21 @@ class ExtendedResources:
         return self._trouble
 
     def close(self) -> None:
-        """Nothing to give back: `run` is cancelled by who runs it."""
+        """What is to be taken away is taken away by `withdraw`, which takes a request."""
+
+    async def withdraw(self) -> None:
+        """Take the amounts away from the Node: nobody lends there any more. Never raises, and soon gives up; the next agent
+        writes them again, or the controller's taint keeps pods away."""
+        if not self._written:
+            return
+        nothing = dict.fromkeys(self._written)
+        body = {"status": {"capacity": nothing, "allocatable": nothing}}
+        try:
+            async with asyncio.timeout(WITHDRAW_S):
+                await self._client.merge_patch(NODES, self._node, body, "status")
+        except (ApiError, Unreachable, TimeoutError) as error:
+            log.warning("Node %s goes on to promise what was lent: %s; remove it from its status", self._node, error)
+        self._written = {}
 
     async def run(self) -> None:
         """Until cancelled. Nothing that the API server says or does ends it."""

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+import pytest
 from aiohttp import web
 
 from agent.report.cnr_writer import CnrWriter
@@ -17,6 +18,7 @@ from api.advice import Headroom
 from api.decisions import Round
 from api.evictions import Evictions, KillEvent, KillReason, Victim
 from api.knobs import Verdict
+from api.pods import RECLAIMED_MEMORY
 from tests.agent.report.test_cnr import ADVERTISED, BATCH, LIFECYCLE, OURS, finished
 from tests.kube.test_client import asking, says
 
@@ -228,6 +230,24 @@ async def test_extended_resources_are_written_again_for_the_kubelet_may_have_set
         problem = writer.problem()
         assert problem is not None
         assert "report.extendedResources: false" in problem.remedy
+
+
+async def test_who_ends_takes_what_was_lent_away_from_the_node(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server()
+    async with asking(server.answer) as client:
+        writer = ExtendedResources(client, "n1")
+        await writer.withdraw()
+        assert server.told == [], "nothing was written, so nothing is taken away"
+        writer.publish(quiet())
+        await writer.look(time.monotonic())
+        await writer.withdraw()
+        nothing = {"resource.katalyst.kubewharf.io/reclaimed_millicpu": None, RECLAIMED_MEMORY: None}
+        assert server.told[-1] == ("PATCH", NODE, {"status": {"capacity": nothing, "allocatable": nothing}})
+        server.status = 500
+        await writer.look(time.monotonic() + 100)
+        writer._written = {"x": "1"}
+        await writer.withdraw()
+        assert "goes on to promise what was lent: 500" in caplog.text
 
 
 VICTIM = Victim(
