@@ -9,12 +9,12 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -42,7 +42,7 @@ from agent.sense.schedstat import SchedstatWaits
 from agent.sense.sensor import Sensor
 from agent.sense.topology import read_topology
 from agent.sense.triggers import TriggerSet
-from agent.settings import ConfigError, load
+from agent.settings import ConfigError, load_document
 from api import VERSION
 from api.decisions import Act
 from api.ports import PodSource, Probe, Sink, Unavailable, WaitSource
@@ -73,6 +73,8 @@ PROC, SYS = Path("/proc"), Path("/sys")
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line says."""
 
+    node: str = ""
+    """Its name in the cluster, where it reports and obeys; empty where it does neither."""
     pods: Path | None
     """None watches every cgroup and manages none, but for those of `kubelet`."""
     act: Act
@@ -98,23 +100,22 @@ def main(options: Options) -> int:
     _one_heap()
     # Until the loop takes signals over, an end while the probe compiles must clean up as well; nothing was changed yet.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
-    config = load(options.config, registry.NAMES)
-    if options.config is not None:
-        _held(config, options.config)
+    document, config = load_document(options.config, registry.NAMES)
+    if options.config is not None and (found := _misfit(config)):
+        raise ConfigError(f"{options.config}: {found}")
     # A file that cannot hold is refused before anything else.
-    return asyncio.run(_run(options, config, _pods(options.pods, config)))
+    return asyncio.run(_run(options, document, config, _pods(options.pods, config)))
 
 
-def _held(config: Config, path: Path) -> None:
-    """Raise ConfigError where this node lacks what the settings keep back."""
+def _misfit(config: Config) -> str:
+    """What the settings keep back and this node lacks; empty where it lacks nothing."""
     from agent.fitting import misfit  # noqa: PLC0415 - the defaults fit everywhere
 
     reader = NodeReader(PROC, SYS)
     node = reader.read()
     reader.close()
     numa = {number: one.meminfo["MemTotal"] for number, one in node.numa.items() if "MemTotal" in one.meminfo}
-    if found := misfit(config, read_topology(SYS), node.memory_total_bytes, numa):
-        raise ConfigError(f"{path}: {found}")
+    return misfit(config, read_topology(SYS), node.memory_total_bytes, numa)
 
 
 def _pods(path: Path | None, config: Config) -> PodSource:
@@ -154,7 +155,7 @@ def _few_collections() -> None:
     gc.set_threshold(*_COLLECTIONS)
 
 
-async def _run(options: Options, config: Config, pods: PodSource) -> int:
+async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: PodSource) -> int:
     hierarchy, state = detect(PROC), (options.state_dir, boot_id(PROC))
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(READERS, "reader"))
     async with AsyncExitStack() as stack:
@@ -163,21 +164,21 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
         originals, state_missing = _open_originals(options)
         if originals is not None:
             stack.callback(originals.close)
+        cluster = optional.Cluster(options.node, None if originals is None else options.state_dir)
+        config, told_missing = cluster.open(file, config, _misfit)
         act, act_missing = _effective(options.act, files, originals, pods)
         chosen = registry.USUAL if config.probes is None else config.probes
         waits, waits_missing = _open_waits(hierarchy, blame=BLAME in chosen, watching=isinstance(pods, NoPods))
         stack.callback(waits.close)
         probes = stack.enter_context(closing(Background(registry.openers(chosen, {BLAME: partial(beside, waits)}))))
         node_knobs, knobs_missing = optional.open_node_knobs(config, act, hierarchy, state, SYS)
-        evictor = optional.open_evictor(config, act, hierarchy, stack)
+        evictor = optional.open_evictor(config, act, hierarchy, stack, told=bool(options.node))
         journals = open_journals(None if originals is None else options.state_dir, stack, evicting=evictor is not None)
         recorder = _open_recorder(options, stack)
         indicators = Indicators()
-        # Who asks for Malachite's documents reads back what it has just set, under a time that is to be true.
-        cgroups = CgroupReader(hierarchy, limit=config.max_cgroups, fresh_limits=options.malachite is not None)
-        stack.callback(cgroups.close)
-        node = stack.enter_context(closing(NodeReader(PROC, SYS)))
-        sinks, reporting = await _open_exporters(options, config, (*journals, recorder), stack)
+        cgroups, node = _open_readers(options, config, hierarchy, stack)
+        sinks, reporting = await _open_exporters(options, config, (*journals, recorder), cluster, stack)
+        sinks += await cluster.join(stack)
         sensor = Sensor(
             cgroups=cgroups,
             node=node,
@@ -185,7 +186,7 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             pods=pods,
             waits=waits,
             indicators=indicators,
-            probes=(*probes.probes, *asking, *reporting, *optional.hardware(config, SYS)),
+            probes=(*probes.probes, *asking, *reporting, *cluster.sources, *optional.hardware(config, SYS)),
             reclaim_root=config.memory.reclaim_root,
             patience_ns=patience_ns,
         )
@@ -201,8 +202,9 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             node_knobs=node_knobs,
             checkpoint=Checkpoint(*state) if act is Act.ON else None,
             forecasts=optional.open_forecasts(config, options.act, state, stack) if originals is not None else None,
-            banner=(*state_missing, *act_missing, *waits_missing, *knobs_missing),
+            banner=(*state_missing, *told_missing, *act_missing, *waits_missing, *knobs_missing),
         )
+        cluster.start(loop.obey, stack)
         _few_collections()
         probes.start()
         stack.callback(asyncio.create_task(indicators.run(loop.pods)).cancel)
@@ -213,6 +215,17 @@ async def _run(options: Options, config: Config, pods: PodSource) -> int:
             if act is not options.act:
                 log.warning("--act on was asked for, and nothing was written. %s", " ".join(act_missing))
     return 1 if left else 0
+
+
+def _open_readers(
+    options: Options, config: Config, hierarchy: Hierarchy, stack: AsyncExitStack
+) -> tuple[CgroupReader, NodeReader]:
+    # Who asks for Malachite's documents reads back what it has just set, under a time that is to be true.
+    cgroups = CgroupReader(hierarchy, limit=config.max_cgroups, fresh_limits=options.malachite is not None)
+    stack.callback(cgroups.close)
+    node = NodeReader(PROC, SYS)
+    stack.callback(node.close)
+    return cgroups, node
 
 
 def _open_originals(options: Options) -> tuple[Originals | None, tuple[str, ...]]:
@@ -272,6 +285,7 @@ async def _open_exporters(
     options: Options,
     config: Config,
     kept: tuple[DecisionJournal, EvictionJournal | None, Recorder | None],
+    cluster: optional.Cluster,
     stack: AsyncExitStack,
 ) -> tuple[list[Sink], list[Probe]]:
     """Whoever is shown the rounds, and those of them that are sources too, because they say how they fare."""
@@ -287,6 +301,8 @@ async def _open_exporters(
             traced=spans is not None and spans.traced,
             recording=None if recorder is None else recorder.state,
             max_cgroups=config.exporters.max_cgroups,
+            api_requests=cluster.requests(),
+            obeyed=cluster.obeyed(),
         )
 
     spans = None
@@ -303,6 +319,7 @@ async def _open_exporters(
         version=VERSION,
         stale_s=stale_s,
         about=about,
+        configuration=cluster.told,
         web_config=secured,
     )
     port = await server.start(options.host, options.port)

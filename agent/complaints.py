@@ -103,7 +103,7 @@ def _choices(kind: Any) -> tuple[str, ...]:
     if isinstance(kind, EnumType):
         return tuple(str(member.value) for member in list[Enum](kind))
     if get_origin(kind) is Literal:
-        return get_args(kind)
+        return tuple(map(str, get_args(kind)))
     return tuple(
         choice for part in get_args(kind) if get_args(part) or isinstance(part, EnumType) for choice in _choices(part)
     )

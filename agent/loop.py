@@ -99,6 +99,13 @@ class Loop:
         """The pods of the latest round."""
         return self._previous.pods if self._previous is not None else ()
 
+    def obey(self, config: Config) -> None:
+        """Have these settings from the next round on. What a part of the agent was opened with stays as it was: sources,
+        probes, the pods' dialect, whole disks and caches (docs/dynamic-configuration.md lists what can change)."""
+        self._config = config
+        if self._evictor is not None:
+            self._evictor.obey(config)
+
     def stop(self) -> None:
         """End after the round that runs now."""
         self._stop.set()
@@ -275,8 +282,8 @@ class Loop:
 
     async def _watch(self) -> None:
         """Between rounds, look at the waits of online pods alone; a breach starts a round without waiting for its time."""
-        policy, before = self._config.advisor, dict[str, Wait]()
-        if policy.policy != "latency" or self._act is Act.OFF:
+        before = dict[str, Wait]()
+        if self._config.advisor.policy != "latency" or self._act is Act.OFF:
             return
         failed = False
         while True:
@@ -290,6 +297,7 @@ class Loop:
                 failed, before = True, {}
                 continue
             failed = False
+            policy = self._config.advisor
             limits = limits_ns(after, self._known.advisor.own_waits_ns, policy.latency)
             if self._can_shrink() and alarmed(before, after, limits, policy.latency):
                 self._ring("wait")

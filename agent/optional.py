@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agent.config import Config
 from agent.forecast_state import ForecastFile
 from agent.hierarchy import Hierarchy
 from agent.sense.podspec import Door
+from api.configuration import Configuration
 from api.decisions import Act
-from api.ports import PodSource, Probe, Unavailable
+from api.ports import PodSource, Probe, Sink, Unavailable
 
 if TYPE_CHECKING:
+    from agent.cluster import Joined
+    from agent.dynamic.follow import Rules
     from agent.eviction.evictor import Evictor
     from agent.qrm.node_knobs import NodeKnobs
 
@@ -27,9 +32,12 @@ NODE_ORIGINALS, OOM_ORIGINALS, RESCTRL_GROUPS = "node-originals.json", "oom-orig
 """As agent.qrm.node_files, oom_scores and resctrl have them, which are loaded only where they are needed."""
 
 
-def open_evictor(config: Config, act: Act, hierarchy: Hierarchy, stack: AsyncExitStack) -> Evictor | None:
-    """The eviction manager, if a plugin is named; it asks nobody to leave unless the agent acts."""
-    if not config.eviction.plugins or act is Act.OFF:
+def open_evictor(
+    config: Config, act: Act, hierarchy: Hierarchy, stack: AsyncExitStack, *, told: bool
+) -> Evictor | None:
+    """The eviction manager, if a plugin is named or may be while the agent runs, because it is `told` its settings by the
+    cluster; it asks nobody to leave unless the agent acts."""
+    if not (config.eviction.plugins or told) or act is Act.OFF:
         return None
     from agent.eviction.evictor import Evictor  # noqa: PLC0415 - twenty plugins, which most nodes name none of
 
@@ -114,3 +122,65 @@ async def ended(task: asyncio.Task[None]) -> None:
 def exists(mount: Path, cgroup: str) -> bool:
     """Whether there is such a cgroup."""
     return os.path.isdir(f"{mount}{cgroup}")  # noqa: PTH112 - thousands a second
+
+
+class Cluster:
+    """The cluster's side of the agent: who is reported to, and obeyed. Without a node's name there is nobody."""
+
+    def __init__(self, node: str, state_dir: Path | None) -> None:
+        """What was obeyed last is remembered in `state_dir`; nowhere, where somebody else has it."""
+        self._node, self._state_dir = node, state_dir
+        self._file: Mapping[str, Any] = {}
+        self._config, self._started_wall_ns = Config(), time.time_ns()
+        self._rules: Rules | None = None
+        self._joined: Joined | None = None
+
+    def open(
+        self, file: Mapping[str, Any], config: Config, fits: Callable[[Config], str]
+    ) -> tuple[Config, tuple[str, ...]]:
+        """The settings that come of the file and of what was obeyed last, and what of that was lost. Raises Unavailable."""
+        self._file, self._config = file, config
+        if not self._node:
+            return config, ()
+        from agent.dynamic.follow import Rules  # noqa: PLC0415 - the types of Katalyst's kinds
+        from agent.dynamic.saved import ObeyedFile  # noqa: PLC0415
+
+        saved = None if self._state_dir is None else ObeyedFile(self._state_dir, self._node)
+        self._rules = Rules(file, config, fits, saved)
+        return self._rules.config, self._rules.messages
+
+    async def join(self, stack: AsyncExitStack) -> tuple[Sink, ...]:
+        """Who is shown the rounds, to report them. Raises Unavailable where no API server is named."""
+        if self._rules is None:
+            return ()
+        from agent.cluster import join  # noqa: PLC0415
+
+        self._joined = await join(self._node, self._rules, self._rules.config, stack)
+        return self._joined.sinks
+
+    @property
+    def sources(self) -> tuple[Probe, ...]:
+        """How that goes, once it was joined."""
+        return () if self._joined is None else self._joined.sources
+
+    def start(self, obey: Callable[[Config], None], stack: AsyncExitStack) -> None:
+        """Begin to report and to obey, until the stack is left."""
+        if self._joined is not None:
+            self._joined.start(obey, stack)
+
+    def requests(self) -> Mapping[tuple[str, str, str], int]:
+        """To the API server so far, by method, resource and status. Any thread may ask."""
+        return {} if self._joined is None else self._joined.client.requests.copy()
+
+    def obeyed(self) -> Mapping[tuple[str, ...], bool]:
+        """By kind, key and hash: the objects that are obeyed, and those that cannot be."""
+        return {} if self._joined is None else self._joined.obeyed()
+
+    def told(self) -> Configuration:
+        """Every setting, and where it came from."""
+        if self._joined is not None:
+            return self._joined.told()
+        from agent.dynamic.overlay import Settled  # noqa: PLC0415 - few ask
+        from agent.dynamic.told import configuration  # noqa: PLC0415
+
+        return configuration(Settled(self._config, {}, {}, {}, {}), self._file, self._started_wall_ns)

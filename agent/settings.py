@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -24,27 +25,37 @@ class ConfigError(ValueError):
 
 def load(path: Path | None, probes: Collection[str]) -> Config:
     """Settings from a file, or the defaults without one. `probes` has the names of those that there are."""
+    return load_document(path, probes)[1]
+
+
+def load_document(path: Path | None, probes: Collection[str]) -> tuple[Mapping[str, Any], Config]:
+    """The same, with what the file itself says."""
     if path is None:
-        return Config()
+        return {}, Config()
     try:
         text = read_small(path, LARGEST_BYTES)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; name an existing file with --config") from error
-    config = parse(text, str(path))
+    document = _decoded(text, str(path))
+    config = built(document, str(path))
     unknown = [name for name in config.probes or () if name not in probes]
     if ALWAYS in unknown:
         raise ConfigError(f"{path}: probes: `{ALWAYS}` is no choice: waits are always measured; leave it out")
     if unknown:
         raise ConfigError(f"{path}: probes: there is no probe `{unknown[0]}`; choose from {', '.join(probes)}")
-    return config
+    return document or {}, config
 
 
 def parse(text: bytes, name: str) -> Config:
     """Settings from YAML; an empty file is the defaults. Raises ConfigError that names file, field and remedy."""
+    return built(_decoded(text, name), name)
+
+
+def _decoded(text: bytes, name: str) -> Any:
     try:
         decoded = text.decode()
         check(decoded)
-        document = msgspec.yaml.decode(decoded)
+        return msgspec.yaml.decode(decoded)
     except DocumentError as error:
         raise ConfigError(f"{name}: {error}") from None
     except UnicodeDecodeError as error:
@@ -52,6 +63,10 @@ def parse(text: bytes, name: str) -> Config:
     except (msgspec.DecodeError, ValueError, OverflowError) as error:
         # PyYAML builds dates and numbers, and lets their own errors out.
         raise ConfigError(f"{name}: a value cannot be read: {' '.join(str(error).split())}") from None
+
+
+def built(document: Any, name: str) -> Config:
+    """Settings from a document, such as the file's. Raises ConfigError that names the document, field and remedy."""
     try:
         config = msgspec.convert({} if document is None else document, Config)
     except msgspec.ValidationError as error:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from api.histograms import BOUNDS_NS, COARSE_SLOTS
+from api.metric import Metric
 
 NS_PER_S = 1_000_000_000
 US_PER_S = 1_000_000
@@ -16,27 +15,6 @@ RECURSIVE = " Cgroups below included; on version 1 only where the kernel has the
 WAIT_BOUNDS_S: tuple[float, ...] = tuple(bound / NS_PER_S for bound in BOUNDS_NS)
 COARSE_BOUNDS_S: tuple[float, ...] = tuple(WAIT_BOUNDS_S[slot] for slot in COARSE_SLOTS)
 """Of histograms that every cgroup has several of: throttles, reclaim and block I/O."""
-
-
-class Metric(msgspec.Struct, frozen=True):
-    """One row. `name` is complete, unit and `_total` included; `kind` is counter, gauge or histogram.
-
-    `since` says when a counter or histogram was zero: at `boot` where the kernel counts, when the `agent` started where
-    the agent or its probes do. Gauges do not look at it.
-    """
-
-    name: str
-    kind: str
-    unit: str
-    help: str
-    labels: tuple[str, ...] = ()
-    since: str = "agent"
-
-    @property
-    def otel_name(self) -> str:
-        """OpenTelemetry spells names with dots and keeps unit and `_total` out of them."""
-        stem = self.name.removesuffix("_total").removesuffix(f"_{self.unit}")
-        return stem.replace("_", ".")
 
 
 CATALOGUE: tuple[Metric, ...] = (
@@ -393,6 +371,11 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("dioptase_exporter_dropped_total", "counter", "",
            "What a limit kept out of these metrics, counted anew every round: cgroup (exporters.maxCgroups), culprit and "
            "device (of one cgroup), interface.", ("what",)),
+    Metric("dioptase_api_requests_total", "counter", "",
+           "Requests to the API server by HTTP status; unreachable where there was none.", ("method", "resource", "status")),
+    Metric("dioptase_config_obeyed", "gauge", "",
+           "Per object of the cluster's configuration that this node is to obey, 1 where it does and 0 where it cannot.",
+           ("kind", "object", "hash")),
     Metric("dioptase_otel_failures_total", "counter", "", "Exports that no OpenTelemetry collector took."),
     Metric("dioptase_otel_dropped_spans_total", "counter", "", "Rounds of which no OpenTelemetry collector got the span."),
     Metric("dioptase_build_info", "gauge", "", "1, with the version.", ("version",)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from api.catalogue import Metric
+from api.metric import Metric
 
 CONTROLLER: tuple[Metric, ...] = (
     Metric("dioptase_controller_leading", "gauge", "", "1 where this replica leads and works, 0 where it stands by."),

@@ -31,6 +31,10 @@ from exporters import LEAST_RECORD_MIB, RECORD_MIB
     "--act", type=click.Choice([act.value for act in Act]), show_default="dry-run with pods, off without",
     help="off: watch. dry-run: decide and write nothing. on: write.",
 )  # fmt: skip
+@click.option(
+    "--node", default="", metavar="NAME",
+    help="This node's name in the cluster: report to its API server, and obey what is configured there.",
+)  # fmt: skip
 @click.option("--listen", default=DEFAULT_LISTEN, show_default=True, help="Where page, API and metrics are served.")
 @click.option(
     "--state-dir", type=click.Path(path_type=Path), default=default_state_dir, show_default="/var/lib/dioptase as root",

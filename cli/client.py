@@ -15,6 +15,7 @@ from urllib.request import ProxyHandler, build_opener
 import click
 import msgspec
 
+from api.configuration import Configuration
 from api.decisions import JournalEntry
 from api.evictions import EvictionEntry
 from api.ports import Unavailable
@@ -55,6 +56,9 @@ class Client:
 
     def evictions(self, limit: int = KEEP_ENTRIES) -> list[EvictionEntry]:
         return self._get(f"/api/v1/evictions?limit={limit}", list[EvictionEntry])
+
+    def configuration(self) -> Configuration:
+        return self._get("/api/v1/config", Configuration)
 
     def snapshot(self) -> Snapshot:
         return self._get("/api/v1/snapshot", Snapshot)

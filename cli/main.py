@@ -18,6 +18,7 @@ COMMANDS = {
     "demo": "see it work: an online service and a batch job on this machine, with the agent between them",
     "top": "watch a running agent in the terminal",
     "explain": "say why a knob, pod or pool is what it is",
+    "config": "show every setting of a running agent, where it came from and since when",
     "doctor": "say what this node can and cannot do, with remedies",
     "reset": "put back every cgroup value that an agent changed",
     "probe": "run one probe alone",

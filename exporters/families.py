@@ -53,6 +53,10 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """Whether rounds are sent as spans, so that exemplars may name them."""
     recording: RecordingState | None = None
     max_cgroups: int = MAX_CGROUPS
+    api_requests: Mapping[tuple[str, str, str], int] = {}
+    """By method, resource and status; nothing where there is no cluster."""
+    obeyed: Mapping[Labels, bool] = {}
+    """By kind, key and hash of the object."""
 
 
 class Tally(msgspec.Struct, frozen=True):
@@ -212,6 +216,8 @@ def _about(about: About) -> Iterator[Family]:
     yield points("dioptase_round_interval_seconds", [((), about.interval_s)])
     yield points("dioptase_latency_target_seconds", [((), about.target_wait_s)])
     yield points("dioptase_journal_writable", [((), None if writable is None else int(writable))])
+    yield points("dioptase_api_requests_total", list(about.api_requests.items()))
+    yield points("dioptase_config_obeyed", ((labels, int(held)) for labels, held in about.obeyed.items()))
     yield points("dioptase_otel_failures_total", [((), about.otel_failures)])
     yield points("dioptase_otel_dropped_spans_total", [((), about.otel_dropped_spans)])
     if recording is not None:

@@ -19,6 +19,7 @@ import msgspec
 from aiohttp import web
 
 from api.catalogue import NS_PER_S
+from api.configuration import Configuration
 from api.decisions import JournalEntry, Round
 from api.evictions import EvictionEntry
 from api.ports import EvictionRecord, Journal, Unavailable
@@ -127,9 +128,11 @@ class Server:
         page: Path = PAGE,
         stale_s: float = STALE_S,
         about: Callable[[], About] = About,
+        configuration: Callable[[], Configuration] | None = None,
         web_config: WebConfig | None = None,
     ) -> None:
         self._journal, self._evictions = journal, evictions
+        self._configuration = configuration
         self._page = page
         self._stale_s = stale_s
         self._exposition = Exposition(version, about)
@@ -176,6 +179,7 @@ class Server:
         app.router.add_get("/api/v1/decisions", self._decisions)
         app.router.add_get("/api/v1/evictions", self._evicted)
         app.router.add_get("/api/v1/snapshot", self._snapshot)
+        app.router.add_get("/api/v1/config", self._settings)
         self._listener = listener = Listener(app)
         bound = await listener.open(host, port, "--listen", secured.tls)
         if config is not None:
@@ -248,7 +252,7 @@ class Server:
         except Refused as refusal:
             response = _problem(refusal.status, refusal.problem)
         except web.HTTPNotFound:
-            remedy = "see /, /metrics, /healthz or /api/v1/ followed by view, history, decisions, evictions or snapshot"
+            remedy = "see /, /metrics, /healthz or /api/v1/ followed by view, history, decisions, evictions, snapshot or config"
             response = _problem(404, Problem(f"{request.path} is not served", remedy))
         if not response.prepared:
             response.headers.update(HEADERS)
@@ -309,6 +313,13 @@ class Server:
             separator = b","
         await response.write_eof(b"]" if separator == b"," else b"[]")
         return response
+
+    async def _settings(self, request: web.Request) -> web.StreamResponse:
+        """What is in force; secrets are in files of their own, never among the settings."""
+        _parameters(request)
+        if self._configuration is None:
+            raise web.HTTPNotFound
+        return await sending.send(request, to_json(self._configuration()), JSON)
 
     async def _decisions(self, request: web.Request) -> web.StreamResponse:
         after, limit, told_of = _entries_asked(request, tuple(ASKED_OF))

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
-from api.catalogue import BY_NAME, COARSE_BOUNDS_S, NS_PER_S, WAIT_BOUNDS_S, Metric
+from api.catalogue import BY_NAME, COARSE_BOUNDS_S, NS_PER_S, WAIT_BOUNDS_S
 from api.facts import Durations
 from api.histograms import COARSE_SLOTS
+from api.metric import Metric
 from api.text import printable
 
 Number = int | float

@@ -23,8 +23,9 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPENMETRICS_1_0
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from api.catalogue import CGROUP_LABELS, COARSE_BOUNDS_S, NS_PER_S, WAIT_BOUNDS_S, Metric
+from api.catalogue import CGROUP_LABELS, COARSE_BOUNDS_S, NS_PER_S, WAIT_BOUNDS_S
 from api.decisions import Round
+from api.metric import Metric
 from exporters.families import About, Observed, families
 from exporters.points import Distribution, Exemplar, Family, Labels, Number
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from api.catalogue import CATALOGUE, CGROUP_LABELS, COARSE_BOUNDS_S, WAIT_BOUNDS_S, Metric
+from api.catalogue import CATALOGUE, CGROUP_LABELS, COARSE_BOUNDS_S, WAIT_BOUNDS_S
+from api.metric import Metric
 from exporters.cgroups import MOST_CULPRITS, MOST_DEVICES
 from exporters.nodes import MOST_INTERFACES
 

@@ -208,7 +208,15 @@ OUTCOMES = (
     outcome(Knob.QUOTA, "250000 100000", Status.REFUSED, before="max 100000", error="cpu.max: invalid argument"),
 )
 
-ABOUT = About(interval_s=2.0, target_wait_s=0.005, journal_writable=False, otel_failures=3, otel_dropped_spans=7)
+ABOUT = About(
+    interval_s=2.0,
+    target_wait_s=0.005,
+    journal_writable=False,
+    otel_failures=3,
+    otel_dropped_spans=7,
+    api_requests={("PATCH", "customnoderesources.v1alpha1.node.katalyst.kubewharf.io", "200"): 12},
+    obeyed={("AdminQoSConfiguration", "kube-system/all", "1f0c9e6a2b7d"): True},
+)
 
 
 def busy_round(

@@ -125,6 +125,11 @@ class ReportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """While nothing new is known, what was advertised stands for so long,"""
     expired_s: Annotated[float, Meta(gt=0, le=86400)] = 900.0
     """and then goes down to the minimum, step by step, until so long after the last that was known."""
+    extended_resources: bool = False
+    """With `--node`: what is advertised is written into the Node's capacity too, so that a stock scheduler places reclaimed
+    pods."""
+    node_metrics: bool = False
+    """[node-metrics-reporter] With `--node`: CustomNodeResource says what the node and its pods use, too, once a minute."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for what no single field's bounds can say."""

@@ -36,12 +36,16 @@ class Evictor:
     """Judges every round. Without a killer all its plugins run dry: who would leave is shown, and stays."""
 
     def __init__(self, config: Config, killer: Killer | None) -> None:
-        self._all, self._killer = config, killer
-        dry = msgspec.structs.replace(config.eviction, dry_run=("*",))
-        self._config = dry if killer is None else config.eviction
+        self._killer = killer
+        self.obey(config)
         self._memory = EvictionMemory()
         self._crowded: Mapping[int, MemoryEviction] | None = None
         """What the memory advisor said and nobody judged yet: it says it once, and may do so between two judgements."""
+
+    def obey(self, config: Config) -> None:
+        """Judge by these settings from now on; what is remembered stays."""
+        dry = msgspec.structs.replace(config.eviction, dry_run=("*",))
+        self._all, self._config = config, dry if self._killer is None else config.eviction
 
     def outcomes(self) -> tuple[KillEvent, ...]:
         """What became of those who had to leave. To be called every round: it also ends those whose grace is over."""

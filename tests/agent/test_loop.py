@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from agent.config import AdvisorConfig, Config
+from agent.config import AdvisorConfig, Config, LatencyConfig
 from agent.loop import Loop
 from agent.policy import judge
 from agent.qrm.checkpoint import Checkpoint
@@ -283,6 +283,42 @@ async def test_the_watch_survives_a_source_that_fails(caplog: pytest.LogCaptureF
     script.read_waits = good  # type: ignore[method-assign]
     await asyncio.sleep(0.1)
     script.waits = {100: waits({10: 110, 60_000: 100})}
+    await have(script, 2)
+    loop.stop()
+    await running
+    assert script.rounds[1].trigger == "wait"
+
+
+async def test_new_settings_count_from_the_next_round_on() -> None:
+    script = Scripted(seen)
+    loop = loop_over(script)
+    before = loop.turn("tick").advice
+    loop.obey(Config(advisor=AdvisorConfig(enable_reclaim=False)))
+    after = loop.turn("tick").advice
+    assert before is not None
+    assert after is not None
+    assert before.advertised is not None
+    assert after.advertised is not None
+    assert (before.advertised.cores, after.advertised.cores) == (None, 0.0)
+    assert after.advertised.verdict.rule == "reclaim_off"
+
+
+async def test_a_new_target_counts_between_rounds_too() -> None:
+    def config(target_wait_ms: float) -> Config:
+        latency = LatencyConfig(target_wait_ms=target_wait_ms, stale_s=60)
+        return Config(interval_s=60, watch_interval_s=0.02, advisor=AdvisorConfig(latency=latency))
+
+    script = Scripted(seen)
+    script.waits = {100: waits({10: 100})}
+    loop = loop_over(script, config(1000))
+    running = asyncio.create_task(loop.run())
+    await have(script, 1)
+    await asyncio.sleep(0.05)
+    script.waits = {100: waits({10: 110, 60_000: 100})}
+    await asyncio.sleep(0.1)
+    assert len(script.rounds) == 1, "60 ms are nothing to a target of a second"
+    loop.obey(config(10))
+    script.waits = {100: waits({10: 120, 60_000: 200})}
     await have(script, 2)
     loop.stop()
     await running

@@ -83,15 +83,19 @@ def test_without_a_manager_a_round_says_nothing_of_evictions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "plugins", "judges", "kills"),
+    ("act", "plugins", "told", "judges", "kills"),
     [
-        (Act.ON, (RSS,), True, True),
-        (Act.DRY_RUN, (RSS,), True, False),
-        (Act.OFF, (RSS,), False, False),
-        (Act.ON, (), False, False),
+        (Act.ON, (RSS,), False, True, True),
+        (Act.DRY_RUN, (RSS,), False, True, False),
+        (Act.OFF, (RSS,), False, False, False),
+        (Act.ON, (), False, False, False),
+        (Act.ON, (), True, True, True),
+        (Act.OFF, (), True, False, False),
     ],
 )
-def test_who_may_do_what(act: Act, plugins: tuple[Any, ...], judges: bool, kills: bool, tmp_path: Path) -> None:
+def test_who_may_do_what(
+    act: Act, plugins: tuple[Any, ...], told: bool, judges: bool, kills: bool, tmp_path: Path
+) -> None:
     made: list[object] = []
 
     class Watched(SignalKiller):
@@ -102,7 +106,7 @@ def test_who_may_do_what(act: Act, plugins: tuple[Any, ...], judges: bool, kills
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("agent.eviction.signals.SignalKiller", Watched)
         config = msgspec.structs.replace(CONFIG, eviction=EvictionConfig(plugins=plugins))
-        found = open_evictor(config, act, Hierarchy(v1={}, v2=tmp_path), AsyncExitStack())
+        found = open_evictor(config, act, Hierarchy(v1={}, v2=tmp_path), AsyncExitStack(), told=told)
     assert ((found is not None), len(made)) == (judges, int(kills))
 
 

@@ -1,0 +1,94 @@
+"""Small kinds: strategies that are switched on, power, and those that nothing on a node obeys here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from agent.dynamic.rules import PLUGINS, Put, Rule, Unused
+
+_KNOWN = "borwein_v2, borwein_v3, metric_threshold and numa_cpu_pressure_eviction"
+
+
+class _Slot(msgspec.Struct, frozen=True):
+    net: float
+    offset: float
+
+
+class _Time(msgspec.Struct, frozen=True):
+    start: str
+    end: str
+    offset: float
+
+
+_PARAMETERS: Mapping[str, tuple[type[Any], str]] = {
+    "strategy_slots": (_Slot, "slots"),
+    "strategy_special_time": (_Time, "specialTimes"),
+}
+
+
+def _strategies(enabled: Sequence[Mapping[str, Any]]) -> Put:
+    for strategy in enabled:
+        name, parameters = strategy["name"], strategy.get("parameters") or {}
+        if name in ("borwein_v2", "borwein_v3"):
+            yield ("inference", "strategy"), name
+            for parameter, (kind, setting) in _PARAMETERS.items():
+                if text := parameters.get(parameter):
+                    yield ("inference", setting), _entries(parameter, text, kind)
+        elif name == "numa_cpu_pressure_eviction":
+            yield (*PLUGINS, "numa-cpu-pressure-plugin"), True
+        elif name == "metric_threshold":
+            yield ("advisor", "provision", "targets", "getter"), "metric-threshold"
+
+
+def _entries(parameter: str, text: str, kind: type[Any]) -> list[Mapping[str, Any]]:
+    """A list of JSON objects in a text, with their numbers under the names of the settings."""
+    try:
+        found = msgspec.json.decode(text, type=list[kind])  # type: ignore[valid-type]
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{parameter} is no JSON list of objects with {', '.join(kind.__struct_fields__)}: {error}"
+        ) from None
+    return [
+        {{"net": "below"}.get(name, name): value for name, value in msgspec.structs.asdict(each).items()}
+        for each in found
+    ]
+
+
+def unknown_strategies(enabled: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names that nothing here answers to; `none` is nobody."""
+    known = {"none", "borwein_v2", "borwein_v3", "metric_threshold", "numa_cpu_pressure_eviction"}
+    return [f"{each['name']:.80}: only {_KNOWN} are strategies here" for each in enabled if each["name"] not in known]
+
+
+def _power(disabled: bool) -> Put:
+    # Switching it on takes an annotation prefix, which only the settings file has.
+    if disabled:
+        yield ("power", "enable"), False
+
+
+STRATEGY_RULES: tuple[Rule, ...] = (
+    Rule(
+        "enabledStrategies",
+        (
+            "inference.strategy",
+            "inference.slots",
+            "inference.specialTimes",
+            "eviction.plugins",
+            "advisor.provision.targets.getter",
+        ),
+        _strategies,
+    ),
+)
+POWER_RULES: tuple[Rule, ...] = (Rule("disablePowerAdvisor", ("power.enable",), _power),)
+POWER_UNUSED: tuple[Unused, ...] = (
+    Unused("disablePowerCapping", "caps are written by whoever is told to; power.enable is all there is to switch off"),
+    Unused("powerReductionRatio", "Katalyst's own agent does not use it either; see power.voluntaryPercent"),
+)
+AUTH_UNUSED = (
+    "who may ask this agent, and with which password, stands in the file of --web-config; it is not even fetched"
+)
+IRQ_UNUSED = "interrupts are left where the kernel and irqbalance put them"
+BANDWIDTH_UNUSED = "memory bandwidth is divided by knobs.resctrl alone"

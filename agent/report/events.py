@@ -1,0 +1,136 @@
+"""Steps of evictions as events of the pods, with Katalyst's reasons and the numbers of the judgement.
+
+Events are for people: where many come at once, the oldest that were not written yet are dropped and counted, and nothing waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from api.decisions import Round
+from api.evictions import KillEvent, Victim
+from api.pods import Pod
+from api.ports import Seen, Unavailable
+from kube.client import Client
+from kube.errors import ApiError, Unreachable
+from kube.moments import stamp
+from kube.objects import Bare, Resource
+from kube.pace import Bucket
+
+EVENTS = Resource("", "v1", "events", "Event", Bare, namespaced=True)
+COMPONENT, ACTION = "dioptase-agent", "Evicting"
+LOOK_S = 1.0
+RATE_PER_S, BURST = 1.0, 25.0
+WAITING = 200
+REMEMBERED = 1000
+LONGEST = 1024
+"""Letters of a message that the API server takes."""
+
+
+def event(kill: KillEvent, pod: Pod | None, victim: Victim | None, node: str, at_wall_ns: int) -> dict[str, Any]:
+    """One step as a core/v1 Event. The pod may be gone, and then its uid is the victim's; without either it has none."""
+    namespace, _, name = kill.pod.partition("/")
+    uid = victim.uid if victim is not None else pod.uid if pod is not None else ""
+    message = kill.message
+    if victim is not None and victim.verdict.text not in message:
+        message = f"{message} ({victim.plugin}: {victim.verdict.text})"
+    at = stamp(at_wall_ns / 1e9)
+    about = {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name, **({"uid": uid} if uid else {})}
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{name[:200]}.", "namespace": namespace},
+        "involvedObject": about,
+        "reason": kill.reason.value,
+        "message": message if len(message) <= LONGEST else f"{message[: LONGEST - 3]}...",
+        "type": "Warning" if kill.warning else "Normal",
+        "action": ACTION,
+        "count": 1,
+        "firstTimestamp": at,
+        "lastTimestamp": at,
+        "eventTime": stamp(at_wall_ns / 1e9, micro=True),
+        "source": {"component": COMPONENT, "host": node},
+        "reportingComponent": COMPONENT,
+        "reportingInstance": node,
+    }
+
+
+class EventWriter:
+    """Sink of rounds and a source of its own (api.ports.Probe); `lost_events` are those that were dropped."""
+
+    name, form = "events", "create"
+
+    def __init__(self, client: Client, node: str) -> None:
+        self._client, self._node = client, node
+        self._waiting: deque[dict[str, Any]] = deque(maxlen=WAITING)
+        self._victims: dict[str, Victim] = {}
+        self._bucket = Bucket(RATE_PER_S, BURST, time.monotonic())
+        self._trouble: Unavailable | None = None
+        self._lost = 0
+
+    def publish(self, finished: Round) -> None:
+        """Queue what this round says; never waits."""
+        pods = {pod.key: pod for pod in finished.snapshot.pods}
+        for kill in finished.kills:
+            if len(self._waiting) == WAITING:
+                self._lost += 1
+            self._waiting.append(
+                event(
+                    kill,
+                    pods.get(kill.pod),
+                    self._victims.get(kill.pod),
+                    self._node,
+                    finished.snapshot.wall_time_ns,
+                )
+            )
+        # What becomes of them is told in later rounds.
+        for victim in () if finished.evictions is None else finished.evictions.victims:
+            if not victim.dry_run:
+                self._victims.pop(victim.pod, None)
+                self._victims[victim.pod] = victim
+        while len(self._victims) > REMEMBERED:
+            self._victims.pop(next(iter(self._victims)))
+
+    @property
+    def lost_events(self) -> int | None:
+        return self._lost
+
+    def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:  # noqa: ARG002 - as every source is asked
+        return Seen()
+
+    def problem(self) -> Unavailable | None:
+        """Why nobody is told; None where all are."""
+        return self._trouble
+
+    def close(self) -> None:
+        """Nothing to give back: `run` is cancelled by who runs it."""
+
+    async def run(self) -> None:
+        """Until cancelled. Nothing that the API server says or does ends it."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.look(time.monotonic())
+
+    async def look(self, now_s: float) -> None:
+        """Write what waits, as far as the rate allows. An event that is refused is dropped: it would be refused again."""
+        while self._waiting and self._bucket.take(now_s):
+            one = self._waiting[0]
+            try:
+                await self._client.create(EVENTS, one, one["metadata"]["namespace"])
+            except Unreachable as error:
+                self._failed(error, "it is tried again; `dioptase explain` has it in any case")
+                return
+            except ApiError as error:
+                self._lost += 1
+                self._failed(error, "give the agent's role create of events")
+            else:
+                self._trouble = None
+            if self._waiting and self._waiting[0] is one:
+                self._waiting.popleft()
+
+    def _failed(self, error: Exception, remedy: str) -> None:
+        self._trouble = Unavailable(f"events cannot be written: {error}", remedy)

@@ -1,0 +1,81 @@
+"""`dioptase config`: every setting of a running agent, where it came from and since when."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import click
+
+from api.configuration import Configuration, ObeyedObject, Setting
+from api.ports import Unavailable
+from cli import words
+from cli.client import Client, url_option
+
+
+def lines(found: Configuration, names: Sequence[str], now_ns: int) -> Iterator[str]:
+    """The settings below these names, or all; then the objects of the cluster's that are obeyed, or cannot be."""
+    shown = [one for one in found.settings if not names or any(_below(one.name, name) for name in names)]
+    width = max((len(one.name) for one in shown), default=0)
+    for one in shown:
+        yield f"{one.name.ljust(width)}  {words.clean(one.value)}  {_source(one, now_ns)}"
+    if names:
+        return
+    if found.node:
+        yield ""
+        yield f"node {words.clean(found.node)}: " + (
+            f"nothing new is heard: {words.clean(found.problem)}"
+            if found.problem
+            else "its CustomNodeConfig is followed"
+        )
+    for each in found.objects:
+        yield from _object(each, now_ns)
+
+
+def _below(name: str, wanted: str) -> bool:
+    return name == wanted or name.startswith(f"{wanted}.")
+
+
+def _source(one: Setting, now_ns: int) -> str:
+    if one.source in ("default", "file"):
+        since = "" if one.since_wall_ns is None else f", since {_when(one.since_wall_ns, now_ns)}"
+        return f"({one.source}{since})"
+    of = f"{words.clean(one.source)} {words.clean(one.object)} {words.clean(one.hash)}"
+    since = "" if one.since_wall_ns is None else f", since {_when(one.since_wall_ns, now_ns)}"
+    return f"({of}: {words.clean(one.field)}{since})"
+
+
+def _object(each: ObeyedObject, now_ns: int) -> Iterator[str]:
+    of = f"{words.clean(each.kind)} {words.clean(each.object)} {words.clean(each.hash)}".rstrip()
+    if each.problem:
+        yield f"{of} cannot be obeyed: {words.clean(each.problem)}"
+    elif each.since_wall_ns is not None:
+        yield f"{of} is obeyed since {_when(each.since_wall_ns, now_ns)}"
+    for unused in each.unused:
+        yield f"  not obeyed: {words.clean(unused)}"
+
+
+def _when(wall_ns: int, now_ns: int) -> str:
+    """The time of the day, with the date where it was not today."""
+    at = time.localtime(wall_ns / 1e9)
+    today = time.localtime(now_ns / 1e9)
+    same = (at.tm_year, at.tm_yday) == (today.tm_year, today.tm_yday)
+    return time.strftime("%H:%M:%S" if same else "%Y-%m-%d %H:%M:%S", at)
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@url_option
+def config(names: tuple[str, ...], url: str) -> None:
+    """Show every setting of a running agent, or those below NAME, such as advisor.headroom."""
+    try:
+        found = Client(url).configuration()
+    except Unavailable as error:
+        click.echo(f"dioptase config: {error.reason}\n  remedy: {error.remedy}", err=True)
+        sys.exit(1)
+    unknown = [name for name in names if not any(_below(one.name, name) for one in found.settings)]
+    if unknown:
+        raise click.UsageError(f"there is no setting {unknown[0]!r:.80}; dioptase config without a name lists them")
+    for line in lines(found, names, time.time_ns()):
+        click.echo(line)

@@ -1,0 +1,313 @@
+"""What reaches the API server, over a real socket: only what changed, never faster than the bound, and again after trouble."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from agent.report.cnr_writer import CnrWriter
+from agent.report.events import WAITING, EventWriter, event
+from agent.report.extended import ExtendedResources
+from api.advice import Headroom
+from api.decisions import Round
+from api.evictions import Evictions, KillEvent, KillReason, Victim
+from api.knobs import Verdict
+from api.pods import RECLAIMED_MEMORY
+from tests.agent.report.test_cnr import ADVERTISED, BATCH, LIFECYCLE, OURS, finished
+from tests.kube.test_client import asking, says
+
+CNR = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources/n1"
+NODE = "/api/v1/nodes/n1/status"
+GIB = 1 << 30
+
+
+class Server:
+    """Plays an API server and remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str, Any]] = []
+        self.taints: list[Any] = []
+        self.status = 200
+        self.refuse: dict[str, int] = {}
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        status = self.refuse.get(request.path, self.status)
+        if status != 200:
+            return says(status, msgspec.json.encode({"kind": "Status", "reason": "R", "code": status}).decode())
+        if request.method != "GET":
+            self.told.append((request.method, request.path, msgspec.json.decode(body)))
+        if request.path == CNR and request.method == "PATCH":
+            kind = request.headers["Content-Type"]
+            assert kind == ("application/merge-patch+json" if b'"taints"' in body else "application/apply-patch+yaml")
+            if "apply" in kind:
+                assert request.query["fieldManager"] == "dioptase-agent"
+        whole = {"metadata": {"name": "n1", "resourceVersion": "7"}, "spec": {"taints": self.taints}}
+        return says(200, msgspec.json.encode(whole).decode())
+
+    def paths(self) -> list[str]:
+        """What was written since the last time."""
+        found = [path.removeprefix(CNR) or "spec" for _, path, _ in self.told]
+        self.told.clear()
+        return found
+
+
+@asynccontextmanager
+async def writing(server: Server, *, metrics: bool = False) -> AsyncIterator[tuple[CnrWriter, float]]:
+    async with asking(server.answer) as client:
+        yield CnrWriter(client, "n1", metrics=metrics), time.monotonic()
+
+
+def quiet(advertised: Headroom | None = ADVERTISED, **changes: Any) -> Round:
+    return finished(advertised, **{"evictions": None, **changes})
+
+
+def lent(cores: float) -> Headroom:
+    return msgspec.structs.replace(ADVERTISED, cores=cores)
+
+
+async def test_only_what_changed_is_written() -> None:
+    server = Server()
+    async with writing(server) as (writer, now_s):
+        await writer.look(now_s)
+        assert server.told == [], "there was no round yet"
+        writer.publish(quiet())
+        await writer.look(now_s)
+        assert [body.get("apiVersion") for _, _, body in server.told] == ["node.katalyst.kubewharf.io/v1alpha1"] * 2
+        assert server.paths() == ["spec", "/status"]
+        writer.publish(quiet())
+        await writer.look(now_s + 60)
+        assert server.paths() == []
+        writer.publish(quiet(lent(3.0)))
+        await writer.look(now_s + 120)
+        assert (
+            server.told[0][2]["status"]["resources"]["allocatable"]["resource.katalyst.kubewharf.io/reclaimed_millicpu"]
+            == "3000"
+        )
+        assert server.paths() == ["/status"]
+        assert (writer.problem(), writer.writes) == (None, 3)
+
+
+async def test_everything_is_written_again_now_and_then_for_somebody_may_have_changed_it() -> None:
+    server = Server()
+    async with writing(server) as (writer, now_s):
+        writer.publish(quiet())
+        await writer.look(now_s)
+        server.paths()
+        await writer.look(now_s + 299)
+        assert server.paths() == []
+        await writer.look(now_s + 451)
+        assert server.paths() == ["spec", "/status"]
+
+
+async def test_a_node_where_everything_changes_all_the_time_is_written_within_the_rate() -> None:
+    server = Server()
+    async with writing(server) as (writer, now_s):
+        for second in range(100):
+            writer.publish(quiet(lent(second)))
+            await writer.look(now_s + second)
+    # Five at once, and one every five seconds; one of the tokens was for looking at the taints.
+    assert 15 <= len(server.told) <= 25
+
+
+async def test_what_is_used_is_written_once_a_minute() -> None:
+    server = Server()
+    async with writing(server, metrics=True) as (writer, now_s):
+        for second in range(0, 125, 5):
+            writer.publish(quiet())
+            await writer.look(now_s + second)
+        assert [path for path in server.paths() if path == "/status"] == ["/status"] * 3
+
+
+async def test_taints_are_ours_alone_and_swapped_by_version() -> None:
+    server = Server()
+    server.taints = [LIFECYCLE]
+    async with writing(server) as (writer, now_s):
+        writer.publish(finished())
+        await writer.look(now_s)
+        body = server.told[1][2]
+        pressure = {**OURS, "key": "node.katalyst.kubewharf.io/MemoryPressure"}
+        assert body == {"metadata": {"resourceVersion": "7"}, "spec": {"taints": [LIFECYCLE, pressure]}}
+        server.paths()
+        server.taints = [LIFECYCLE, pressure]
+        writer.publish(quiet())
+        await writer.look(now_s + 60)
+        assert [body["spec"]["taints"] for _, _, body in server.told] == [[LIFECYCLE]]
+
+
+async def test_while_the_server_is_gone_nothing_is_held_up_and_what_is_so_then_is_written_after() -> None:
+    server = Server()
+    server.status = 503
+    async with writing(server) as (writer, now_s):
+        for second in range(0, 300, 10):
+            began = time.monotonic()
+            writer.publish(quiet(lent(second)))
+            assert time.monotonic() - began < 1
+            await writer.look(now_s + second)
+        problem = writer.problem()
+        assert problem is not None
+        assert "CustomNodeResource n1 cannot be written: 503" in problem.reason
+        server.status = 200
+        await writer.look(now_s + 600)
+        assert writer.problem() is None
+        assert (
+            server.told[-1][2]["status"]["resources"]["capacity"]["resource.katalyst.kubewharf.io/reclaimed_millicpu"]
+            == "290000"
+        )
+        assert server.paths() == ["spec", "/status"], "once, not thirty times"
+
+
+async def test_an_object_that_was_deleted_is_made_anew() -> None:
+    server = Server()
+    async with writing(server) as (writer, now_s):
+        writer.publish(quiet())
+        await writer.look(now_s)
+        server.paths()
+        server.refuse[f"{CNR}/status"] = 404
+        writer.publish(quiet(lent(1.0)))
+        await writer.look(now_s + 30)
+        problem = writer.problem()
+        assert problem is not None
+        assert problem.remedy.startswith("install the definition")
+        server.refuse.clear()
+        await writer.look(now_s + 60)
+        assert server.paths() == ["spec", "/status"]
+
+
+async def test_who_may_not_write_is_told_which_right_is_missing() -> None:
+    server = Server()
+    server.refuse[CNR] = 403
+    async with writing(server) as (writer, now_s):
+        writer.publish(quiet())
+        await writer.look(now_s)
+        problem = writer.problem()
+        assert problem is not None
+        assert problem.remedy.startswith("give the agent's role get, create and patch of customnoderesources")
+
+
+async def test_a_bug_in_what_is_reported_is_seen_and_ends_nothing(monkeypatch: Any) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("agent.report.cnr_writer.ours", broken)
+    async with writing(Server()) as (writer, now_s):
+        writer.publish(quiet())
+        await writer.look(now_s)
+        problem = writer.problem()
+        assert problem is not None
+        assert "a bug" in problem.reason
+
+
+async def test_extended_resources_are_written_again_for_the_kubelet_may_have_set_them_to_nothing() -> None:
+    server = Server()
+    async with asking(server.answer) as client:
+        writer, now_s = ExtendedResources(client, "n1"), time.monotonic()
+        writer.publish(quiet(None))
+        await writer.look(now_s)
+        assert server.told == [], "what an agent before this one said stands until more is known"
+        writer.publish(quiet())
+        await writer.look(now_s)
+        amounts = {
+            "resource.katalyst.kubewharf.io/reclaimed_millicpu": "5123",
+            "resource.katalyst.kubewharf.io/reclaimed_memory": str(10 * GIB),
+        }
+        assert server.told == [("PATCH", NODE, {"status": {"capacity": amounts, "allocatable": amounts}})]
+        await writer.look(now_s + 29)
+        assert len(server.told) == 1
+        await writer.look(now_s + 30)
+        assert len(server.told) == 2
+        writer.publish(quiet(lent(0.0)))
+        await writer.look(now_s + 31)
+        assert server.told[-1][2]["status"]["capacity"]["resource.katalyst.kubewharf.io/reclaimed_millicpu"] == "0"
+        server.refuse[NODE] = 403
+        await writer.look(now_s + 90)
+        problem = writer.problem()
+        assert problem is not None
+        assert "report.extendedResources: false" in problem.remedy
+
+
+async def test_who_ends_takes_what_was_lent_away_from_the_node(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server()
+    async with asking(server.answer) as client:
+        writer = ExtendedResources(client, "n1")
+        await writer.withdraw()
+        assert server.told == [], "nothing was written, so nothing is taken away"
+        writer.publish(quiet())
+        await writer.look(time.monotonic())
+        await writer.withdraw()
+        nothing = {"resource.katalyst.kubewharf.io/reclaimed_millicpu": None, RECLAIMED_MEMORY: None}
+        assert server.told[-1] == ("PATCH", NODE, {"status": {"capacity": nothing, "allocatable": nothing}})
+        server.status = 500
+        await writer.look(time.monotonic() + 100)
+        writer._written = {"x": "1"}
+        await writer.withdraw()
+        assert "goes on to promise what was lent: 500" in caplog.text
+
+
+VICTIM = Victim(
+    pod="shop/batch",
+    uid="uid-batch",
+    plugin="rss-overuse-eviction-plugin",
+    scope="s",
+    forced=True,
+    grace_s=1,
+    verdict=Verdict(rule="over", text="Resident memory is 200.0 MiB, above 1.05 times the 100.0 MiB"),
+)
+
+
+def kill(reason: KillReason = KillReason.CREATED, name: str = "batch") -> KillEvent:
+    return KillEvent(pod=f"shop/{name}", reason=reason, message="asked to leave within 1 s", at_ns=0)
+
+
+def test_an_event_names_the_pod_the_reason_and_the_numbers() -> None:
+    made = event(kill(KillReason.EXCEEDED), BATCH, VICTIM, "n1", 1_767_225_600_000_000_000)
+    assert (made["reason"], made["type"], made["action"]) == ("EvictExceededGracePeriod", "Warning", "Evicting")
+    assert made["involvedObject"] == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "namespace": "shop",
+        "name": "batch",
+        "uid": "uid-batch",
+    }
+    assert made["message"] == (
+        "asked to leave within 1 s (rss-overuse-eviction-plugin: Resident memory is 200.0 MiB, above 1.05 times the 100.0 MiB)"
+    )
+    assert (made["firstTimestamp"], made["eventTime"]) == ("2026-01-01T00:00:00Z", "2026-01-01T00:00:00.000000Z")
+    assert made["metadata"] == {"generateName": "batch.", "namespace": "shop"}
+    assert "uid" not in event(kill(), None, None, "n1", 0)["involvedObject"]
+    long = event(msgspec.structs.replace(kill(), message="x" * 5000), None, None, "n1", 0)
+    assert (len(long["message"]), len(made["source"])) == (1024, 2)
+
+
+async def test_events_of_a_victim_that_is_long_chosen_have_its_numbers_and_come_within_the_rate() -> None:
+    server = Server()
+    async with asking(server.answer) as client:
+        writer, now_s = EventWriter(client, "n1"), time.monotonic()
+        writer.publish(quiet(evictions=Evictions(victims=(VICTIM,))))
+        writer.publish(quiet(kills=(kill(), kill(KillReason.SUCCEEDED))))
+        await writer.look(now_s)
+        assert [body["reason"] for _, _, body in server.told] == ["EvictCreated", "EvictSucceeded"]
+        assert all("200.0 MiB" in body["message"] for _, _, body in server.told)
+        writer.publish(quiet(kills=tuple(kill(name=f"p{i}") for i in range(100))))
+        await writer.look(now_s)
+        assert len(server.told) == 25, "a burst"
+        await writer.look(now_s + 10)
+        assert len(server.told) == 35, "and one a second"
+
+
+async def test_events_that_nobody_takes_are_bounded_and_counted() -> None:
+    server = Server()
+    server.status = 500
+    async with asking(server.answer) as client:
+        writer, now_s = EventWriter(client, "n1"), time.monotonic()
+        writer.publish(quiet(kills=tuple(kill(name=f"p{i}") for i in range(WAITING + 7))))
+        assert writer.lost_events == 7
+        await writer.look(now_s)
+        assert writer.problem() is not None
+        assert writer.lost_events == 32, "25 were refused, and would be refused again"

@@ -1,0 +1,85 @@
+"""The cluster's side of the agent as the composition root has it: what is opened when, and who hears of what."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.config import Config
+from agent.config.headroom import ReportConfig
+from agent.dynamic.saved import ObeyedFile
+from agent.optional import Cluster
+from api.configuration import Configuration
+from api.ports import Unavailable
+from api.text import to_json
+from tests.agent.dynamic.test_follow import Cluster as Server
+from tests.agent.dynamic.test_follow import until
+from tests.agent.dynamic.test_overlay import ADMIN, fits, reclaim, thing
+from tests.kube.test_client import serving
+
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: c
+contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
+clusters: [{{name: c, cluster: {{server: "{}"}}}}]
+users: [{{name: u, user: {{token: t}}}}]
+"""
+
+
+async def test_without_a_node_s_name_nobody_is_reported_to_and_settings_are_told_all_the_same(tmp_path: Path) -> None:
+    cluster = Cluster("", tmp_path)
+    file = {"report": {"reservedCores": 1}}
+    config = Config(report=ReportConfig(reserved_cores=1))
+    assert cluster.open(file, config, fits) == (config, ())
+    async with AsyncExitStack() as stack:
+        assert await cluster.join(stack) == ()
+        assert cluster.sources == ()
+    told = msgspec.json.decode(to_json(cluster.told()), type=Configuration)
+    assert [one.name for one in told.settings if one.source == "file"] == ["report.reservedCores"]
+    assert (told.node, told.objects) == ("", ())
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_with_one_it_starts_as_it_was_told_last_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ObeyedFile(tmp_path, "n1").save({ADMIN: thing(reclaim(enableReclaim=False), "h1")})
+    server = Server()
+    server.tell("h2")
+    server.say(enableReclaim=True, minReclaimedResourceForReport={"cpu": "3"})
+    cluster = Cluster("n1", tmp_path)
+    config, messages = cluster.open({}, Config(report=ReportConfig(extended_resources=True)), fits)
+    assert (config.advisor.enable_reclaim, messages) == (False, ())
+    heard: list[Config] = []
+    async with serving(server.answer) as address, AsyncExitStack() as stack:
+        kubeconfig = tmp_path / "kubeconfig"
+        kubeconfig.write_text(KUBECONFIG.format(address))
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        sinks = await cluster.join(stack)
+        assert len(sinks) == 3
+        assert [source.name for source in cluster.sources] == ["dynamic-config", "cnr", "events", "extended-resources"]
+        cluster.start(heard.append, stack)
+        await until(lambda: heard, "the new content is obeyed")
+        told, obeyed, requests = cluster.told(), cluster.obeyed(), cluster.requests()
+    assert obeyed == {("AdminQoSConfiguration", "kube-system/all", "h2"): True}
+    assert requests["GET", "adminqosconfigurations.v1alpha1.config.katalyst.kubewharf.io", "200"] == 1
+    assert (heard[0].advisor.enable_reclaim, heard[0].report.min_cores) == (True, 3.0)
+    assert heard[0].report.extended_resources, "the file's own settings stay"
+    assert (told.node, [one.hash for one in told.objects]) == ("n1", ["h2"])
+    await asyncio.sleep(0)
+
+
+async def test_a_node_s_name_without_an_api_server_is_refused_before_anything_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    cluster = Cluster("n1", None)
+    cluster.open({}, Config(), fits)
+    async with AsyncExitStack() as stack:
+        with pytest.raises(Unavailable):
+            await cluster.join(stack)

@@ -1,0 +1,70 @@
+"""`dioptase config` against a server: all settings, some of them, and none where nobody answers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner, Result
+
+from agent.config import Config
+from agent.dynamic.overlay import settle
+from agent.dynamic.told import configuration, leaves
+from cli.config import config
+from exporters.http import Server
+from tests.agent.dynamic.test_overlay import ADMIN, fits, reclaim, thing
+from tests.cli.story import Entries
+
+OBJECT = thing(reclaim(enableReclaim=False, cpuHeadroomConfig={"utilBasedConfig": {"nonReclaimUtilizationLow": 0.2}}))
+TOLD = configuration(settle(Config(), {}, {ADMIN: OBJECT}, fits), {}, 5)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    server = Server(journal=Entries(()), version="test", configuration=lambda: TOLD)
+    port = asyncio.run_coroutine_threadsafe(server.start("127.0.0.1", 0), loop).result(10)
+    yield f"http://127.0.0.1:{port}"
+    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()
+
+
+def call(url: str, *arguments: str) -> Result:
+    return CliRunner().invoke(config, [*arguments, "--url", url])
+
+
+def test_every_setting_has_a_line_and_then_come_the_objects(url: str) -> None:
+    lines = call(url).stdout.splitlines()
+    names = [".".join(path) for path, _ in leaves(Config())]
+    assert [line.split()[0] for line in lines[: len(names)]] == names
+    said = next(line for line in lines if line.startswith("advisor.enableReclaim "))
+    assert "false  (AdminQoSConfiguration kube-system/all h1: spec.config.reclaimedResourceConfig.enableReclaim" in said
+    assert lines[-2].startswith("AdminQoSConfiguration kube-system/all h1 is obeyed since 1970-01-01")
+    assert lines[-1] == (
+        "  not obeyed: reclaimedResourceConfig.cpuHeadroomConfig.utilBasedConfig.nonReclaimUtilizationLow: "
+        "Katalyst's own agent does not use it either"
+    )
+
+
+def test_a_part_of_them(url: str) -> None:
+    lines = call(url, "advisor.headroom.util", "intervalS").stdout.splitlines()
+    assert len(lines) == 6
+    assert lines[0].split() == ["intervalS", "1", "(default)"]
+
+
+def test_a_name_that_is_none_is_said(url: str) -> None:
+    done = call(url, "advisor.headrom")
+    assert done.exit_code == 2
+    assert "there is no setting 'advisor.headrom'" in done.stderr
+
+
+def test_where_nobody_answers_there_is_a_remedy() -> None:
+    done = call("http://127.0.0.1:1")
+    assert done.exit_code == 1
+    assert "remedy: start it with dioptase agent" in done.stderr
