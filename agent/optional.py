@@ -168,6 +168,14 @@ class Cluster:
         if self._joined is not None:
             self._joined.start(obey, stack)
 
+    async def review(self, token: str, path: str) -> bool | None:
+        """Whether the account of this token may get that path; None: it is nobody's. Raises Unavailable."""
+        if self._joined is None:
+            raise Unavailable("the agent has not joined its cluster yet", "ask again in a second")
+        from kube.review import review  # noqa: PLC0415 - only some are asked for
+
+        return await review(self._joined.client, token, path)
+
     def requests(self) -> Mapping[tuple[str, str, str], int]:
         """To the API server so far, by method, resource and status. Any thread may ask."""
         return {} if self._joined is None else self._joined.client.requests.copy()
