@@ -134,7 +134,7 @@ async def _asked(
     """Whoever lists the pods, how those fare whom he asks, and for how long he may list what has ended (ns)."""
     if not options.kubelet:
         return pods, (), 0
-    source, probes = await optional.open_kubelet(config, _door(config), hierarchy, stack)
+    source, probes = await optional.open_kubelet(optional.named(config, options.node), _door(config), hierarchy, stack)
     return source, probes, optional.patience_ns(config)
 
 
