@@ -211,7 +211,7 @@ class Server:
                 log.info("the web configuration was read anew")
 
     async def _authenticate(self, request: web.Request) -> bool:
-        """Whether it is known who asks, or nobody has to say; whom health is told by its status alone is not. Raises Refused."""
+        """Whether it is known who asks, or need not be; to others health is told by its status alone. Raises Refused."""
         passwords, said, address = self._passwords, request.headers.get("Authorization", ""), request.remote or ""
         if self._tokens is not None and not (passwords is not None and said[:6].lower() == "basic "):
             said = said or request.headers.get(BESIDE, "")

@@ -2,7 +2,7 @@
 
 Every scrape would cost it two requests, so answers are remembered for a minute, and a token that was good stays so for ten
 while nobody can be asked: a node must be seen just then. Whoever guesses has one question at a time under way, and after a
-wrong one waits a second for the next. Health is told to everybody, as a kubelet's probes have no token, but by its status alone.
+wrong one waits a second for the next. Health is told to everybody, as a kubelet's probes have no token: its status alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BESIDE = "X-Dioptase-Authorization"
 K = TypeVar("K")
 V = TypeVar("V")
 Review = Callable[[str, str], Awaitable[bool | None]]
-"""Whether the account of a token may get a path; None: it is nobody's token. Raises Unavailable where that cannot be found out."""
+"""Whether the account of a token may get a path; None: it is nobody's token. Raises Unavailable where nobody can say."""
 Refusal = tuple[int, str, str]
 """HTTP's status, what is wrong, and the remedy."""
 
