@@ -22,6 +22,8 @@ FRESH_S, DENIED_S, KEPT_S = 60.0, 10.0, 600.0
 """How long a good answer is believed, and a bad one, and a good one while nobody can be asked."""
 PAUSE_S = 1.0
 """From one wrong token of an address to its next question."""
+ANSWER_S = 5.0
+"""How long a question may take: a scrape has ten seconds."""
 MOST_REMEMBERED = 256
 MOST_WAITING = 16
 LONGEST = 16 << 10
@@ -99,7 +101,10 @@ class Tokens:
             self._asking[key] = task
             self._addresses.add(address)
             task.add_done_callback(partial(self._answered, key, address))
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.wait_for(asyncio.shield(task), ANSWER_S)
+        except TimeoutError:
+            raise Unavailable(f"no answer within {ANSWER_S:g} s", "look at the API server") from None
 
     def _answered(self, key: bytes, address: str, task: asyncio.Future[bool | None]) -> None:
         del self._asking[key]
