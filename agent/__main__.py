@@ -48,6 +48,7 @@ from api.decisions import Act
 from api.ports import PodSource, Probe, Sink, Unavailable, WaitSource
 from exporters.families import About
 from exporters.http import STALE_S, Server
+from exporters.tokens import Tokens
 from exporters.webconfig import WebConfig
 from probes import registry
 from probes.background import Background
@@ -103,6 +104,10 @@ def main(options: Options) -> int:
     document, config = load_document(options.config, registry.NAMES)
     if options.config is not None and (found := _misfit(config)):
         raise ConfigError(f"{options.config}: {found}")
+    if config.exporters.token_review and not options.node:
+        raise ConfigError(
+            f"{options.config}: exporters.tokenReview: it is the API server that knows tokens; give --node too"
+        )
     # A file that cannot hold is refused before anything else.
     return asyncio.run(_run(options, document, config, _pods(options.pods, config)))
 
@@ -129,7 +134,7 @@ async def _asked(
     """Whoever lists the pods, how those fare whom he asks, and for how long he may list what has ended (ns)."""
     if not options.kubelet:
         return pods, (), 0
-    source, probes = await optional.open_kubelet(config, _door(config), hierarchy, stack)
+    source, probes = await optional.open_kubelet(optional.named(config, options.node), _door(config), hierarchy, stack)
     return source, probes, optional.patience_ns(config)
 
 
@@ -321,6 +326,7 @@ async def _open_exporters(
         about=about,
         configuration=cluster.told,
         web_config=secured,
+        tokens=Tokens(cluster.review) if config.exporters.token_review else None,
     )
     port = await server.start(options.host, options.port)
     stack.push_async_callback(server.stop)

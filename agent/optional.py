@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from agent.config import Config
 from agent.forecast_state import ForecastFile
 from agent.hierarchy import Hierarchy
@@ -82,6 +84,16 @@ def open_node_knobs(
         return node_knobs.open_node_knobs(config.knobs, hierarchy, state, sys, dry=act is not Act.ON), ()
     except Unavailable as error:
         return None, (f"Disks, caches and OOM scores are left alone: {error.reason}: {error.remedy}.",)
+
+
+LOOPBACK = ("https://127.", "https://localhost:", "https://[::1]:")
+
+
+def named(config: Config, node: str) -> Config:
+    """With the name that the certificate of this node's kubelet has, where nothing else tells it."""
+    if config.kubelet.server_name or not config.kubelet.url.startswith(LOOPBACK):
+        return config
+    return msgspec.structs.replace(config, kubelet=msgspec.structs.replace(config.kubelet, server_name=node))
 
 
 async def open_kubelet(
@@ -167,6 +179,14 @@ class Cluster:
         """Begin to report and to obey, until the stack is left."""
         if self._joined is not None:
             self._joined.start(obey, stack)
+
+    async def review(self, token: str, path: str) -> bool | None:
+        """Whether the account of this token may get that path; None: it is nobody's. Raises Unavailable."""
+        if self._joined is None:
+            raise Unavailable("the agent has not joined its cluster yet", "ask again in a second")
+        from kube.review import review  # noqa: PLC0415 - only some are asked for
+
+        return await review(self._joined.client, token, path)
 
     def requests(self) -> Mapping[tuple[str, str, str], int]:
         """To the API server so far, by method, resource and status. Any thread may ask."""

@@ -30,7 +30,9 @@ from exporters.history import History
 from exporters.listener import Listener
 from exporters.loopback import is_loopback, names_loopback
 from exporters.passwords import RETRY_AFTER_S, Busy, Passwords
+from exporters.problems import Problem, Refused
 from exporters.prometheus import Exposition
+from exporters.tokens import BESIDE, OPEN, Tokens
 from exporters.webconfig import Stamp, Web, WebConfig
 
 log = logging.getLogger(__name__)
@@ -84,13 +86,6 @@ EXTRA_HEADERS = {
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Problem(msgspec.Struct, frozen=True):
-    """Body of every answer that is not 200."""
-
-    error: str
-    remedy: str
-
-
 class Failed(msgspec.Struct, frozen=True):
     """A source that gave nothing in the latest round."""
 
@@ -107,15 +102,6 @@ class Health(msgspec.Struct, frozen=True):
     banner: tuple[str, ...]
 
 
-class Refused(Exception):
-    """A request that gets a Problem instead of what it asked for."""
-
-    def __init__(self, status: int, error: str, remedy: str) -> None:
-        super().__init__(error)
-        self.status = status
-        self.problem = Problem(error, remedy)
-
-
 class Server:
     """Sink of rounds and HTTP server in one: what is served is exactly what was published."""
 
@@ -130,6 +116,7 @@ class Server:
         about: Callable[[], About] = About,
         configuration: Callable[[], Configuration] | None = None,
         web_config: WebConfig | None = None,
+        tokens: Tokens | None = None,
     ) -> None:
         self._journal, self._evictions = journal, evictions
         self._configuration = configuration
@@ -143,6 +130,7 @@ class Server:
         self._encrypted = False
         self._web_config = web_config
         self._passwords: Passwords | None = None
+        self._tokens = tokens
         self._listener: Listener | None = None
         self._following: asyncio.Task[None] | None = None
 
@@ -173,7 +161,8 @@ class Server:
         app.router.add_get("/", self._index)
         app.router.add_get("/static/{name}", self._static)
         app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/healthz", self._health)
+        for path in OPEN:
+            app.router.add_get(path, self._health)
         app.router.add_get("/api/v1/view", self._view)
         app.router.add_get("/api/v1/history", self._views)
         app.router.add_get("/api/v1/decisions", self._decisions)
@@ -185,7 +174,7 @@ class Server:
         if config is not None:
             self._following = asyncio.create_task(self._follow(config, config.stamp(), listener))
         self._loopback = all(is_loopback(name) for name, _ in bound)
-        if config is None and not self._loopback:
+        if config is None and self._tokens is None and not self._loopback:
             log.warning(
                 "whoever reaches %s can read all that this agent sees: give it a --web-config with passwords or a certificate",
                 ", ".join(name for name, _ in bound if not is_loopback(name)),
@@ -221,13 +210,19 @@ class Server:
             else:
                 log.info("the web configuration was read anew")
 
-    async def _authenticate(self, request: web.Request) -> None:
-        passwords = self._passwords
+    async def _authenticate(self, request: web.Request) -> bool:
+        """Whether it is known who asks, or need not be; to others health is told by its status alone. Raises Refused."""
+        passwords, said, address = self._passwords, request.headers.get("Authorization", ""), request.remote or ""
+        if self._tokens is not None and not (passwords is not None and said[:6].lower() == "basic "):
+            said = said or request.headers.get(BESIDE, "")
+            if not said and request.path in OPEN:
+                return False
+            if refusal := await self._tokens.refusal(said, request.path, address):
+                raise Refused(*refusal)
+            return True
         try:
-            if passwords is None or await passwords.admits(
-                request.headers.get("Authorization", ""), request.remote or ""
-            ):
-                return
+            if passwords is None or await passwords.admits(said, address):
+                return True
         except Busy:
             raise Refused(
                 429,
@@ -238,8 +233,9 @@ class Server:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        known = True
         try:
-            await self._authenticate(request)
+            known = await self._authenticate(request)
             if request.method not in ("GET", "HEAD"):
                 raise Refused(405, f"{request.method} is not served", "use GET: nothing here can be changed")
             if self._loopback and not names_loopback(request.headers.get("Host", "")):
@@ -251,9 +247,13 @@ class Server:
             response = await handler(request)
         except Refused as refusal:
             response = _problem(refusal.status, refusal.problem)
+            if refusal.status == 401 and self._tokens is not None:
+                response.headers["WWW-Authenticate"] = 'Bearer realm="dioptase"'
         except web.HTTPNotFound:
             remedy = "see /, /metrics, /healthz or /api/v1/ followed by view, history, decisions, evictions, snapshot or config"
             response = _problem(404, Problem(f"{request.path} is not served", remedy))
+        if not known:
+            response = web.Response(status=response.status, text="ok\n" if response.status == 200 else "not ok\n")
         if not response.prepared:
             response.headers.update(HEADERS)
         return response
