@@ -69,6 +69,13 @@ class Listing(msgspec.Struct, Generic[T], frozen=True):
     problems: Mapping[str, str]
 
 
+class Raw(msgspec.Struct, frozen=True):
+    """An answer as it came, a refusal too: through the proxy it may be the API server's own, or that of whoever is behind."""
+
+    status: int
+    body: bytes
+
+
 class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
     resource_version: str = ""
     continue_: str = msgspec.field(default="", name="continue")
@@ -115,6 +122,23 @@ class Client:
         return await self._object(
             resource, _Request(method="GET", path=resource.path(key), resource=resource.gvr, accept=_accept(resource))
         )
+
+    async def raw(self, path: str, of: str) -> Raw:
+        """What is said at a path, such as that of the proxy to a pod; `of` is for the counts. Asked once again where the
+        API server did not know us, else once. Raises Unreachable where there is no answer."""
+        request = _Request(method="GET", path=path, resource=of, accept="*/*")
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_S)
+        for left in (1, 0):
+            try:
+                async with self._send(request, timeout) as answer:
+                    body = await _content(answer)
+                    self._count(request, str(answer.status))
+            except NOT_THERE as failed:
+                raise self._unreachable(request, failed) from failed
+            if answer.status != 401 or not left:
+                break
+            self._access.refused()
+        return Raw(answer.status, body)
 
     async def list(self, resource: Resource[T], scope: Scope | None = None) -> Listing[T]:
         """All objects, in pages. When the server forgets a page in between (410), everything in one answer."""
