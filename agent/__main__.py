@@ -320,6 +320,7 @@ async def _open_exporters(
         stale_s=stale_s,
         about=about,
         configuration=cluster.told,
+        checks=partial(optional.node_checks, options.state_dir),
         web_config=secured,
     )
     port = await server.start(options.host, options.port)
