@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from typing import TypeVar
 
 import click
 import msgspec
@@ -22,10 +23,11 @@ from api.samples import Snapshot
 from api.text import to_json
 from cli import explain as one_node
 from cli.fleet import findings, rows, settings
-from cli.fleet.asking import Told, ask, ask_one, controllers, find
+from cli.fleet.asking import Asker, Told, controllers
 from cli.fleet.door import Door, options, show
 from cli.fleet.members import Member
 from cli.main import Careful
+from cli.tables import print_table
 from exporters.http import Health
 from exporters.view import View
 from kube.client import Client
@@ -34,6 +36,7 @@ from kube.errors import Unreachable
 REPORTS = "/apis/node.katalyst.kubewharf.io/v1alpha1"
 """Where CustomNodeResources are, which whoever is logged in may look at."""
 MOST_ENTRIES = 2000
+T = TypeVar("T")
 
 
 @click.group(cls=Careful, context_settings={"help_option_names": ["-h", "--help"]})
@@ -41,7 +44,7 @@ MOST_ENTRIES = 2000
 def kubectl(door: Door) -> None:
     """Look at all nodes of a cluster at once: what is lent, what it costs whom, how agents are set and what they lack.
 
-    To list pods and nodes and to `get` pods/proxy in the agents' namespace is what it takes. Options may stand before or
+    To list pods and nodes, and to `get` pods/proxy in the agents' namespace, is what it takes. Options may stand before or
     after the command.
     """
 
@@ -66,8 +69,8 @@ def top(what: str, names: tuple[str, ...], door: Door, sort_by: str) -> None:
     if of_nodes and names:
         door = _only(door, names)
 
-    async def question(client: Client) -> list[Told[View]]:
-        return await ask(client, await find(client, door.chosen), "/api/v1/view", View)
+    async def question(_client: Client, asker: Asker, members: list[Member]) -> list[Told[View]]:
+        return await asker.all(members, "/api/v1/view", View)
 
     told = door.ask("top", question)
     if of_nodes:
@@ -89,26 +92,24 @@ def top(what: str, names: tuple[str, ...], door: Door, sort_by: str) -> None:
 def explain(node: str, target: str | None, door: Door) -> None:
     """Say why a knob, pod, pool or memory of NODE is what it is, as `dioptase explain` does there."""
 
-    async def question(client: Client) -> one_node.Told:
-        (member,) = await find(client, _only(door, (node,)).chosen)
-        if member.problem:
-            raise Unavailable(f"{node}: {member.problem}", "kubectl dioptase doctor looks at all nodes")
-        return await _all_of(client, member)
+    async def question(_client: Client, asker: Asker, members: list[Member]) -> one_node.Told:
+        return await _all_of(asker, members[0])
 
-    sys.exit(one_node.tell(target, door.ask("explain", question), as_json=door.as_json))
+    sys.exit(one_node.tell(target, _only(door, (node,)).ask("explain", question), as_json=door.as_json))
 
 
-async def _all_of(client: Client, member: Member) -> one_node.Told:
-    view, snapshot, entries, evicted = await asyncio.gather(
-        ask_one(client, member, "/api/v1/view", View),
-        ask_one(client, member, "/api/v1/snapshot", Snapshot),
-        ask_one(client, member, f"/api/v1/decisions?limit={MOST_ENTRIES}", list[JournalEntry]),
-        ask_one(client, member, f"/api/v1/evictions?limit={MOST_ENTRIES}", list[EvictionEntry]),
-    )
-    if view.answer is None or snapshot.answer is None or entries.answer is None:
-        problem = view.problem or snapshot.problem or entries.problem
-        raise Unavailable(f"{member.node}: {problem}", "kubectl dioptase doctor looks at all nodes")
-    return view.answer, snapshot.answer, entries.answer, evicted.answer or []
+async def _all_of(asker: Asker, member: Member) -> one_node.Told:
+    async def asked(path: str, kind: type[T]) -> T:
+        told = await asker.one(member, f"/api/v1/{path}", kind)
+        if told.answer is None:
+            raise Unavailable(f"{member.node}: {told.problem}", told.remedy or "kubectl dioptase doctor tells more")
+        return told.answer
+
+    # One after the other, as the round goes on meanwhile: what was decided is as new as what it was decided from.
+    view, snapshot = await asked("view", View), await asked("snapshot", Snapshot)
+    entries = await asked(f"decisions?limit={MOST_ENTRIES}", list[JournalEntry])
+    evicted = [] if view.evictions is None else await asked(f"evictions?limit={MOST_ENTRIES}", list[EvictionEntry])
+    return view, snapshot, entries, evicted
 
 
 @kubectl.command()
@@ -121,8 +122,8 @@ def config(names: tuple[str, ...], door: Door, *, differing: bool) -> None:
     A NAME is a setting or a part of them, such as advisor.headroom.
     """
 
-    async def question(client: Client) -> list[Told[Configuration]]:
-        return await ask(client, await find(client, door.chosen), "/api/v1/config", Configuration)
+    async def question(_client: Client, asker: Asker, members: list[Member]) -> list[Told[Configuration]]:
+        return await asker.all(members, "/api/v1/config", Configuration)
 
     fleet = settings.compare(door.ask("config", question), names, differing=differing)
     if names and fleet.nodes and not fleet.settings and not differing:
@@ -136,20 +137,21 @@ def config(names: tuple[str, ...], door: Door, *, differing: bool) -> None:
 def doctor(door: Door) -> None:
     """What is wrong, each with its nodes and the remedy. Exit status 1 if something that is needed is missing anywhere."""
 
-    async def question(client: Client) -> tuple[int, list[findings.Finding]]:
-        members = await find(client, door.chosen)
+    async def question(client: Client, asker: Asker, members: list[Member]) -> tuple[int, list[findings.Finding]]:
         # The controllers are where the agents are.
         place = next((member.namespace for member in members if member.namespace), door.chosen.namespace)
-        health, found, pods, kinds = await asyncio.gather(
-            ask(client, members, "/healthz", Health),
-            ask(client, members, "/api/v1/doctor", Findings),
-            controllers(client, place),
-            _kinds(client),
-        )
+        # This one first: it shows which agents want a token, of whom health alone would tell others too little.
+        found = await asker.all(members, "/api/v1/doctor", Findings)
+        health = await asker.all(members, "/healthz", Health)
+        pods, kinds = await asyncio.gather(controllers(client, place), _kinds(client))
         return len(members), findings.findings(health, found, pods, kinds)
 
     nodes, found = door.ask("doctor", question)
-    show([to_json(found).decode()] if door.as_json else findings.text(found, nodes))
+    if door.as_json:
+        show([to_json(found).decode()])
+    else:
+        print_table(findings.text(found, nodes))
+        show(["", findings.summary(found, nodes)])
     sys.exit(0 if all(one.ok for one in found) else 1)
 
 

@@ -16,7 +16,8 @@ import msgspec
 from agent.sense.documents import check
 from api import VERSION
 from api.ports import Unavailable
-from cli.fleet.asking import Chosen
+from cli.fleet.asking import ACCOUNT, Asker, Chosen, fleet_of
+from cli.fleet.members import Member
 from cli.options import Seconds
 from kube.client import Client
 from kube.config import find, kubeconfig
@@ -32,6 +33,7 @@ class Door(msgspec.Struct, frozen=True, kw_only=True):
     kubeconfig: Path | None = None
     context: str = ""
     chosen: Chosen = Chosen()
+    account: str = ACCOUNT
     timeout_s: float = TIMEOUT_S
     as_json: bool = False
 
@@ -49,12 +51,12 @@ class Door(msgspec.Struct, frozen=True, kw_only=True):
             return find(os.environ, check)
         return kubeconfig(paths, check, self.context, logins=True)
 
-    def ask(self, command: str, question: Callable[[Client], Awaitable[T]]) -> T:
+    def ask(self, command: str, question: Callable[[Client, Asker, list[Member]], Awaitable[T]]) -> T:
         """What comes of it; whatever goes wrong with the cluster as a whole ends the program with a remedy and status 1."""
 
         async def asked() -> T:
             async with Client(self.access(), f"kubectl-dioptase/{VERSION}", self.timeout_s) as client:
-                return await question(client)
+                return await question(client, Asker(client, self.account), await fleet_of(client, self.chosen))
 
         try:
             return asyncio.run(asked())
@@ -69,6 +71,7 @@ _OPTIONS = (
     click.option("--kubeconfig", type=click.Path(path_type=Path), help="Instead of KUBECONFIG and ~/.kube/config."),
     click.option("-l", "--selector", help="Only nodes with these labels, in kubectl's syntax."),
     click.option("--node", "nodes", multiple=True, help="Only this node; may be given several times."),
+    click.option("--account", help=f"Whose token agents are shown that want one; {ACCOUNT} unless set."),
     click.option(
         "--request-timeout", "timeout_s", type=Seconds(min=0.1), help=f"Seconds for each agent; {TIMEOUT_S:g} unless set."
     ),
@@ -93,7 +96,7 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
     return opened
 
 
-NAMES = ("namespace", "context", "kubeconfig", "selector", "nodes", "timeout_s", "output")
+NAMES = ("namespace", "context", "kubeconfig", "selector", "nodes", "account", "timeout_s", "output")
 
 
 def _door(said: dict[str, Any]) -> Door:
@@ -103,6 +106,7 @@ def _door(said: dict[str, Any]) -> Door:
         chosen=Chosen(
             namespace=said["namespace"] or "", labels=said["selector"] or "", nodes=tuple(said["nodes"] or ())
         ),
+        account=said["account"] or ACCOUNT,
         timeout_s=said["timeout_s"] or TIMEOUT_S,
         as_json=said["output"] == "json",
     )

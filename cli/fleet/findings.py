@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import msgspec
+from rich.table import Table
+from rich.text import Text
 
 from api.checks import Findings
 from cli import words
 from cli.fleet.asking import Told
-from cli.fleet.lines import Cell, named, table
+from cli.fleet.lines import named
 from cli.fleet.members import Pod
 from exporters.http import Health
 
@@ -69,7 +71,7 @@ def _of_nodes(health: Sequence[Told[Health]], found: Sequence[Told[Findings]]) -
     for told in health:
         node = told.member.node
         if told.answer is None:
-            add(node, "agent", told.problem, "")
+            add(node, "agent", told.problem, told.remedy)
             continue
         add(node, "agent", "answers", "", ok=True)
         for failed in told.answer.failed:
@@ -79,7 +81,7 @@ def _of_nodes(health: Sequence[Told[Health]], found: Sequence[Told[Findings]]) -
     answered = {told.member.node for told in health if told.answer is not None}
     for each in found:
         if each.answer is None and each.member.node in answered:
-            add(each.member.node, "node", f"not looked at: {each.problem}", "")
+            add(each.member.node, "node", f"not looked at: {each.problem}", each.remedy)
         for check in each.answer.checks if each.answer is not None else ():
             # What every node has is no news, and what makes it better is told where it is missing.
             if not check.ok or check.remedy:
@@ -91,27 +93,28 @@ def _of_nodes(health: Sequence[Told[Health]], found: Sequence[Told[Findings]]) -
     return sorted(rows, key=lambda row: (row.ok, -len(row.nodes), row.name))
 
 
-def text(rows: Sequence[Finding], nodes: int) -> list[str]:
-    """A table, and a sentence with the sum."""
-    heads = [Cell(""), Cell("WHAT"), Cell("FOUND"), Cell("NODES"), Cell("REMEDY")]
-    body = [
-        [
-            "no" if not row.ok else "-" if row.remedy else "ok",
-            words.clean(row.name),
-            words.clean(row.detail),
-            named([words.clean(node) for node in row.nodes], nodes),
-            words.clean(row.remedy),
-        ]
-        for row in rows
-    ]
-    return [*table(heads, body), "", summary(rows, nodes)]
+def text(rows: Sequence[Finding], nodes: int) -> Table:
+    """For people; the sentence with the sum is `summary`."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("", "what", "nodes", "found", "remedy"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        mark = Text("no", "bold red") if not row.ok else Text("-", "dim") if row.remedy else Text("ok", "green")
+        where = named([words.clean(node) for node in row.nodes], nodes)
+        told = (row.name, where, row.detail, row.remedy)
+        table.add_row(mark, *(Text(words.clean(cell)) for cell in told))
+    return table
 
 
 def summary(rows: Sequence[Finding], nodes: int) -> str:
     """How many nodes have nothing wrong."""
     unwell = _nodes(row for row in rows if not row.ok)
     cluster = sum(not row.ok and not row.nodes for row in rows)
-    said = f"{len(unwell)} of {nodes} nodes lack something that is needed" if unwell else f"{nodes} nodes are well"
+    said = (
+        f"{len(unwell)} of {nodes} nodes lack something that is needed"
+        if unwell
+        else f"nodes: {nodes}; nothing that is needed is missing"
+    )
     return f"{said}; {cluster} of the cluster's own parts" if cluster else said
 
 

@@ -24,7 +24,9 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     node: str
     pod: str = ""
     problem: str = ""
-    """Why nothing is known."""
+    """Why nothing is known,"""
+    remedy: str = ""
+    """and what helps."""
     cpus: int | None = None
     allocatable_cores: float | None = None
     """What the kubelet gives to pods."""
@@ -70,7 +72,9 @@ def node_row(told: Told[View]) -> NodeRow:
     member, view = told.member, told.answer
     allocatable = _cores(member.allocatable_cpu)
     if view is None:
-        return NodeRow(node=member.node, pod=member.pod, problem=told.problem, allocatable_cores=allocatable)
+        return NodeRow(
+            node=member.node, pod=member.pod, problem=told.problem, remedy=told.remedy, allocatable_cores=allocatable
+        )
     waits = [(c.wait.p99_us, c.pod) for c in view.containers if _online(c) and c.wait and c.wait.p99_us is not None]
     worst = max(waits, default=(None, ""))
     advertised = view.advertised or view.headroom
