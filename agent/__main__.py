@@ -325,6 +325,7 @@ async def _open_exporters(
         stale_s=stale_s,
         about=about,
         configuration=cluster.told,
+        checks=partial(optional.node_checks, options.state_dir),
         web_config=secured,
         tokens=Tokens(cluster.review) if config.exporters.token_review else None,
     )

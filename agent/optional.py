@@ -17,6 +17,7 @@ from agent.config import Config
 from agent.forecast_state import ForecastFile
 from agent.hierarchy import Hierarchy
 from agent.sense.podspec import Door
+from api.checks import Check
 from api.configuration import Configuration
 from api.decisions import Act
 from api.ports import PodSource, Probe, Sink, Unavailable
@@ -59,6 +60,13 @@ def hardware(config: Config, sys: Path) -> tuple[Probe, ...]:
     from agent.sense.power_caps import PowerCaps  # noqa: PLC0415 - few nodes ask for it
 
     return (PowerCaps(sys),)
+
+
+def node_checks(state_dir: Path) -> tuple[Check, ...]:
+    """What this node can and cannot do, for whoever asks over HTTP; the probes say themselves how they fare, as sources."""
+    from agent import doctor  # noqa: PLC0415 - few ask
+
+    return doctor.checks(state_dir)
 
 
 def open_forecasts(config: Config, act: Act, state: State, stack: AsyncExitStack) -> ForecastFile | None:

@@ -19,12 +19,14 @@ import msgspec
 from aiohttp import web
 
 from api.catalogue import NS_PER_S
+from api.checks import Check
 from api.configuration import Configuration
 from api.decisions import JournalEntry, Round
 from api.evictions import EvictionEntry
 from api.ports import EvictionRecord, Journal, Unavailable
 from api.text import to_json
 from exporters import sending, view
+from exporters.checked import Checked
 from exporters.families import About
 from exporters.history import History
 from exporters.listener import Listener
@@ -59,18 +61,6 @@ EVICTED_OF: Mapping[str, Callable[[EvictionEntry], str]] = {
 """The same of evictions."""
 FOLLOW_S = 1.0
 """How often the web configuration and its certificates are looked at."""
-TYPES = {
-    ".html": "text/html",
-    ".css": "text/css",
-    ".js": "text/javascript",
-    ".mjs": "text/javascript",
-    ".json": "application/json",
-    ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".ico": "image/x-icon",
-    ".woff2": "font/woff2",
-}
-"""Fixed, because the system's table differs between distributions and `nosniff` makes a wrong type fatal."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -115,11 +105,13 @@ class Server:
         stale_s: float = STALE_S,
         about: Callable[[], About] = About,
         configuration: Callable[[], Configuration] | None = None,
+        checks: Callable[[], tuple[Check, ...]] | None = None,
         web_config: WebConfig | None = None,
         tokens: Tokens | None = None,
     ) -> None:
         self._journal, self._evictions = journal, evictions
         self._configuration = configuration
+        self._checked = None if checks is None else Checked(version, checks)
         self._page = page
         self._stale_s = stale_s
         self._exposition = Exposition(version, about)
@@ -169,6 +161,7 @@ class Server:
         app.router.add_get("/api/v1/evictions", self._evicted)
         app.router.add_get("/api/v1/snapshot", self._snapshot)
         app.router.add_get("/api/v1/config", self._settings)
+        app.router.add_get("/api/v1/doctor", self._doctor)
         self._listener = listener = Listener(app)
         bound = await listener.open(host, port, "--listen", secured.tls)
         if config is not None:
@@ -250,7 +243,8 @@ class Server:
             if refusal.status == 401 and self._tokens is not None:
                 response.headers["WWW-Authenticate"] = 'Bearer realm="dioptase"'
         except web.HTTPNotFound:
-            remedy = "see /, /metrics, /healthz or /api/v1/ followed by view, history, decisions, evictions, snapshot or config"
+            known = "view, history, decisions, evictions, snapshot, config or doctor"
+            remedy = f"see /, /metrics, /healthz or /api/v1/ followed by {known}"
             response = _problem(404, Problem(f"{request.path} is not served", remedy))
         if not known:
             response = web.Response(status=response.status, text="ok\n" if response.status == 200 else "not ok\n")
@@ -267,7 +261,7 @@ class Server:
     async def _file(self, name: str) -> web.StreamResponse:
         """One of the page's own files; the directory's listing decides, so that no name can lead out of it."""
         known = await asyncio.to_thread(lambda: {entry.name: entry for entry in self._page.iterdir()})
-        path, content_type = known.get(name), TYPES.get(Path(name).suffix)
+        path, content_type = known.get(name), sending.TYPES.get(Path(name).suffix)
         if path is None or content_type is None:
             raise web.HTTPNotFound
         charset = "; charset=utf-8" if content_type.startswith("text/") else ""
@@ -320,6 +314,12 @@ class Server:
         if self._configuration is None:
             raise web.HTTPNotFound
         return await sending.send(request, to_json(self._configuration()), JSON)
+
+    async def _doctor(self, request: web.Request) -> web.StreamResponse:
+        _parameters(request)
+        if self._checked is None:
+            raise web.HTTPNotFound
+        return await sending.send(request, await self._checked.told(), JSON)
 
     async def _decisions(self, request: web.Request) -> web.StreamResponse:
         after, limit, told_of = _entries_asked(request, tuple(ASKED_OF))
