@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agent.plugins import Plugin, PluginWatcher
-from agent.report.protocol.remote import FORGET_S, KIND, VERSIONS, RemoteReporter, gathered
+from agent.report.protocol.remote import ASK_S, FORGET_S, KIND, VERSIONS, RemoteReporter, gathered
 from api.ports import Seen, Unavailable
 from api.reports import ReportedField
 
@@ -25,7 +25,7 @@ class Reporters:
 
     def __init__(self, directory: Path, changed: Callable[[], None], forget_s: float = FORGET_S) -> None:
         self._watcher = PluginWatcher({KIND: VERSIONS}, directory)
-        self._changed, self._forget_ns = changed, round(forget_s * S)
+        self._changed, self._forget_ns, self._ask_s = changed, round(forget_s * S), min(ASK_S, forget_s / 4)
         self._heard: dict[Plugin, tuple[RemoteReporter, asyncio.Task[None]]] = {}
         self._gone: dict[str, tuple[RemoteReporter, int]] = {}
         """By name, and until when what they said stands."""
@@ -71,7 +71,7 @@ class Reporters:
         for plugin in there:
             if plugin not in self._heard:
                 reporter = RemoteReporter(plugin, self._heard_of(plugin.name), forget_s=self._forget_ns / S)
-                self._heard[plugin] = reporter, asyncio.create_task(reporter.run())
+                self._heard[plugin] = reporter, asyncio.create_task(reporter.run(self._ask_s))
         for name in [name for name, (_, until_ns) in self._gone.items() if until_ns <= now_ns]:
             del self._gone[name]
             self._changed()
