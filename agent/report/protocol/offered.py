@@ -20,7 +20,7 @@ from api.pods import RECLAIMED_CPU, RECLAIMED_MEMORY
 from api.ports import Seen, Unavailable
 from api.proto import reporter_plugin_pb2 as wire
 
-NAME, SOCKET = "dioptase-reporter", "dioptase_reporter.sock"
+NAME, SOCKET = "dioptase-reporter", "dioptase-reporter.sock"
 _SERVICE = wire.DESCRIPTOR.services_by_name["ReporterPlugin"]
 _LENT = (RECLAIMED_CPU, RECLAIMED_MEMORY)
 

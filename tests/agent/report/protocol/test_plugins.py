@@ -171,7 +171,7 @@ async def test_ours_is_a_plugin_of_somebody_else(tmp_path: Path) -> None:
 async def test_nobody_asks_for_what_is_offered(tmp_path: Path) -> None:
     problem = Offered(tmp_path).problem()
     assert problem is not None
-    assert problem.reason == f"no Katalyst agent has asked at {tmp_path}/dioptase_reporter.sock yet"
+    assert problem.reason == f"no Katalyst agent has asked at {tmp_path}/dioptase-reporter.sock yet"
 
 
 def test_only_one_writes_the_object() -> None:
