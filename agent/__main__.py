@@ -169,7 +169,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         originals, state_missing = _open_originals(options)
         if originals is not None:
             stack.callback(originals.close)
-        cluster = optional.Cluster(options.node, None if originals is None else options.state_dir)
+        cluster = optional.Cluster(options.node, options.state_dir if originals else None, kubelet=options.kubelet)
         config, told_missing = cluster.open(file, config, _misfit)
         act, act_missing = _effective(options.act, files, originals, pods)
         chosen = registry.USUAL if config.probes is None else config.probes

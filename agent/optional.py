@@ -147,9 +147,10 @@ def exists(mount: Path, cgroup: str) -> bool:
 class Cluster:
     """The cluster's side of the agent: who is reported to, and obeyed. Without a node's name there is nobody."""
 
-    def __init__(self, node: str, state_dir: Path | None) -> None:
-        """What was obeyed last is remembered in `state_dir`; nowhere, where somebody else has it."""
-        self._node, self._state_dir = node, state_dir
+    def __init__(self, node: str, state_dir: Path | None, *, kubelet: bool = False) -> None:
+        """What was obeyed last is remembered in `state_dir`; nowhere, where somebody else has it. `kubelet` says whether there
+        is one to ask."""
+        self._node, self._state_dir, self._kubelet = node, state_dir, kubelet
         self._file: Mapping[str, Any] = {}
         self._config, self._started_wall_ns = Config(), time.time_ns()
         self._rules: Rules | None = None
@@ -175,7 +176,7 @@ class Cluster:
             return ()
         from agent.cluster import join  # noqa: PLC0415
 
-        self._joined = await join(self._node, self._rules, self._rules.config, stack)
+        self._joined = await join(self._node, self._rules, stack, kubelet=self._kubelet)
         return self._joined.sinks
 
     @property

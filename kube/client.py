@@ -188,13 +188,21 @@ class Client:
         )
 
     async def apply(
-        self, resource: Resource[T], key: str, body: Mapping[str, Any], manager: str, subresource: str = ""
+        self,
+        resource: Resource[T],
+        key: str,
+        body: Mapping[str, Any],
+        manager: str,
+        subresource: str = "",
+        *,
+        force: bool = True,
     ) -> T:
-        """Server-side apply by this field manager, which takes over what others hold: its fields are its own."""
+        """Server-side apply by this field manager, which takes over what others hold: its fields are its own. Without `force`
+        it is a conflict (409) instead, whose `claims` say who holds what."""
         namespace, _, name = key.rpartition("/")
         named = {"name": name, **({"namespace": namespace} if namespace else {}), **body.get("metadata", {})}
         whole = {**body, "apiVersion": resource.api_version, "kind": resource.kind, "metadata": named}
-        query = {"fieldManager": manager, "force": "true"}
+        query = {"fieldManager": manager, "force": str(force).lower()}
         path = resource.path(key, subresource)
         request = _Request(
             method="PATCH", path=path, resource=resource.gvr, query=query, content_type=APPLY, body=whole
