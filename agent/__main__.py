@@ -179,6 +179,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         cgroups, node = _open_readers(options, config, hierarchy, stack)
         sinks, reporting = await _open_exporters(options, config, (*journals, recorder), cluster, stack)
         sinks += await cluster.join(stack)
+        neighbours = optional.neighbours(config, act, pods, hierarchy, _door(config))
         sensor = Sensor(
             cgroups=cgroups,
             node=node,
@@ -186,7 +187,14 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
             pods=pods,
             waits=waits,
             indicators=indicators,
-            probes=(*probes.probes, *asking, *reporting, *cluster.sources, *optional.hardware(config, SYS)),
+            probes=(
+                *probes.probes,
+                *asking,
+                *reporting,
+                *cluster.sources,
+                *optional.hardware(config, SYS),
+                *neighbours.probes,
+            ),
             reclaim_root=config.memory.reclaim_root,
             patience_ns=patience_ns,
         )
@@ -195,7 +203,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         loop = Loop(
             config=config,
             sensor=sensor,
-            actuator=Actuator(files, originals, act),
+            actuator=Actuator(files, originals, act, neighbours.foretold),
             sinks=sinks,
             triggers=_triggers(hierarchy, stack),
             evictor=evictor,
@@ -205,12 +213,14 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
             banner=(*state_missing, *told_missing, *act_missing, *waits_missing, *knobs_missing),
         )
         cluster.start(loop.obey, stack)
+        neighbours.start(lambda: loop.basis)
         _few_collections()
         probes.start()
         stack.callback(asyncio.create_task(indicators.run(loop.pods)).cancel)
         try:
             await _until_told(loop, options)
         finally:
+            neighbours.end(files, originals)
             left = put_back(originals, files, node_knobs, loop.latest, journals[0]) if act is Act.ON else 0
             if act is not options.act:
                 log.warning("--act on was asked for, and nothing was written. %s", " ".join(act_missing))

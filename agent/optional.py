@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from agent.config import Config
 from agent.forecast_state import ForecastFile
 from agent.hierarchy import Hierarchy
+from agent.sense.pods import NoPods, StaticPods
 from agent.sense.podspec import Door
 from api.configuration import Configuration
 from api.decisions import Act
@@ -23,7 +24,12 @@ if TYPE_CHECKING:
     from agent.cluster import Joined
     from agent.dynamic.follow import Rules
     from agent.eviction.evictor import Evictor
+    from agent.foreseen import Basis
+    from agent.neighbours import Neighbours
+    from agent.qrm.foretold import Foretold
+    from agent.qrm.knobs import KnobFiles
     from agent.qrm.node_knobs import NodeKnobs
+    from agent.qrm.originals import Originals
 
 NS_PER_S = 1_000_000_000
 State = tuple[Path, str]
@@ -106,6 +112,28 @@ async def open_kubelet(
     await pods.turn()
     stack.push_async_callback(ended, asyncio.create_task(pods.run()))
     return pods, pods.probes()
+
+
+class Nobody:
+    """Neighbours where the pods are a file's."""
+
+    foretold: Foretold | None = None
+    probes: tuple[Probe, ...] = ()
+
+    def start(self, basis: Callable[[], Basis | None]) -> None: ...
+
+    def end(self, files: KnobFiles, originals: Originals | None) -> None: ...
+
+
+def neighbours(config: Config, act: Act, pods: PodSource, hierarchy: Hierarchy, door: Door) -> Neighbours | Nobody:
+    """The kubelet's and the runtime's part in acting, where the pods are theirs."""
+    if isinstance(pods, (StaticPods, NoPods)):
+        return Nobody()
+    from agent.neighbours import Neighbours  # noqa: PLC0415 - what speaks to them
+    from agent.sense.kubepods import KubePods  # noqa: PLC0415
+
+    assert isinstance(pods, KubePods)
+    return Neighbours(config, act, pods, door, hierarchy)
 
 
 def patience_ns(config: Config) -> int:

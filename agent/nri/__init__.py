@@ -1,1 +1,1 @@
-"""The container runtime asks here before it creates a container (NRI), so that its limits hold from its first instruction on."""
+"""The container runtime asks here before it creates a container (NRI): its limits hold from its first instruction on."""

@@ -1,15 +1,15 @@
 """Knobs as the runtime's word for them (OCI resources), and back. Pure.
 
 What a container is given before it is made is less than a round gives: the runtime has no word for cpu.idle, for which the
-least weight stands in until the next round, nor for what a disk or a network card has. On version 2 there are files by name, and
-the weight is left to the round: which weight becomes of the owner's shares there differs from one runtime to the next, so that
-nobody could say what to put back.
+least weight stands in until the next round, nor for what a disk or a network card has. On version 2 there are files by name,
+and the weight is left to the round: which weight becomes of the owner's shares there differs from one runtime to the next, so
+that nobody could say what to put back.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -39,7 +39,7 @@ class Around(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def asked_for(resources: Any, around: Around) -> dict[Knob, str]:
-    """What the runtime was told to give the container, by knob in version 2's notation: its originals, once it is there."""
+    """What the runtime was told to give the container, by knob in version 2's notation."""
     cpu, memory = resources.cpu, resources.memory
     values = {
         Knob.QUOTA: _quota(cpu),
@@ -51,6 +51,20 @@ def asked_for(resources: Any, around: Around) -> dict[Knob, str]:
     if around.unified:
         return values | {knob: resources.unified.get(knob.value, nothing[knob]) for knob in UNIFIED}
     return values | {Knob.WEIGHT: str(weight_of(cpu.shares.value or DEFAULT_SHARES))}
+
+
+def set_in(resources: Any) -> frozenset[Knob]:
+    """The knobs that these resources say something about: whoever changes a container names only what changes."""
+    cpu, memory = resources.cpu, resources.memory
+    said = {
+        Knob.CPUSET: cpu.cpus,
+        Knob.MEMS: cpu.mems,
+        Knob.WEIGHT: cpu.shares.value,
+        Knob.QUOTA: cpu.quota.value,
+        Knob.MEMORY_MAX: memory.limit.value,
+        **{knob: resources.unified.get(knob.value, "") for knob in UNIFIED},
+    }
+    return frozenset(knob for knob, value in said.items() if value)
 
 
 def bounded(wanted: Mapping[Knob, str], asked: Mapping[Knob, str], resources: Any, around: Around) -> dict[Knob, str]:
@@ -76,6 +90,14 @@ def bounded(wanted: Mapping[Knob, str], asked: Mapping[Knob, str], resources: An
     if around.unified:
         found |= {knob: wanted[knob] for knob in UNIFIED if knob in wanted}
     return {knob: value for knob, value in found.items() if value != asked.get(knob)}
+
+
+def owners(changed: Collection[Knob], asked: Mapping[Knob, str], resources: Any) -> dict[Knob, str]:
+    """What is to be put back of those knobs that are changed: as asked for, and of the weight the very shares."""
+    return {
+        knob: str(resources.cpu.shares.value or DEFAULT_SHARES) if knob is Knob.WEIGHT else asked[knob]
+        for knob in changed
+    }
 
 
 def resources_of(values: Mapping[Knob, str]) -> wire.LinuxResources:
@@ -126,4 +148,3 @@ def _size(text: str) -> float:
 def _inherited(numbers: frozenset[int], around: Around) -> str:
     """Version 1 copies what the cgroup above has; on version 2 an empty list means that."""
     return "" if around.unified else format_cpu_list(sorted(numbers))
-

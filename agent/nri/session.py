@@ -7,15 +7,12 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agent.nri.frames import OURS, RUNTIMES, Garbage, Kind, Message, Reader, frame
 from api.ports import Unavailable
 from api.proto import nri_pb2 as wire
 from api.proto import ttrpc_pb2 as rpc
-
-if TYPE_CHECKING:
-    from google.protobuf.message import Message as Body
 
 log = logging.getLogger(__name__)
 CHUNK = 1 << 16
@@ -26,14 +23,19 @@ _PLUGIN = wire.DESCRIPTOR.services_by_name["Plugin"]
 _RUNTIME = wire.DESCRIPTOR.services_by_name["Runtime"]
 _REQUESTS = {method.name: getattr(wire, method.input_type.name) for method in _PLUGIN.methods}
 _ANSWERS = {method.name: getattr(wire, method.output_type.name) for method in _RUNTIME.methods}
-Handler = Callable[[Any], "Awaitable[Body] | Body"]
+Handler = Callable[[Any], Awaitable[Any] | Any]
+"""From a request to its answer, both messages of NRI."""
 
 
 class Session:
     """To be run in an event loop: `connect` makes one, `run` answers until it ends, `call` asks the runtime meanwhile."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handlers: Mapping[str, Handler], timeout_s: float
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        handlers: Mapping[str, Handler],
+        timeout_s: float,
     ) -> None:
         self._reader, self._writer, self._handlers, self._timeout_s = reader, writer, handlers, timeout_s
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
@@ -55,7 +57,7 @@ class Session:
                     future.set_exception(Unavailable("the runtime hung up", "see its log; it is tried again"))
             self._writer.close()
 
-    async def call(self, method: str, request: Body) -> Any:
+    async def call(self, method: str, request: Any) -> Any:
         """What the runtime answers. Raises Unavailable where it does not in time, or says no."""
         number, self._next = self._next, self._next + 2
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
@@ -103,7 +105,7 @@ class Session:
             if handler is None:
                 return _no(UNIMPLEMENTED, f"{request.service}.{request.method} is not offered")
             body = _REQUESTS[request.method].FromString(request.payload)
-        except Exception as error:  # protobuf's own, which has no name to import here
+        except Exception as error:  # noqa: BLE001 - protobuf's own, which has no name to import here
             return _no(INVALID, f"no request: {error}")
         try:
             answered = handler(body)
