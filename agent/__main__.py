@@ -42,7 +42,7 @@ from agent.sense.schedstat import SchedstatWaits
 from agent.sense.sensor import Sensor
 from agent.sense.topology import read_topology
 from agent.sense.triggers import TriggerSet
-from agent.settings import ConfigError, load_document
+from agent.settings import ConfigError
 from api import VERSION
 from api.decisions import Act
 from api.ports import PodSource, Probe, Sink, Unavailable, WaitSource
@@ -100,7 +100,7 @@ def main(options: Options) -> int:
     _one_heap()
     # Until the loop takes signals over, an end while the probe compiles must clean up as well; nothing was changed yet.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
-    document, config = load_document(options.config, registry.NAMES)
+    document, config = optional.settings(options.config, registry.NAMES, PROC if options.kubelet else None)
     if options.config is not None and (found := _misfit(config)):
         raise ConfigError(f"{options.config}: {found}")
     # A file that cannot hold is refused before anything else.
@@ -159,7 +159,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
     hierarchy, state = detect(PROC), (options.state_dir, boot_id(PROC))
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(READERS, "reader"))
     async with AsyncExitStack() as stack:
-        files = stack.enter_context(closing(KnobFiles(hierarchy)))
+        files = stack.enter_context(closing(optional.open_knobs(config, hierarchy, kubelet=options.kubelet)))
         pods, asking, patience_ns = await _asked(options, config, hierarchy, pods, stack)
         originals, state_missing = _open_originals(options)
         if originals is not None:

@@ -83,6 +83,10 @@ class Session:
         finally:
             self._waiting.pop(number, None)
 
+    async def close(self) -> None:
+        """Hang up, if it was never run."""
+        self._writer.close()
+
     def _take(self, message: Message) -> None:
         if message.conversation == RUNTIMES and message.kind is Kind.RESPONSE:
             future = self._waiting.get(message.call)

@@ -54,15 +54,15 @@ class Kubelet:
         if self._session is not None:
             await self._session.close()
 
-    async def ask(self) -> bytes:
-        """The list as it was sent. Raises Unavailable."""
+    async def ask(self, path: str = PATH) -> bytes:
+        """The list as it was sent, or what is at another path. Raises Unavailable."""
         assert self._session is not None, "enter the kubelet first"
         context, headers = self._access.context(), {}
         if token := self._access.token():
             headers["Authorization"] = f"Bearer {token}"
         try:
             async with self._session.get(
-                self.url,
+                f"{self._config.url}{path}",
                 headers=headers,
                 ssl=True if context is None else context,
                 server_hostname=self._access.server_name if context is not None else None,
