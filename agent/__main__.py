@@ -42,7 +42,7 @@ from agent.sense.schedstat import SchedstatWaits
 from agent.sense.sensor import Sensor
 from agent.sense.topology import read_topology
 from agent.sense.triggers import TriggerSet
-from agent.settings import ConfigError, load_document
+from agent.settings import ConfigError
 from api import VERSION
 from api.decisions import Act
 from api.ports import PodSource, Probe, Sink, Unavailable, WaitSource
@@ -101,7 +101,7 @@ def main(options: Options) -> int:
     _one_heap()
     # Until the loop takes signals over, an end while the probe compiles must clean up as well; nothing was changed yet.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
-    document, config = load_document(options.config, registry.NAMES)
+    document, config = optional.settings(options.config, registry.NAMES, PROC if options.kubelet else None)
     if options.config is not None and (found := _misfit(config)):
         raise ConfigError(f"{options.config}: {found}")
     if config.exporters.token_review and not options.node:
@@ -164,7 +164,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
     hierarchy, state = detect(PROC), (options.state_dir, boot_id(PROC))
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(READERS, "reader"))
     async with AsyncExitStack() as stack:
-        files = stack.enter_context(closing(KnobFiles(hierarchy)))
+        files = stack.enter_context(closing(optional.open_knobs(config, hierarchy, kubelet=options.kubelet)))
         pods, asking, patience_ns = await _asked(options, config, hierarchy, pods, stack)
         originals, state_missing = _open_originals(options)
         if originals is not None:
@@ -184,6 +184,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         cgroups, node = _open_readers(options, config, hierarchy, stack)
         sinks, reporting = await _open_exporters(options, config, (*journals, recorder), cluster, stack)
         sinks += await cluster.join(stack)
+        neighbours = optional.neighbours(config, act, pods, hierarchy, _door(config))
         sensor = Sensor(
             cgroups=cgroups,
             node=node,
@@ -191,7 +192,14 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
             pods=pods,
             waits=waits,
             indicators=indicators,
-            probes=(*probes.probes, *asking, *reporting, *cluster.sources, *optional.hardware(config, SYS)),
+            probes=(
+                *probes.probes,
+                *asking,
+                *reporting,
+                *cluster.sources,
+                *optional.hardware(config, SYS),
+                *neighbours.probes,
+            ),
             reclaim_root=config.memory.reclaim_root,
             patience_ns=patience_ns,
         )
@@ -200,7 +208,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         loop = Loop(
             config=config,
             sensor=sensor,
-            actuator=Actuator(files, originals, act),
+            actuator=Actuator(files, originals, act, neighbours.foretold),
             sinks=sinks,
             triggers=_triggers(hierarchy, stack),
             evictor=evictor,
@@ -210,12 +218,14 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
             banner=(*state_missing, *told_missing, *act_missing, *waits_missing, *knobs_missing),
         )
         cluster.start(loop.obey, stack)
+        neighbours.start(lambda: loop.basis)
         _few_collections()
         probes.start()
         stack.callback(asyncio.create_task(indicators.run(loop.pods)).cancel)
         try:
             await _until_told(loop, options)
         finally:
+            neighbours.end(files, originals)
             left = put_back(originals, files, node_knobs, loop.latest, journals[0]) if act is Act.ON else 0
             if act is not options.act:
                 log.warning("--act on was asked for, and nothing was written. %s", " ".join(act_missing))

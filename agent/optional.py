@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,12 @@ import msgspec
 
 from agent.config import Config
 from agent.forecast_state import ForecastFile
-from agent.hierarchy import Hierarchy
+from agent.hierarchy import Hierarchy, detect
+from agent.qrm.knobs import KnobFiles
+from agent.sense.pods import NoPods, StaticPods
 from agent.sense.podspec import Door
+from agent.sense.running import find_socket
+from agent.settings import built, load_document
 from api.checks import Check
 from api.configuration import Configuration
 from api.decisions import Act
@@ -26,13 +30,39 @@ if TYPE_CHECKING:
     from agent.cluster import Joined
     from agent.dynamic.follow import Rules
     from agent.eviction.evictor import Evictor
+    from agent.foreseen import Basis
+    from agent.neighbours import Neighbours
+    from agent.qrm.foretold import Foretold
     from agent.qrm.node_knobs import NodeKnobs
+    from agent.qrm.originals import Originals
 
 NS_PER_S = 1_000_000_000
 State = tuple[Path, str]
 """The state directory, and the id of this boot."""
 NODE_ORIGINALS, OOM_ORIGINALS, RESCTRL_GROUPS = "node-originals.json", "oom-originals.json", "fs/resctrl/dioptase-*"
 """As agent.qrm.node_files, oom_scores and resctrl have them, which are loaded only where they are needed."""
+
+
+def settings(path: Path | None, probes: Collection[str], proc: Path | None) -> tuple[Mapping[str, Any], Config]:
+    """What the settings file says, and the settings. With `proc`, whose mounts have the cgroups, those that name cgroups
+    are, unless set, the kubelet's. Raises ConfigError, and Unavailable where there are no cgroups."""
+    document, config = load_document(path, probes)
+    if proc is None:
+        return document, config
+    from agent.kubelet_roots import rooted  # noqa: PLC0415 - where pods are not a kubelet's, there are none of its cgroups
+
+    document = rooted(document, config.kubelet.cgroup_root, partial(exists, detect(proc).primary))
+    return document, built(document, str(path or "the kubelet's cgroups"))
+
+
+def open_knobs(config: Config, hierarchy: Hierarchy, *, kubelet: bool) -> KnobFiles:
+    """Whoever writes the knobs. Raises Unavailable."""
+    socket = find_socket(config.kubelet.runtime_socket) if kubelet and config.kubelet.writer == "cri" else None
+    if socket is None:
+        return KnobFiles(hierarchy)
+    from agent.qrm.by_runtime import KnobsByRuntime  # noqa: PLC0415 - gRPC is 12 MiB
+
+    return KnobsByRuntime(hierarchy, socket)
 
 
 def open_evictor(
@@ -112,7 +142,6 @@ async def open_kubelet(
     from agent.sense.kubelet import Kubelet  # noqa: PLC0415 - the others have their pods from a file, or none
     from agent.sense.kubepods import KubePods  # noqa: PLC0415
     from agent.sense.podjoin import Node  # noqa: PLC0415
-    from agent.sense.running import find_socket  # noqa: PLC0415
 
     runtime, socket = None, find_socket(config.kubelet.runtime_socket)
     if socket is not None:
@@ -126,6 +155,28 @@ async def open_kubelet(
     await pods.turn()
     stack.push_async_callback(ended, asyncio.create_task(pods.run()))
     return pods, pods.probes()
+
+
+class Nobody:
+    """Neighbours where the pods are a file's."""
+
+    foretold: Foretold | None = None
+    probes: tuple[Probe, ...] = ()
+
+    def start(self, basis: Callable[[], Basis | None]) -> None: ...
+
+    def end(self, files: KnobFiles, originals: Originals | None) -> None: ...
+
+
+def neighbours(config: Config, act: Act, pods: PodSource, hierarchy: Hierarchy, door: Door) -> Neighbours | Nobody:
+    """The kubelet's and the runtime's part in acting, where the pods are theirs."""
+    if isinstance(pods, (StaticPods, NoPods)):
+        return Nobody()
+    from agent.neighbours import Neighbours  # noqa: PLC0415 - what speaks to them
+    from agent.sense.kubepods import KubePods  # noqa: PLC0415
+
+    assert isinstance(pods, KubePods)
+    return Neighbours(config, act, pods, door, hierarchy)
 
 
 def patience_ns(config: Config) -> int:

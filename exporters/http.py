@@ -243,8 +243,8 @@ class Server:
             if refusal.status == 401 and self._tokens is not None:
                 response.headers["WWW-Authenticate"] = 'Bearer realm="dioptase"'
         except web.HTTPNotFound:
-            known = "view, history, decisions, evictions, snapshot, config or doctor"
-            remedy = f"see /, /metrics, /healthz or /api/v1/ followed by {known}"
+            served = "view, history, decisions, evictions, snapshot, config or doctor"
+            remedy = f"see /, /metrics, /healthz or /api/v1/ followed by {served}"
             response = _problem(404, Problem(f"{request.path} is not served", remedy))
         if not known:
             response = web.Response(status=response.status, text="ok\n" if response.status == 200 else "not ok\n")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from api.cpus import parse_cpu_list
-from api.pods import parse_quantity
+from api.quantities import parse_quantity
 from cli import words
 from cli.fleet.asking import Told
 from cli.fleet.lines import Cell, table
