@@ -224,7 +224,7 @@ async def test_an_answer_that_is_lost_leads_to_no_second_request() -> None:
 
 async def test_busy_and_absent_servers_are_asked_again_and_again_and_who_refuses_for_long_is_stuck() -> None:
     server = Server()
-    server.next = [status(500, "more than one budget")] * 5
+    server.next = [status(500, "more than one budget") for _ in range(5)]
     async with killing(server) as seen:
         seen.killer.evict(pod(), None, "because")
         await seen.until("it is held", lambda: seen.killer.held == {"shop/batch": Held.BUSY})
@@ -359,5 +359,8 @@ async def test_nothing_is_left_when_the_agent_ends() -> None:
         await seen.until("it is told", lambda: seen.told == [CREATED])
         seen.killer.close()
         seen.killer.close()
-        await asyncio.sleep(0)
-        assert [task for task in asyncio.all_tasks() if "AskingKiller" in repr(task.get_coro())] == []
+
+        def working() -> list[object]:
+            return [task for task in asyncio.all_tasks() if "AskingKiller" in repr(task.get_coro())]
+
+        await seen.until("its tasks end", lambda: not working())
