@@ -162,8 +162,8 @@ def _evicted() -> list[Panel]:
             "Evictions that failed or are late",
             units.Short,
             f"sum(increase({KILLS}{{{NODE},{late}}}[1h])) or vector(0)",
-            "In the last hour: a budget or the API server refused, or processes outlived their grace by half. `dioptase explain POD` says "
-            "why.",
+            "In the last hour: a budget or the API server refused, or processes outlived their grace by half. "
+            "`dioptase explain POD` says why.",
             (1, 10),
         ),
         number(
