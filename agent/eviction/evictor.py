@@ -10,9 +10,8 @@ from agent.advisor.containers import ContainerMemory
 from agent.config import AdvisorConfig, Config
 from agent.eviction.holding import Wish, over, wished
 from agent.eviction.judgement import PLUGIN_FAILED, Finding
-from agent.eviction.killer import Killer, carry_out
+from agent.eviction.killer import Killer, Teller, carry_out
 from agent.eviction.manager import judge
-from agent.eviction.notifier import Notifier
 from agent.eviction.situation import NS_PER_S, Situation, newly_promised
 from agent.eviction.state import EvictionMemory
 from agent.policy import Remembered
@@ -39,7 +38,7 @@ class Evictor:
 
     def __init__(self, config: Config, killer: Killer | None) -> None:
         self.killer = killer
-        self.notifier: Notifier | None = None
+        self.notifier: Teller | None = None
         """Who tells pods of soft thresholds that ask for it, beside the events."""
         self.obey(config)
         self._memory = EvictionMemory()

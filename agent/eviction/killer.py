@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from api.evictions import Evictions, Held, KillEvent
+from api.evictions import Evictions, Held, KillEvent, Victim
 from api.pods import Pod
 
 
@@ -38,6 +38,16 @@ class Killer(Protocol):
 
     def close(self) -> None:
         """Forget everybody, and give back what is held open. Idempotent."""
+
+
+class Teller(Protocol):
+    """Tells pods of soft thresholds that ask for it."""
+
+    def turn(self, victims: Iterable[Victim], pods: Sequence[Pod], now_ns: int) -> None:
+        """Tell those of the victims that are to be told. Never raises."""
+
+    def outcomes(self) -> Sequence[KillEvent]:
+        """Who was told since the last call."""
 
 
 def carry_out(evictions: Evictions, pods: Iterable[Pod], killer: Killer) -> None:
