@@ -109,6 +109,8 @@ async def join(
         evictor.notifier = Notifier(Path(settings.notify_root) if settings.notify_root else None)
     if isinstance(evictor.killer, Killers):
         _open_ways(evictor.killer, config, client)
+        # Before the client of the API server is closed, which was opened after the killer.
+        stack.callback(evictor.killer.close)
         parts.append(evictor.killer.asking)
     if client is not None and acting:
         from agent.report.node_taints import NodeTaints  # noqa: PLC0415 - without an API server there is no Node
