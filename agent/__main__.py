@@ -177,13 +177,14 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         stack.callback(waits.close)
         probes = stack.enter_context(closing(Background(registry.openers(chosen, {BLAME: partial(beside, waits)}))))
         node_knobs, knobs_missing = optional.open_node_knobs(config, act, hierarchy, state, SYS)
-        evictor = optional.open_evictor(config, act, hierarchy, stack, told=bool(options.node))
+        evictor = optional.open_evictor(config, act, hierarchy, stack, node=options.node, kubelet=options.kubelet)
         journals = open_journals(None if originals is None else options.state_dir, stack, evicting=evictor is not None)
         recorder = _open_recorder(options, stack)
         indicators = Indicators()
         cgroups, node = _open_readers(options, config, hierarchy, stack)
         sinks, reporting = await _open_exporters(options, config, (*journals, recorder), cluster, stack)
         sinks += await cluster.join(stack)
+        sinks += (evicting := await optional.join_evicting(evictor, config, cluster, stack))
         neighbours = optional.neighbours(config, act, pods, hierarchy, _door(config))
         sensor = Sensor(
             cgroups=cgroups,
@@ -197,6 +198,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
                 *asking,
                 *reporting,
                 *cluster.sources,
+                *evicting,
                 *optional.hardware(config, SYS),
                 *neighbours.probes,
             ),

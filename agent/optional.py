@@ -29,12 +29,14 @@ from api.ports import PodSource, Probe, Sink, Unavailable
 if TYPE_CHECKING:
     from agent.cluster import Joined
     from agent.dynamic.follow import Rules
+    from agent.evicting import Beside
     from agent.eviction.evictor import Evictor
     from agent.foreseen import Basis
     from agent.neighbours import Neighbours
     from agent.qrm.foretold import Foretold
     from agent.qrm.node_knobs import NodeKnobs
     from agent.qrm.originals import Originals
+    from kube.client import Client
 
 NS_PER_S = 1_000_000_000
 State = tuple[Path, str]
@@ -66,21 +68,31 @@ def open_knobs(config: Config, hierarchy: Hierarchy, *, kubelet: bool) -> KnobFi
 
 
 def open_evictor(
-    config: Config, act: Act, hierarchy: Hierarchy, stack: AsyncExitStack, *, told: bool
+    config: Config, act: Act, hierarchy: Hierarchy, stack: AsyncExitStack, *, node: str, kubelet: bool
 ) -> Evictor | None:
-    """The eviction manager, if a plugin is named or may be while the agent runs, because it is `told` its settings by the
-    cluster; it asks nobody to leave unless the agent acts."""
-    if not (config.eviction.plugins or told) or act is Act.OFF:
+    """The eviction manager, if a plugin is named, asked at a socket, or may be named while the agent runs, because the cluster
+    tells it its settings; it asks nobody to leave unless the agent acts. Raises Unavailable."""
+    if not (config.eviction.plugins or config.eviction.plugin_sockets or node) or act is Act.OFF:
         return None
-    from agent.eviction.evictor import Evictor  # noqa: PLC0415 - twenty plugins, which most nodes name none of
+    from agent.evicting import open_killer  # noqa: PLC0415 - twenty plugins, which most nodes name none of
+    from agent.eviction.evictor import Evictor  # noqa: PLC0415
 
     killer = None
     if act is Act.ON:
-        from agent.eviction.signals import SignalKiller  # noqa: PLC0415
-
-        killer = SignalKiller(hierarchy)
+        killer = open_killer(config.eviction, hierarchy, node=node, kubelet=kubelet)
         stack.callback(killer.close)
     return Evictor(config, killer)
+
+
+async def join_evicting(
+    evictor: Evictor | None, config: Config, cluster: Cluster, stack: AsyncExitStack
+) -> tuple[Beside, ...]:
+    """What the eviction manager has beside the rounds, once the API server is known: each is a sink and a source."""
+    if evictor is None:
+        return ()
+    from agent import evicting  # noqa: PLC0415 - as above
+
+    return await evicting.join(evictor, config, cluster.client, cluster.node, stack)
 
 
 def hardware(config: Config, sys: Path) -> tuple[Probe, ...]:
@@ -201,7 +213,7 @@ class Cluster:
     def __init__(self, node: str, state_dir: Path | None, *, kubelet: bool = False) -> None:
         """What was obeyed last is remembered in `state_dir`; nowhere, where somebody else has it. `kubelet` says whether there
         is one to ask."""
-        self._node, self._state_dir, self._kubelet = node, state_dir, kubelet
+        self.node, self._state_dir, self._kubelet = node, state_dir, kubelet
         self._file: Mapping[str, Any] = {}
         self._config, self._started_wall_ns = Config(), time.time_ns()
         self._rules: Rules | None = None
@@ -212,12 +224,12 @@ class Cluster:
     ) -> tuple[Config, tuple[str, ...]]:
         """The settings that come of the file and of what was obeyed last, and what of that was lost. Raises Unavailable."""
         self._file, self._config = file, config
-        if not self._node:
+        if not self.node:
             return config, ()
         from agent.dynamic.follow import Rules  # noqa: PLC0415 - the types of Katalyst's kinds
         from agent.dynamic.saved import ObeyedFile  # noqa: PLC0415
 
-        saved = None if self._state_dir is None else ObeyedFile(self._state_dir, self._node)
+        saved = None if self._state_dir is None else ObeyedFile(self._state_dir, self.node)
         self._rules = Rules(file, config, fits, saved)
         return self._rules.config, self._rules.messages
 
@@ -227,8 +239,13 @@ class Cluster:
             return ()
         from agent.cluster import join  # noqa: PLC0415
 
-        self._joined = await join(self._node, self._rules, stack, kubelet=self._kubelet)
+        self._joined = await join(self.node, self._rules, stack, kubelet=self._kubelet)
         return self._joined.sinks
+
+    @property
+    def client(self) -> Client | None:
+        """Of the API server, once it was joined."""
+        return None if self._joined is None else self._joined.client
 
     @property
     def sources(self) -> tuple[Probe, ...]:
