@@ -31,8 +31,8 @@ CONFIG, NODE = "config.katalyst.kubewharf.io", "node.katalyst.kubewharf.io"
 CGROUPS = Path("/sys/fs/cgroup")
 KNOBS = ("cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.idle", "cpu.weight", "cpu.max", "cpuset.cpus")
 QOS = "katalyst.kubewharf.io/qos_level"
-# Bits of CAP_SYS_PTRACE, CAP_PERFMON and CAP_BPF: include/uapi/linux/capability.h.
-CAPABILITIES = 1 << 19 | 1 << 38 | 1 << 39
+# Bits of CAP_PERFMON and CAP_BPF: include/uapi/linux/capability.h.
+CAPABILITIES = 1 << 38 | 1 << 39
 RARE = {
     Asked("", "events", "create"): "only when a pod is evicted",
     Asked("", "pods/eviction", "create"): "only 20 minutes after an agent is gone",
