@@ -25,7 +25,7 @@ MODULES = HERE / "modules"
 GO_LOCK = HERE / "go.lock"
 """Go for machines that have none or an old one, as a Python package with its checksums."""
 KUBERNETES, CONTAINERD = "1.33.13", "v2.1.9"
-LEAST_GO = (1, 24)
+LEAST_GO = (1, 26)
 
 
 class Missing(Exception):
