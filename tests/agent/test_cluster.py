@@ -82,6 +82,35 @@ async def test_with_one_it_starts_as_it_was_told_last_and_goes_on(
     await asyncio.sleep(0)
 
 
+@pytest.mark.parametrize(
+    ("report", "kubelet", "names"),
+    [
+        ({}, False, ["cnr", "events", "node-report"]),
+        ({"pod_resources": "/nowhere.sock"}, True, ["cnr", "events", "node-report"]),
+        ({"reporter_plugins": "/nowhere"}, False, ["cnr", "events", "node-report", "reporter-plugins"]),
+        ({"offered_in": "{}"}, True, ["offered-report", "events"]),
+    ],
+)
+async def test_who_works_beside_the_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: dict[str, str], kubelet: bool, names: list[str]
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(KUBECONFIG.format("http://127.0.0.1:1"))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    said = {name: value.format(tmp_path / "socks") for name, value in report.items()}
+    cluster = Cluster("n1", None, kubelet=kubelet)
+    cluster.open({}, Config(report=ReportConfig(**said)), fits)  # type: ignore[arg-type]
+    async with AsyncExitStack() as stack:
+        await cluster.join(stack)
+        assert [source.name for source in cluster.sources] == ["dynamic-config", *names]
+        cluster.start(lambda _config: None, stack)
+        if "offered_in" in report:
+            await until((tmp_path / "socks" / "dioptase-reporter.sock").is_socket, "it is offered")
+        if "pod_resources" in report:
+            (around,) = [one for one in cluster.sources if one.name == "node-report"]
+            await until(lambda: around.problem() is not None, "neither the kubelet nor its socket is there")
+
+
 async def test_a_node_s_name_without_an_api_server_is_refused_before_anything_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
