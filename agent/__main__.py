@@ -179,7 +179,8 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         cgroups, node = _open_readers(options, config, hierarchy, stack)
         sinks, reporting = await _open_exporters(options, config, (*journals, recorder), cluster, stack)
         sinks += await cluster.join(stack)
-        sinks += (evicting := await optional.join_evicting(evictor, config, cluster, stack))
+        evicting = await optional.join_evicting(evictor, config, cluster, stack, kubelet=options.kubelet)
+        sinks += evicting
         sensor = Sensor(
             cgroups=cgroups,
             node=node,

@@ -52,14 +52,14 @@ def open_evictor(
 
 
 async def join_evicting(
-    evictor: Evictor | None, config: Config, cluster: Cluster, stack: AsyncExitStack
+    evictor: Evictor | None, config: Config, cluster: Cluster, stack: AsyncExitStack, *, kubelet: bool
 ) -> tuple[Beside, ...]:
     """What the eviction manager has beside the rounds, once the API server is known: each is a sink and a source."""
     if evictor is None:
         return ()
     from agent import evicting  # noqa: PLC0415 - as above
 
-    return await evicting.join(evictor, config, cluster.client, cluster.node, stack)
+    return await evicting.join(evictor, config, cluster.client, cluster.node, stack, kubelet=kubelet)
 
 
 def hardware(config: Config, sys: Path) -> tuple[Probe, ...]:
