@@ -62,7 +62,13 @@ async def test_with_one_it_starts_as_it_was_told_last_and_goes_on(
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
         sinks = await cluster.join(stack)
         assert len(sinks) == 3
-        assert [source.name for source in cluster.sources] == ["dynamic-config", "cnr", "events", "extended-resources"]
+        assert [source.name for source in cluster.sources] == [
+            "dynamic-config",
+            "cnr",
+            "events",
+            "extended-resources",
+            "node-report",
+        ]
         cluster.start(heard.append, stack)
         await until(lambda: heard, "the new content is obeyed")
         told, obeyed, requests = cluster.told(), cluster.obeyed(), cluster.requests()
