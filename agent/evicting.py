@@ -16,6 +16,7 @@ from agent.config.eviction import EvictionConfig, KillerName
 from agent.eviction.evictor import Evictor
 from agent.eviction.killer import Killer
 from agent.eviction.notifier import Notifier
+from agent.eviction.rootfs import OVERUSE_NAME, PRESSURE_NAME
 from agent.eviction.signals import SignalKiller
 from agent.hierarchy import Hierarchy
 from agent.sense.running import find_socket
@@ -99,9 +100,10 @@ def open_killer(config: EvictionConfig, hierarchy: Hierarchy, *, node: str, kube
 
 
 async def join(
-    evictor: Evictor, config: Config, client: Client | None, node: str, stack: AsyncExitStack
+    evictor: Evictor, config: Config, client: Client | None, node: str, stack: AsyncExitStack, *, kubelet: bool
 ) -> tuple[Beside, ...]:
-    """The parts that work beside the rounds, begun, until the stack is left. Raises Unavailable."""
+    """The parts that work beside the rounds, begun, until the stack is left; with `kubelet` the pods are those of a container
+    runtime. Raises Unavailable."""
     parts: list[Beside] = []
     settings = config.eviction
     acting = evictor.killer is not None
@@ -126,6 +128,13 @@ async def join(
         evictor.outside = outside.findings
         _begin(outside.run(), stack)
         parts.append(outside)
+    if kubelet and (socket := find_socket(config.kubelet.runtime_socket)) is not None:
+        from agent.eviction.protocol.layers import Layers  # noqa: PLC0415 - gRPC is 12 MiB
+
+        layers = Layers(socket, config.kubelet.timeout_s, lambda: evictor.wants(PRESSURE_NAME, OVERUSE_NAME))
+        evictor.rootfs = layers.use
+        _begin(layers.run(), stack)
+        parts.append(layers)
     return tuple(parts)
 
 

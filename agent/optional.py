@@ -92,7 +92,7 @@ async def join_evicting(
         return ()
     from agent import evicting  # noqa: PLC0415 - as above
 
-    return await evicting.join(evictor, config, cluster.client, cluster.node, stack)
+    return await evicting.join(evictor, config, cluster.client, cluster.node, stack, kubelet=cluster.kubelet)
 
 
 def hardware(config: Config, sys: Path) -> tuple[Probe, ...]:
@@ -213,7 +213,7 @@ class Cluster:
     def __init__(self, node: str, state_dir: Path | None, *, kubelet: bool = False) -> None:
         """What was obeyed last is remembered in `state_dir`; nowhere, where somebody else has it. `kubelet` says whether there
         is one to ask."""
-        self.node, self._state_dir, self._kubelet = node, state_dir, kubelet
+        self.node, self._state_dir, self.kubelet = node, state_dir, kubelet
         self._file: Mapping[str, Any] = {}
         self._config, self._started_wall_ns = Config(), time.time_ns()
         self._rules: Rules | None = None
@@ -239,7 +239,7 @@ class Cluster:
             return ()
         from agent.cluster import join  # noqa: PLC0415
 
-        self._joined = await join(self.node, self._rules, stack, kubelet=self._kubelet)
+        self._joined = await join(self.node, self._rules, stack, kubelet=self.kubelet)
         return self._joined.sinks
 
     @property

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 WORKERS = 10
 """Requests at the same time, as Katalyst has them."""
 PACE = Backoff(first_s=1.0, most_s=30.0)
-"""Between two tries that nobody set a time for."""
+"""Between two tries, at least."""
 LOOKS = Backoff(first_s=1.0, most_s=5.0)
 """Between two looks whether a pod is gone."""
 LATE_LOOKS_S = 30.0
@@ -214,7 +214,8 @@ class AskingKiller:
             self._tell(pending, KillReason.FAILED, f"Evict failed: {answer.text}; reason: {pending.reason}")
         if answer.held is not Held.BUDGET:
             self._trouble = Unavailable(f"{pending.pod.key} has to leave: {answer.text}", _REMEDIES[answer.held])
-        return PACE.wait_s(pending.tries, random.random()) if answer.wait_s is None else answer.wait_s
+        # A budget that allows nothing for hours is not asked every few seconds, by every node.
+        return max(answer.wait_s or 0.0, PACE.wait_s(pending.tries, random.random()))
 
     async def _look(self, pending: _Pending) -> float:
         pending.tries += 1

@@ -12,7 +12,7 @@ from agent.eviction.holding import Wish, over, wished
 from agent.eviction.judgement import PLUGIN_FAILED, Finding
 from agent.eviction.killer import Killer, Teller, carry_out
 from agent.eviction.manager import judge
-from agent.eviction.situation import NS_PER_S, Situation, newly_promised
+from agent.eviction.situation import NS_PER_S, RootfsUse, Situation, newly_promised
 from agent.eviction.state import EvictionMemory
 from agent.policy import Remembered
 from agent.qrm.placing.ceiling import below
@@ -46,6 +46,8 @@ class Evictor:
         """Of those who were handed to the killer and may be held: what for."""
         self.outside: Callable[[], tuple[Finding, ...]] = tuple
         """What plugins at sockets found."""
+        self.rootfs: Callable[[], Mapping[str, RootfsUse]] = dict
+        """What writable layers hold, by the pods' uids."""
         self._crowded: Mapping[int, MemoryEviction] | None = None
         """What the memory advisor said and nobody judged yet: it says it once, and may do so between two judgements."""
 
@@ -53,6 +55,10 @@ class Evictor:
         """Judge by these settings from now on; what is remembered stays."""
         dry = msgspec.structs.replace(config.eviction, dry_run=("*",))
         self._all, self._config = config, dry if self.killer is None else config.eviction
+
+    def wants(self, *plugins: str) -> bool:
+        """Whether one of these plugins judges."""
+        return any(self._config.enabled(name) for name in plugins)
 
     def outcomes(self) -> tuple[KillEvent, ...]:
         """What became of those who had to leave. To be called every round: it also ends those whose grace is over."""
@@ -74,6 +80,7 @@ class Evictor:
         snapshot = msgspec.structs.replace(snapshot, pods=with_bindings(snapshot.pods, known.cpus))
         usable = below(snapshot, known.ceiling)
         loads = _loads(known.advisor.containers, now_ns, self._config.stale_s)
+        layers = self.rootfs()
         pools = {} if advice is None else {pool.name: pool.cpus for pool in advice.pools}
         situation = Situation(
             snapshot=snapshot,
@@ -84,6 +91,7 @@ class Evictor:
             lent_cores=advice.lent_cores if advice is not None and advice.policy == "latency" else None,
             shared_limit_cpus=_shared_limit(usable.topology, pools, self._all.advisor),
             loads=loads,
+            rootfs={pod.key: layers[pod.uid] for pod in snapshot.pods if pod.uid in layers},
             nics=_nics(snapshot.node.interfaces),
             power=None if known.node is None else known.node.answered,
             leaving=frozenset(pod.key for pod in snapshot.pods if pod.leaving)

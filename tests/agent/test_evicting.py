@@ -76,25 +76,26 @@ async def test_a_killer_that_cannot_work_here_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("settings", "acting", "there", "parts"),
+    ("settings", "acting", "there", "layers", "parts"),
     [
-        ({}, True, True, ["evicting", "node-taints"]),
-        ({}, False, True, []),
-        ({"pluginSockets": "/nowhere"}, False, False, ["eviction-plugins"]),
-        ({"pluginSockets": "/nowhere", "killer": SIGNALS}, True, True, ["node-taints", "eviction-plugins"]),
+        ({}, True, True, False, ["evicting", "node-taints"]),
+        ({}, True, True, True, ["evicting", "node-taints", "writable-layers"]),
+        ({}, False, True, False, []),
+        ({"pluginSockets": "/nowhere"}, False, False, False, ["eviction-plugins"]),
+        ({"pluginSockets": "/nowhere", "killer": SIGNALS}, True, True, False, ["node-taints", "eviction-plugins"]),
     ],
 )
 async def test_what_works_beside_the_rounds(
-    settings: dict[str, Any], acting: bool, there: bool, parts: list[str]
+    settings: dict[str, Any], acting: bool, there: bool, layers: bool, parts: list[str]
 ) -> None:
     """In a dry run nothing is written to the Node; plugins at sockets judge there as well."""
-    said = config(**settings)
+    said = msgspec.convert({"eviction": settings, "kubelet": {"runtimeSocket": "/nowhere/c.sock"}}, Config)
     async with AsyncExitStack() as stack:
         client = (
             await stack.enter_async_context(Client(Access("http://127.0.0.1:1", Credentials()), "t")) if there else None
         )
         killer = open_killer(said.eviction, HERE, node="n1", kubelet=True) if acting else None
-        made = await join(Evictor(said, killer), said, client, "n1", stack)
+        made = await join(Evictor(said, killer), said, client, "n1", stack, kubelet=layers)
         assert [each.name for each in made] == parts
         assert [each.problem() for each in made] == [None] * len(parts)
         if isinstance(killer, Killers):
@@ -108,4 +109,4 @@ async def test_without_a_runtime_nobody_can_stop_containers(monkeypatch: pytest.
     async with AsyncExitStack() as stack:
         killer = open_killer(said.eviction, HERE, node="", kubelet=True)
         with pytest.raises(Unavailable, match="no container runtime is there"):
-            await join(Evictor(said, killer), said, None, "", stack)
+            await join(Evictor(said, killer), said, None, "", stack, kubelet=True)

@@ -199,6 +199,38 @@ def test_memory_pressure_sends_reclaimed_pods_away_but_for_critical_and_spared_o
     server.ask("DELETE", f"/apis/apps/v1/namespaces/{workspace}/daemonsets/daemon")
 
 
+def test_who_fills_the_file_system_leaves_by_the_killer_of_its_level(
+    ours: Cluster, server: Server, workspace: str, node: Node
+) -> None:
+    """Containers of reclaimed pods are stopped, and the kubelet starts them again; shared pods are deleted, whatever budgets
+    say. What layers hold the runtime tells, which looks every ten seconds."""
+    fills = "trap exit TERM; dd if=/dev/zero of=/full bs=1M count=64; while :; do sleep 1; done"
+    stopped, deleted, idle = reclaimed("stopped"), a_pod("deleted", app="deleted"), reclaimed("idle")
+    for pod in (stopped, deleted):
+        pod["spec"]["containers"][0]["command"] = ["sh", "-c", fills]
+    writer, needed, small = (begun(server, workspace, pod) for pod in (stopped, deleted, idle))
+    guarded(server, workspace, app="deleted")
+    plugin = "rootfs-pressure-eviction-plugin"
+    full = {"mount": "/", "minimumFree": {"number": 1 << 50}, "podMinimum": {"number": 32 << 20}, "graceS": 1}
+    killers = {"reclaimed_cores": "container-killer", "shared_cores": "deletion-api-killer"}
+    with node.agent(plugins=[plugin], rootfsPressure=full, killers=killers) as agent:
+        wait("one is deleted", lambda: there(server, needed) is None)
+        wait("that is known", lambda: reasons(agent, needed) == ["EvictCreated", "EvictSucceeded"])
+
+        def restarts() -> int:
+            found = there(server, writer)
+            assert found is not None
+            return int(found["status"]["containerStatuses"][0]["restartCount"])
+
+        wait("one is stopped and comes again", lambda: restarts() >= 1)
+        wait("that is known", lambda: reasons(agent, writer)[:1] == ["ContainerStopped"])
+        assert kills(agent, writer)[0][1].startswith("Successfully kill container main; reason: plugin rootfs-pressure")
+        wait("an event says so", lambda: "ContainerStopping" in [one["action"] for one in events(ours, writer)])
+        assert stays(server, writer)
+        assert stays(server, small)
+        assert agent.end() == 0
+
+
 def test_while_the_server_is_away_nobody_leaves_and_afterwards_everybody_once(
     ours: Cluster, server: Server, workspace: str, node: Node, tmp_path: Path
 ) -> None:
