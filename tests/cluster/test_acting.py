@@ -67,33 +67,3 @@ def knobs(node: Node, qos: str, uid: str) -> dict[str, str]:
         "shares": text(group(node, "cpu", qos, uid) / "cpu.shares"),
         "quota": text(group(node, "cpu", qos, uid) / "cpu.cfs_quota_us"),
     }
-
-
-def test_look(node: Node, server: Server, workspace: str, tmp_path: Path, ours: Cluster) -> None:
-    with Agent(node, tmp_path, dict(SETTINGS)) as agent:
-        uids = {}
-        for name, level, qos in (("web", "shared_cores", "besteffort"), ("batch", "reclaimed_cores", "besteffort")):
-            uids[name] = run(
-                server,
-                workspace,
-                name,
-                level,
-                command=[
-                    "sh",
-                    "-c",
-                    "cat /sys/fs/cgroup/cpuset/cpuset.cpus /sys/fs/cgroup/cpu/cpu.shares /sys/fs/cgroup/cpu/cpu.cfs_quota_us; trap exit TERM; while :; do sleep 1; done",
-                ],
-            )
-        import time
-
-        time.sleep(3)
-        for name in uids:
-            print(name, knobs(node, "besteffort", uids[name]), ours.kubectl("logs", "--namespace", workspace, name))
-        print(agent.said())
-        print({k: v for k, v in agent.metrics().items() if "source" in k and ("nri" in k or "kube" in k)})
-        view = json.loads(agent.ask("/api/v1/decisions"))
-        print(json.dumps(view)[:3000])
-    for name in uids:
-        print(name, knobs(node, "besteffort", uids[name]))
-    print(agent.said())
-    raise AssertionError
