@@ -9,6 +9,7 @@ import pytest
 from agent.kubelet_roots import rooted
 from agent.settings import built
 
+SLICE = "/node_2.slice/node_2-kubepods"
 SYSTEMD = "/kubepods.slice/kubepods-besteffort.slice"
 
 
@@ -24,7 +25,7 @@ SYSTEMD = "/kubepods.slice/kubepods-besteffort.slice"
         ({"memory": {"reclaimRoot": ""}}, "/", {"/kubepods"}, ""),
         ({"memory": {"reclaimRoot": "/batch"}}, "/", {"/kubepods"}, "/batch"),
         ({}, "/node-2", {"/node-2/kubepods"}, "/node-2/kubepods/besteffort"),
-        ({}, "/node-2", {"/node_2.slice/node_2-kubepods.slice"}, "/node_2.slice/node_2-kubepods.slice/node_2-kubepods-besteffort.slice"),
+        ({}, "/node-2", {f"{SLICE}.slice"}, f"{SLICE}.slice/node_2-kubepods-besteffort.slice"),
     ],
 )  # fmt: skip
 def test_the_root_of_reclaimed_pods_is_that_of_best_effort(

@@ -61,13 +61,16 @@ class Agent:
         self.listed: dict[str, KubePod] = {}
         self.ask: Callable[[], Basis | None] = lambda: self.basis
 
+    def latest(self) -> Basis | None:
+        return self.ask()
+
     def wake(self) -> None:
         self.woken += 1
 
     @contextmanager
     def plugin(self, socket: Path, bound_s: float = 5.0) -> Iterator[Plugin]:
         around = Surroundings(
-            basis=lambda: self.ask(),
+            basis=self.latest,
             listed=self.listed.get,
             wake=self.wake,
             door=Door(),
@@ -311,7 +314,7 @@ async def test_after_garbage_or_a_restart_of_the_runtime_the_plugin_is_back(
 async def test_a_runtime_that_says_no_or_is_not_there_is_told_with_the_remedy(tmp_path: Path) -> None:
     agent = Agent(tmp_path, None)
     with agent.plugin(tmp_path / "nri.sock") as plugin:
-        await until(lambda: plugin.source.problem())
+        await until(plugin.source.problem)
         problem = plugin.source.problem()
         assert problem is not None
         assert "has NRI switched on" in problem.remedy
