@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
 import logging
 import os
 import signal
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from agent import optional
+from agent import heap, optional
 from agent.config import Config
 from agent.hierarchy import V1_CONTROLLERS, Hierarchy, detect
 from agent.loop import Loop
@@ -55,16 +53,12 @@ from probes.blame import Blames, beside
 from probes.runqlat import open_waits
 
 if TYPE_CHECKING:
+    from agent.neighbours import Neighbours
     from exporters.otlp import OtelSink
     from exporters.recorder import Recorder
 
 log = logging.getLogger("dioptase")
 BLAME = Blames.name
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-"""malloc.h; 1.3 MiB less at 200 cgroups."""
-_LARGE_BYTES = 128 << 10
-_COLLECTIONS = (10_000, 10, 10)
-"""Instead of (700, 10, 10)."""
 READERS = 2
 """Threads that answer scrapes: more would only keep more memory, for they compute and share one interpreter."""
 PROC, SYS = Path("/proc"), Path("/sys")
@@ -97,7 +91,7 @@ def main(options: Options) -> int:
 
     Raises ConfigError, PodsError and Unavailable before anything was changed.
     """
-    _one_heap()
+    heap.one()
     # Until the loop takes signals over, an end while the probe compiles must clean up as well; nothing was changed yet.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
     document, config = optional.settings(options.config, registry.NAMES, PROC if options.kubelet else None)
@@ -137,24 +131,6 @@ def _door(config: Config) -> Door:
     return Door(dialect=config.qos.dialect(), numa_nodes=read_topology(SYS).numa_nodes or None)
 
 
-def _one_heap() -> None:
-    """Keep glibc from giving every thread a heap of its own, and have it give large blocks back when they are freed: the few
-    threads here wait more than they allocate, and a scrape needs for a moment what it must not keep."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
-    if mallopt is not None:
-        mallopt(_M_ARENA_MAX, 1)
-        mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _LARGE_BYTES)
-
-
-def _few_collections() -> None:
-    """Have the collector of cycles leave alone what lives as long as the agent, and come less often: a round makes tens of
-    thousands of objects and no cycles, and one collection of everything stopped it for 60 ms."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_COLLECTIONS)
-
-
 async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: PodSource) -> int:
     hierarchy, state = detect(PROC), (options.state_dir, boot_id(PROC))
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(READERS, "reader"))
@@ -177,9 +153,10 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         recorder = _open_recorder(options, stack)
         indicators = Indicators()
         cgroups, node = _open_readers(options, config, hierarchy, stack)
-        sinks, reporting = await _open_exporters(options, config, (*journals, recorder), cluster, stack)
-        sinks += await cluster.join(stack)
         neighbours = optional.neighbours(config, act, pods, hierarchy, _door(config))
+        told = (cluster, neighbours)
+        sinks, reporting = await _open_exporters(options, config, (*journals, recorder), told, stack)
+        sinks += await cluster.join(stack)
         sensor = Sensor(
             cgroups=cgroups,
             node=node,
@@ -214,7 +191,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         )
         cluster.start(loop.obey, stack)
         neighbours.start(lambda: loop.basis)
-        _few_collections()
+        heap.few_collections()
         probes.start()
         stack.callback(asyncio.create_task(indicators.run(loop.pods)).cancel)
         try:
@@ -295,11 +272,11 @@ async def _open_exporters(
     options: Options,
     config: Config,
     kept: tuple[DecisionJournal, EvictionJournal | None, Recorder | None],
-    cluster: optional.Cluster,
+    told: tuple[optional.Cluster, optional.Nobody | Neighbours],
     stack: AsyncExitStack,
 ) -> tuple[list[Sink], list[Probe]]:
     """Whoever is shown the rounds, and those of them that are sources too, because they say how they fare."""
-    journal, evictions, recorder = kept
+    (journal, evictions, recorder), (cluster, neighbours) = kept, told
 
     def about() -> About:
         return About(
@@ -312,6 +289,7 @@ async def _open_exporters(
             recording=None if recorder is None else recorder.state,
             max_cgroups=config.exporters.max_cgroups,
             api_requests=cluster.requests(),
+            nri_answers=neighbours.answers,
             obeyed=cluster.obeyed(),
         )
 

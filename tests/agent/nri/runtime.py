@@ -53,7 +53,8 @@ class Runtime:
     async def create(self, request: wire.CreateContainerRequest) -> wire.CreateContainerResponse:
         answer = await self.ask("CreateContainer", request)
         assert answer.status.code == 0, answer.status.message
-        return wire.CreateContainerResponse.FromString(answer.payload)
+        made: wire.CreateContainerResponse = wire.CreateContainerResponse.FromString(answer.payload)
+        return made
 
     def write(self, data: bytes) -> None:
         assert self._writer is not None
