@@ -157,6 +157,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         told = (cluster, neighbours)
         sinks, reporting = await _open_exporters(options, config, (*journals, recorder), told, stack)
         sinks += await cluster.join(stack)
+        more = (*cluster.sources, *optional.hardware(config, SYS), *neighbours.probes)
         sensor = Sensor(
             cgroups=cgroups,
             node=node,
@@ -164,14 +165,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
             pods=pods,
             waits=waits,
             indicators=indicators,
-            probes=(
-                *probes.probes,
-                *asking,
-                *reporting,
-                *cluster.sources,
-                *optional.hardware(config, SYS),
-                *neighbours.probes,
-            ),
+            probes=(*probes.probes, *asking, *reporting, *more),
             reclaim_root=config.memory.reclaim_root,
             patience_ns=patience_ns,
         )
