@@ -137,16 +137,11 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
     async with AsyncExitStack() as stack:
         files = stack.enter_context(closing(optional.open_knobs(config, hierarchy, kubelet=options.kubelet)))
         pods, asking, patience_ns = await _asked(options, config, hierarchy, pods, stack)
-        originals, state_missing = _open_originals(options)
-        if originals is not None:
-            stack.callback(originals.close)
+        originals, state_missing = _open_originals(options, stack)
         cluster = optional.Cluster(options.node, None if originals is None else options.state_dir)
         config, told_missing = cluster.open(file, config, _misfit)
         act, act_missing = _effective(options.act, files, originals, pods)
-        chosen = registry.USUAL if config.probes is None else config.probes
-        waits, waits_missing = _open_waits(hierarchy, blame=BLAME in chosen, watching=isinstance(pods, NoPods))
-        stack.callback(waits.close)
-        probes = stack.enter_context(closing(Background(registry.openers(chosen, {BLAME: partial(beside, waits)}))))
+        waits, probes, waits_missing = _open_probes(config, hierarchy, stack, watching=isinstance(pods, NoPods))
         node_knobs, knobs_missing = optional.open_node_knobs(config, act, hierarchy, state, SYS)
         evictor = optional.open_evictor(config, act, hierarchy, stack, told=bool(options.node))
         journals = open_journals(None if originals is None else options.state_dir, stack, evicting=evictor is not None)
@@ -209,7 +204,7 @@ def _open_readers(
     return cgroups, node
 
 
-def _open_originals(options: Options) -> tuple[Originals | None, tuple[str, ...]]:
+def _open_originals(options: Options, stack: AsyncExitStack) -> tuple[Originals | None, tuple[str, ...]]:
     """The journal of originals. Only an agent that holds the lock goes on to act; watching needs none."""
     try:
         originals = open_originals(options.state_dir, boot_id(PROC))
@@ -219,6 +214,7 @@ def _open_originals(options: Options) -> tuple[Originals | None, tuple[str, ...]
         return None, ()
     except Unavailable as error:
         return None, (f"{error.reason}: {error.remedy}.",)
+    stack.callback(originals.close)
     left = len(originals.entries())
     found = (f"An earlier agent left {left} values changed; they are put back when this one ends with --act on.",)
     return originals, (*originals.messages, *(found if left else ()))
@@ -250,6 +246,17 @@ def _open_waits(hierarchy: Hierarchy, *, blame: bool, watching: bool) -> tuple[W
         coarse = "Run-queue waits come from schedstat, as sums without a distribution, and of listed pods only"
         none = "There are no run-queue waits: without BPF they come from schedstat, of listed pods only"
         return SchedstatWaits(PROC, hierarchy), (f"{none if watching else coarse}: {error.reason}: {error.remedy}.",)
+
+
+def _open_probes(
+    config: Config, hierarchy: Hierarchy, stack: AsyncExitStack, *, watching: bool
+) -> tuple[WaitSource, Background, tuple[str, ...]]:
+    """Waits, and the other probes, which are loaded later."""
+    chosen = registry.USUAL if config.probes is None else config.probes
+    waits, missing = _open_waits(hierarchy, blame=BLAME in chosen, watching=watching)
+    stack.callback(waits.close)
+    openers = registry.openers(chosen, {BLAME: partial(beside, waits)})
+    return waits, stack.enter_context(closing(Background(openers))), missing
 
 
 def _open_recorder(options: Options, stack: AsyncExitStack) -> Recorder | None:
