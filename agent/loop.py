@@ -213,7 +213,8 @@ class Loop:
             decisions = with_nested(decisions, snapshot)
         yield self._actuator.apply(decisions, now_ns, loosen=judged.asked.loosen)
         if snapshot.cgroups:  # a tree that cannot be read tells of nobody that he has left
-            yield self._actuator.release(decisions, (ours | judged.named) - snapshot.cgroups.keys())
+            coming = self._actuator.foretold.coming({one.cgroup for one in decisions}, now_ns / 1e9)
+            yield self._actuator.release(decisions, ((ours | judged.named) - snapshot.cgroups.keys()) | coming)
         yield self._actuator.finished()
 
     def _inheriting(self, snapshot: Snapshot) -> Remembered:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agent.config import Config
@@ -56,6 +56,11 @@ class Neighbours:
     def probes(self) -> tuple[Probe, ...]:
         """How they fare."""
         return (self._managers,) if self._plugin is None else (self._managers, self._plugin.source)
+
+    @property
+    def answers(self) -> Mapping[str, int]:
+        """To the runtime's questions so far. Any thread may ask."""
+        return {} if self._plugin is None else self._plugin.counts
 
     def _latest(self) -> Basis | None:
         return self._basis()

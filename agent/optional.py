@@ -174,6 +174,7 @@ class Nobody:
 
     foretold: Foretold | None = None
     probes: tuple[Probe, ...] = ()
+    answers: Mapping[str, int] = {}
 
     def start(self, basis: Callable[[], Basis | None]) -> None: ...
 
