@@ -54,7 +54,7 @@ from probes.blame import Blames, beside
 from probes.runqlat import open_waits
 
 if TYPE_CHECKING:
-    from agent.neighbours import Neighbours
+    from agent.runtime_side import RuntimeSide
     from exporters.otlp import OtelSink
     from exporters.recorder import Recorder
 
@@ -153,12 +153,12 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         recorder = _open_recorder(options, stack)
         indicators = Indicators()
         cgroups, node = _open_readers(options, config, hierarchy, stack)
-        neighbours = optional.neighbours(config, act, pods, hierarchy, _door(config))
-        told = (cluster, neighbours)
+        runtime = optional.runtime_side(config, act, pods, hierarchy, _door(config))
+        told = (cluster, runtime)
         sinks, reporting = await _open_exporters(options, config, (*journals, recorder), told, stack)
         sinks += await cluster.join(stack)
         sinks += (evicting := await optional.join_evicting(evictor, config, cluster, stack))
-        more = (*cluster.sources, *evicting, *optional.hardware(config, SYS), *neighbours.probes)
+        more = (*cluster.sources, *evicting, *optional.hardware(config, SYS), *runtime.probes)
         sensor = Sensor(
             cgroups=cgroups,
             node=node,
@@ -175,7 +175,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         loop = Loop(
             config=config,
             sensor=sensor,
-            actuator=Actuator(files, originals, act, neighbours.foretold),
+            actuator=Actuator(files, originals, act, runtime.foretold),
             sinks=sinks,
             triggers=_triggers(hierarchy, stack),
             evictor=evictor,
@@ -185,14 +185,14 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
             banner=(*state_missing, *told_missing, *act_missing, *waits_missing, *knobs_missing),
         )
         cluster.start(loop.obey, stack)
-        neighbours.start(lambda: loop.basis)
+        runtime.start(lambda: loop.basis)
         heap.few_collections()
         probes.start()
         stack.callback(asyncio.create_task(indicators.run(loop.pods)).cancel)
         try:
             await _until_told(loop, options)
         finally:
-            neighbours.end(files, originals)
+            runtime.end(files, originals)
             left = put_back(originals, files, node_knobs, loop.latest, journals[0]) if act is Act.ON else 0
             if act is not options.act:
                 log.warning("--act on was asked for, and nothing was written. %s", " ".join(act_missing))
@@ -279,11 +279,11 @@ async def _open_exporters(
     options: Options,
     config: Config,
     kept: tuple[DecisionJournal, EvictionJournal | None, Recorder | None],
-    told: tuple[optional.Cluster, optional.Nobody | Neighbours],
+    told: tuple[optional.Cluster, optional.Nobody | RuntimeSide],
     stack: AsyncExitStack,
 ) -> tuple[list[Sink], list[Probe]]:
     """Whoever is shown the rounds, and those of them that are sources too, because they say how they fare."""
-    (journal, evictions, recorder), (cluster, neighbours) = kept, told
+    (journal, evictions, recorder), (cluster, runtime) = kept, told
 
     def about() -> About:
         return About(
@@ -296,7 +296,7 @@ async def _open_exporters(
             recording=None if recorder is None else recorder.state,
             max_cgroups=config.exporters.max_cgroups,
             api_requests=cluster.requests(),
-            nri_answers=neighbours.answers,
+            nri_answers=runtime.answers,
             obeyed=cluster.obeyed(),
         )
 

@@ -10,7 +10,7 @@ import msgspec
 
 from agent.config import Config
 from agent.hierarchy import Hierarchy, detect
-from agent.neighbours import NRI_SOCKET, nri_socket
+from agent.runtime_side import NRI_SOCKET, nri_socket
 from agent.nri.session import connect
 from agent.optional import exists
 from agent.sense.cgroup_paths import Driver, top_path

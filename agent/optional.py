@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from agent.evicting import Beside
     from agent.eviction.evictor import Evictor
     from agent.foreseen import Basis
-    from agent.neighbours import Neighbours
+    from agent.runtime_side import RuntimeSide
     from agent.qrm.foretold import Foretold
     from agent.qrm.node_knobs import NodeKnobs
     from agent.qrm.originals import Originals
@@ -170,7 +170,7 @@ async def open_kubelet(
 
 
 class Nobody:
-    """Neighbours where the pods are a file's."""
+    """RuntimeSide where the pods are a file's."""
 
     foretold: Foretold | None = None
     probes: tuple[Probe, ...] = ()
@@ -181,15 +181,15 @@ class Nobody:
     def end(self, files: KnobFiles, originals: Originals | None) -> None: ...
 
 
-def neighbours(config: Config, act: Act, pods: PodSource, hierarchy: Hierarchy, door: Door) -> Neighbours | Nobody:
+def runtime_side(config: Config, act: Act, pods: PodSource, hierarchy: Hierarchy, door: Door) -> RuntimeSide | Nobody:
     """The kubelet's and the runtime's part in acting, where the pods are theirs."""
     if isinstance(pods, (StaticPods, NoPods)):
         return Nobody()
-    from agent.neighbours import Neighbours  # noqa: PLC0415 - what speaks to them
+    from agent.runtime_side import RuntimeSide  # noqa: PLC0415 - what speaks to them
     from agent.sense.kubepods import KubePods  # noqa: PLC0415
 
     assert isinstance(pods, KubePods)
-    return Neighbours(config, act, pods, door, hierarchy)
+    return RuntimeSide(config, act, pods, door, hierarchy)
 
 
 def patience_ns(config: Config) -> int:

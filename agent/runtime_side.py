@@ -26,7 +26,7 @@ log = logging.getLogger("dioptase")
 NRI_SOCKET = Path("/var/run/nri/nri.sock")
 
 
-class Neighbours:
+class RuntimeSide:
     """Made before the first round; `start` once there is a loop to ask, `end` before anything is put back."""
 
     def __init__(self, config: Config, act: Act, pods: KubePods, door: Door, hierarchy: Hierarchy) -> None:
