@@ -166,7 +166,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
             stack.callback(originals.close)
         cluster = optional.Cluster(options.node, None if originals is None else options.state_dir)
         config, told_missing = cluster.open(file, config, _misfit)
-        act, act_missing = _effective(options.act, files, originals, pods)
+        act, act_missing = _effective(options.act, files, originals, pods, config)
         chosen = registry.USUAL if config.probes is None else config.probes
         waits, waits_missing = _open_waits(hierarchy, blame=BLAME in chosen, watching=isinstance(pods, NoPods))
         stack.callback(waits.close)
@@ -178,7 +178,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         indicators = Indicators()
         cgroups, node = _open_readers(options, config, hierarchy, stack)
         sinks, reporting = await _open_exporters(options, config, (*journals, recorder), cluster, stack)
-        sinks += await cluster.join(stack)
+        sinks += await cluster.join(config, act, stack)
         sensor = Sensor(
             cgroups=cgroups,
             node=node,
@@ -200,6 +200,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
             triggers=_triggers(hierarchy, stack),
             evictor=evictor,
             node_knobs=node_knobs,
+            neighbours=cluster.neighbours,
             checkpoint=Checkpoint(*state) if act is Act.ON else None,
             forecasts=optional.open_forecasts(config, options.act, state, stack) if originals is not None else None,
             banner=(*state_missing, *told_missing, *act_missing, *waits_missing, *knobs_missing),
@@ -244,11 +245,13 @@ def _open_originals(options: Options) -> tuple[Originals | None, tuple[str, ...]
 
 
 def _effective(
-    asked: Act, files: KnobFiles, originals: Originals | None, pods: PodSource
+    asked: Act, files: KnobFiles, originals: Originals | None, pods: PodSource, config: Config
 ) -> tuple[Act, tuple[str, ...]]:
-    """What can really be done: without write access or a journal of originals, decisions run dry."""
+    """What can really be done: without write access, without a journal of originals, or as another's hands, nothing is."""
     if asked is not Act.ON:
         return asked, ()
+    if "advisor" in config.sockets.serve:
+        return Act.DRY_RUN, ("Decisions run dry: sockets.serve has advisor, whose QRM plugin carries them out.",)
     try:
         ours = managed(pods.read())
     except Unavailable:
@@ -303,6 +306,7 @@ async def _open_exporters(
             max_cgroups=config.exporters.max_cgroups,
             api_requests=cluster.requests(),
             obeyed=cluster.obeyed(),
+            **cluster.exchanged(),
         )
 
     spans = None

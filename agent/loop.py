@@ -42,6 +42,7 @@ from api.samples import Snapshot, SourceStatus
 
 if TYPE_CHECKING:
     from agent.eviction.evictor import Evictor
+    from agent.neighbours import Neighbours
     from agent.qrm.node_knobs import NodeKnobs
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class Loop:
         evictor: Evictor | None = None,
         forecasts: ForecastFile | None = None,
         node_knobs: NodeKnobs | None = None,
+        neighbours: Neighbours | None = None,
         banner: tuple[str, ...] = (),
     ) -> None:
         """Raises Unavailable where the checkpoint cannot be read."""
@@ -80,7 +82,7 @@ class Loop:
         self._known = msgspec.structs.replace(inherited(cpus or CpuState()), forecasts=Watched(series=series))
         self._heir = True
         self._shadow = Remembered()
-        self._evictor, self._node_knobs = evictor, node_knobs
+        self._evictor, self._node_knobs, self._neighbours = evictor, node_knobs, neighbours
         self._previous: Snapshot | None = None
         self._latest: Round | None = None
         self._online_ids: dict[str, list[int]] = {}
@@ -154,7 +156,7 @@ class Loop:
                     self._heir, self._known = False, self._inheriting(snapshot)
                 if self._damaged:
                     self._damaged, self._known = False, self._rebuilt(snapshot, started)
-                judged, self._known = judge(snapshot, self._config, self._known, started)
+                judged = self._judged(snapshot, started)
                 # Before anything is moved: who is started next goes on from there, wherever this one was killed.
                 snapshot = self._saved(snapshot)
                 advice, memory, node, forecasts = judged.advice, judged.memory, judged.node, judged.forecasts
@@ -191,6 +193,16 @@ class Loop:
         for sink in self._sinks:
             sink.publish(finished)
         return finished
+
+    def _judged(self, snapshot: Snapshot, now_ns: int) -> Judged:
+        """What is to be, by our advice or by that of whoever is asked in its stead."""
+        if self._neighbours is None:
+            judged, self._known = judge(snapshot, self._config, self._known, now_ns)
+            return judged
+        known, told = self._neighbours.before(self._known)
+        judged, self._known = judge(snapshot, self._config, known, now_ns, told)
+        self._neighbours.after(snapshot, judged, self._known, self._config)
+        return judged
 
     def _done(self, judged: Judged, snapshot: Snapshot, now_ns: int) -> Iterator[tuple[Outcome, ...]]:
         """Have done what is to be, and given back what nobody decides on any more and an earlier policy changed."""

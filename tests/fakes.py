@@ -216,6 +216,9 @@ ABOUT = About(
     otel_dropped_spans=7,
     api_requests={("PATCH", "customnoderesources.v1alpha1.node.katalyst.kubewharf.io", "200"): 12},
     obeyed={("AdminQoSConfiguration", "kube-system/all", "1f0c9e6a2b7d"): True},
+    calls={("made", "runtime.v1.RuntimeService.ListContainers", "OK"): 60},
+    advice_ages_s={("given", "cpu"): 2.5},
+    peers={"qrm-plugin": 1},
 )
 
 
