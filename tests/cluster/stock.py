@@ -61,7 +61,7 @@ class Beside:
 
     def start_ours(self, settings: Mapping[str, Any], *options: str) -> None:
         """Ours, with Malachite's documents, and these settings beside those that the node needs."""
-        kubelet = {"url": "http://127.0.0.1:10255", "cgroupRoot": self.node.cgroup_root}
+        kubelet = {"url": f"http://{self.node.address}:10255", "cgroupRoot": self.node.cgroup_root}
         told = {"kubelet": kubelet, **settings, "sockets": {**self.sockets, **settings.get("sockets", {})}}
         config = self.folder / "dioptase.json"
         config.write_text(json.dumps(told))
@@ -73,7 +73,7 @@ class Beside:
             "--state-dir", state, "--config", config, *options,
         )  # fmt: skip
         self._start(self.ours, *words)
-        self.cluster.daemons.wait(self.ours, lambda: self.fetched(f"http://{self.node.address}:9102/readyz"), 60)
+        self.cluster.daemons.wait(self.ours, lambda: self.fetched(f"http://{self.node.address}:9102/healthz"), 60)
 
     def start_stock(self, agents: Sequence[str], *flags: str, pod_resources: str = "") -> None:
         """Theirs, with these of its parts. Pods come from kubelet's read-only port, nodes and CNR from the API server."""
