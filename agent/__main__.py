@@ -145,7 +145,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         originals, state_missing = _open_originals(options, stack)
         cluster = optional.Cluster(options.node, options.state_dir if originals else None, kubelet=options.kubelet)
         config, told_missing = cluster.open(file, config, _misfit)
-        act, act_missing = _effective(options.act, files, originals, pods)
+        act, act_missing = _effective(options.act, files, originals, pods, config)
         waits, probes, waits_missing = _open_probes(config, hierarchy, stack, watching=isinstance(pods, NoPods))
         node_knobs, knobs_missing = optional.open_node_knobs(config, act, hierarchy, state, SYS)
         evictor = optional.open_evictor(config, act, hierarchy, stack, node=options.node, kubelet=options.kubelet)
@@ -156,7 +156,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         runtime = optional.runtime_side(config, act, pods, hierarchy, _door(config))
         told = (cluster, runtime)
         sinks, reporting = await _open_exporters(options, config, (*journals, recorder), told, stack)
-        sinks += await cluster.join(stack)
+        sinks += await cluster.join(config, act, stack)
         sinks += (evicting := await optional.join_evicting(evictor, config, cluster, stack))
         more = (*cluster.sources, *evicting, *optional.hardware(config, SYS), *runtime.probes)
         sensor = Sensor(
@@ -180,6 +180,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
             triggers=_triggers(hierarchy, stack),
             evictor=evictor,
             node_knobs=node_knobs,
+            neighbours=cluster.neighbours,
             checkpoint=Checkpoint(*state) if act is Act.ON else None,
             forecasts=optional.open_forecasts(config, options.act, state, stack) if originals is not None else None,
             banner=(*state_missing, *told_missing, *act_missing, *waits_missing, *knobs_missing),
@@ -227,11 +228,13 @@ def _open_originals(options: Options, stack: AsyncExitStack) -> tuple[Originals 
 
 
 def _effective(
-    asked: Act, files: KnobFiles, originals: Originals | None, pods: PodSource
+    asked: Act, files: KnobFiles, originals: Originals | None, pods: PodSource, config: Config
 ) -> tuple[Act, tuple[str, ...]]:
-    """What can really be done: without write access or a journal of originals, decisions run dry."""
+    """What can really be done: without write access, without a journal of originals, or as another's hands, nothing is."""
     if asked is not Act.ON:
         return asked, ()
+    if "advisor" in config.sockets.serve:
+        return Act.DRY_RUN, ("Decisions run dry: sockets.serve has advisor, whose QRM plugin carries them out.",)
     try:
         ours = managed(pods.read())
     except Unavailable:
@@ -298,6 +301,7 @@ async def _open_exporters(
             api_requests=cluster.requests(),
             nri_answers=runtime.answers,
             obeyed=cluster.obeyed(),
+            **cluster.exchanged(),
         )
 
     spans = None

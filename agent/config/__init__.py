@@ -20,6 +20,7 @@ from agent.config.provision import ProvisionConfig
 from agent.config.qos import QosConfig
 from agent.config.qrm import CpuPlacementConfig
 from agent.config.qrm_knobs import KnobsConfig
+from agent.config.sockets import SocketsConfig
 from agent.config.units import SMALL_NODE_SHARE, Cores, Ratio, Seconds, reclaim_reserve
 
 
@@ -127,4 +128,5 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     shadow: AdvisorConfig | None = None
     """A second policy that judges every round and touches nothing: what it would lend and promise is shown beside the first."""
     kubelet: KubeletConfig = KubeletConfig()
+    sockets: SocketsConfig = SocketsConfig()
     exporters: ExportersConfig = ExportersConfig()

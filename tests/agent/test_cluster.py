@@ -16,6 +16,7 @@ from agent.config.headroom import ReportConfig
 from agent.dynamic.saved import ObeyedFile
 from agent.optional import Cluster, named
 from api.configuration import Configuration
+from api.decisions import Act
 from api.ports import Unavailable
 from api.text import to_json
 from tests.agent.dynamic.test_follow import Cluster as Server
@@ -39,7 +40,7 @@ async def test_without_a_node_s_name_nobody_is_reported_to_and_settings_are_told
     config = Config(report=ReportConfig(reserved_cores=1))
     assert cluster.open(file, config, fits) == (config, ())
     async with AsyncExitStack() as stack:
-        assert await cluster.join(stack) == ()
+        assert await cluster.join(Config(), Act.ON, stack) == ()
         assert cluster.sources == ()
     told = msgspec.json.decode(to_json(cluster.told()), type=Configuration)
     assert [one.name for one in told.settings if one.source == "file"] == ["report.reservedCores"]
@@ -62,7 +63,7 @@ async def test_with_one_it_starts_as_it_was_told_last_and_goes_on(
         kubeconfig = tmp_path / "kubeconfig"
         kubeconfig.write_text(KUBECONFIG.format(address))
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-        sinks = await cluster.join(stack)
+        sinks = await cluster.join(Config(), Act.ON, stack)
         assert len(sinks) == 3
         assert [source.name for source in cluster.sources] == [
             "dynamic-config",
@@ -119,7 +120,7 @@ async def test_a_node_s_name_without_an_api_server_is_refused_before_anything_ch
     cluster.open({}, Config(), fits)
     async with AsyncExitStack() as stack:
         with pytest.raises(Unavailable):
-            await cluster.join(stack)
+            await cluster.join(Config(), Act.ON, stack)
 
 
 async def test_nobody_s_token_is_known_before_the_cluster_was_joined() -> None:
