@@ -1,4 +1,4 @@
-"""Who our programs are on a cluster: service accounts with what docs/dynamic-configuration.md and docs/controller.md say they may."""
+"""Who our programs are on a cluster: service accounts that may what the docs on configuration and the controller say."""
 
 from __future__ import annotations
 

@@ -73,8 +73,8 @@ class Agent(Program):
         self._config = folder / f"{node.name}-agent.json"
         self._config.write_text(json.dumps({"kubelet": kubelet, **(settings or {})}))
         self._words = (
-            *_with(account), "agent", "--kubelet", "--node", node.name, "--listen", f"{node.address}:{AGENT_PORT}", "--state-dir", str(self.state),
-            "--config", str(self._config), *options,
+            *_with(account), "agent", "--kubelet", "--node", node.name, "--listen", f"{node.address}:{AGENT_PORT}",
+            "--state-dir", str(self.state), "--config", str(self._config), *options,
         )  # fmt: skip
         self._cluster, self._node = cluster, node
 
@@ -91,9 +91,9 @@ class Agent(Program):
         """The latest round."""
         return self.ask("/api/v1/view")
 
-    def source(self, name: str) -> Any:
-        """How one of its sources fares."""
-        return next(one for one in self.view()["sources"] if one["name"] == name)
+    def troubles(self) -> dict[str, str]:
+        """By source, what is wrong with it; those that are well are not there."""
+        return {one["name"]: one["error"] for one in self.view()["sources"] if not one["ok"]}
 
 
 class Controller(Program):
