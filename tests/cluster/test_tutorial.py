@@ -1,11 +1,11 @@
-"""Katalyst's tutorial on a node of its size, declared: 48 cores and 195924424Ki, judged by the agent's own rounds and written to
-a real API server as the agent writes. (On 48 CPUs that are there: tests/vm/test_big.py. By hand on any node: test_quick_start.)"""
+"""Katalyst's tutorial on a node of its size, declared: 48 cores and 195924424Ki, judged as the agent judges and written to a
+real API server as it writes. (On 48 CPUs that are there: tests/vm/test_big.py. By hand, on any node: test_quick_start.py.)
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import pytest
