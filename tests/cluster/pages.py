@@ -1,7 +1,7 @@
 """Pages whose commands are run: fenced blocks, in their order, and what they answered when the page was written.
 
-A block `sh` is one script; `sh until` is repeated until it answers as written, `sh fails` must end badly. The block `text` after it
-is its answer, line by line: `…` stands for anything within a line, and alone on a line for any number of lines.
+A block `sh` is one script; `sh until` is repeated until it answers as written, `sh fails` must end badly. The block `text`
+after it is its answer, line by line: `…` stands for anything within a line, and alone on one for any number of lines.
 """
 
 from __future__ import annotations

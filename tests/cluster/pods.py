@@ -66,10 +66,10 @@ _TOLD = {"cpu.stat", "cpu.stat.local", "cpu.pressure"}
 
 def run(
     cluster: Cluster, namespace: str, name: str, level: str, command: str = IDLING,
-    annotations: Mapping[str, str] | None = None, resources: Mapping[str, Any] | None = None,
+    annotations: Mapping[str, str] | None = None, resources: Mapping[str, Any] | None = None, node: Node | None = None,
 ) -> Pod:  # fmt: skip
-    """A pod of this level on the first node, running."""
-    node = cluster.nodes[0]
+    """A pod of this level, running; on the first node unless another is named."""
+    node = node or cluster.nodes[0]
     made = a_pod(name)
     made["metadata"]["annotations"] = {QOS: level, **(annotations or {})}
     made["spec"]["nodeName"] = node.name
