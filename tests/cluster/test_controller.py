@@ -286,7 +286,7 @@ def test_a_node_without_its_agent_is_tainted_then_emptied_and_well_again_at_once
             assert "deletionTimestamp" not in server.ask("GET", pod)["metadata"], pod
         assert [taints(server, node) for node in well] == [set(), set()]
         be(server, agents[sick], ready=True)
-        wait("the taint goes", lambda: not taints(server, sick))
+        wait("the taint goes at once", lambda: not taints(server, sick), 3)
         # All of them at once is somebody's mistake.
         for pod in agents.values():
             be(server, pod, ready=False)
