@@ -38,10 +38,11 @@ def node(ours: Cluster, cluster: Cluster | Existing, definitions: Server) -> Ite
     """A cluster with a node that has its CustomNodeConfig, as a controller would make it."""
     for path, kind, group in ((CNCS, "CustomNodeConfig", "config"), (CNRS, "CustomNodeResource", "node")):
         head = {"apiVersion": f"{group}.katalyst.kubewharf.io/v1alpha1", "kind": kind, "metadata": {"name": "node1"}}
-        definitions.ask("POST", path, head)
+        refused = definitions.refusal("POST", path, head)
+        assert refused is None or refused.status == 409, refused  # somebody before us had them
     yield ours
     for path in (CNCS, CNRS):
-        definitions.ask("DELETE", f"{path}/node1")
+        definitions.refusal("DELETE", f"{path}/node1")
     for one in definitions.ask("GET", within(CONSENT, ADMINS))["items"]:
         definitions.ask("DELETE", f"{within(CONSENT, ADMINS)}/{one['metadata']['name']}")
 
