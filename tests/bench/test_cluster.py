@@ -15,7 +15,10 @@ def test_each_program_is_held_against_the_kubelet_at_rest() -> None:
     )
     lines = markdown(Run(machine="a machine", pods=100, phases=phases)).splitlines()
     assert "phases of 60, 60 s" in "\n".join(lines)
-    assert "| program | CPU, at rest | CPU, API server away | of the kubelet's CPU | memory MiB | of the kubelet's |" in lines
+    assert (
+        "| program | CPU, at rest | CPU, API server away | of the kubelet's CPU | memory MiB | of the kubelet's |"
+        in lines
+    )
     assert "| agent | 30.0 | 33.0 | 0.50 | 90 | 1.50 |" in lines
     assert "| kubelet | 60.0 | 75.0 | 1.00 | 60 | 1.00 |" in lines
     assert lines[-1] == "- API server away: 58 rounds; 99 of 100 pods run as before."
