@@ -59,10 +59,10 @@ def test_each_obeys_its_own_configuration_and_touches_its_own_pods(two_nodes: Cl
     server.ask("POST", admins, an_admin("everybody", threshold(3)))
     server.ask("POST", admins, an_admin("small", threshold(2), nodeLabelSelector="kind=small", priority=1))
     first, second = agents
-    wait("node1 obeys what is for all", lambda: obeyed(first) == ("3.0", f"{CONSENT}/everybody"))
-    wait("node2 obeys what is for it", lambda: obeyed(second) == ("2.0", f"{CONSENT}/small"))
+    wait("node1 obeys what is for all", lambda: obeyed(first) == ("3", f"{CONSENT}/everybody"))
+    wait("node2 obeys what is for it", lambda: obeyed(second) == ("2", f"{CONSENT}/small"))
     server.ask("PATCH", "/api/v1/nodes/node2", {"metadata": {"labels": {"kind": None}}}, MERGE)
-    wait("a label that goes is another configuration", lambda: obeyed(second) == ("3.0", f"{CONSENT}/everybody"))
+    wait("a label that goes is another configuration", lambda: obeyed(second) == ("3", f"{CONSENT}/everybody"))
     for node in ("node1", "node2"):
         wait(
             "it reports itself", lambda node=node: "resources" in server.ask("GET", f"{CNRS}/{node}").get("status", {})
