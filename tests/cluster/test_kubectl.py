@@ -214,13 +214,13 @@ def test_an_agent_that_wants_a_token_gets_one_of_the_account_that_looks(
     fleet.agent("b", reviewing.port)
     done = call("top")
     assert done.returncode == 1
-    assert f"you get none of account {fleet.namespace}/dioptase-viewer: 404" in done.stdout
+    assert f"you get none of account {fleet.namespace}/dioptase-reader: 404" in done.stdout
     accounts = f"/api/v1/namespaces/{fleet.namespace}/serviceaccounts"
-    server.ask("POST", accounts, {"metadata": {"name": "dioptase-viewer"}})
+    server.ask("POST", accounts, {"metadata": {"name": "dioptase-reader"}})
     done = call("top")
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("on, grow") == 2
-    viewer = f"system:serviceaccount:{fleet.namespace}:dioptase-viewer"
+    viewer = f"system:serviceaccount:{fleet.namespace}:dioptase-reader"
     assert reviewing.seen == [(None, viewer)] * 2, "and the API server passed nobody's own credentials on"
 
 
