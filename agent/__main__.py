@@ -42,12 +42,13 @@ from agent.sense.schedstat import SchedstatWaits
 from agent.sense.sensor import Sensor
 from agent.sense.topology import read_topology
 from agent.sense.triggers import TriggerSet
-from agent.settings import ConfigError, load_document
+from agent.settings import ConfigError
 from api import VERSION
 from api.decisions import Act
 from api.ports import PodSource, Probe, Sink, Unavailable, WaitSource
 from exporters.families import About
 from exporters.http import STALE_S, Server
+from exporters.tokens import Tokens
 from exporters.webconfig import WebConfig
 from probes import registry
 from probes.background import Background
@@ -100,9 +101,13 @@ def main(options: Options) -> int:
     _one_heap()
     # Until the loop takes signals over, an end while the probe compiles must clean up as well; nothing was changed yet.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
-    document, config = load_document(options.config, registry.NAMES)
+    document, config = optional.settings(options.config, registry.NAMES, PROC if options.kubelet else None)
     if options.config is not None and (found := _misfit(config)):
         raise ConfigError(f"{options.config}: {found}")
+    if config.exporters.token_review and not options.node:
+        raise ConfigError(
+            f"{options.config}: exporters.tokenReview: it is the API server that knows tokens; give --node too"
+        )
     # A file that cannot hold is refused before anything else.
     return asyncio.run(_run(options, document, config, _pods(options.pods, config)))
 
@@ -129,7 +134,7 @@ async def _asked(
     """Whoever lists the pods, how those fare whom he asks, and for how long he may list what has ended (ns)."""
     if not options.kubelet:
         return pods, (), 0
-    source, probes = await optional.open_kubelet(config, _door(config), hierarchy, stack)
+    source, probes = await optional.open_kubelet(optional.named(config, options.node), _door(config), hierarchy, stack)
     return source, probes, optional.patience_ns(config)
 
 
@@ -159,7 +164,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
     hierarchy, state = detect(PROC), (options.state_dir, boot_id(PROC))
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(READERS, "reader"))
     async with AsyncExitStack() as stack:
-        files = stack.enter_context(closing(KnobFiles(hierarchy)))
+        files = stack.enter_context(closing(optional.open_knobs(config, hierarchy, kubelet=options.kubelet)))
         pods, asking, patience_ns = await _asked(options, config, hierarchy, pods, stack)
         originals, state_missing = _open_originals(options)
         if originals is not None:
@@ -172,13 +177,15 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         stack.callback(waits.close)
         probes = stack.enter_context(closing(Background(registry.openers(chosen, {BLAME: partial(beside, waits)}))))
         node_knobs, knobs_missing = optional.open_node_knobs(config, act, hierarchy, state, SYS)
-        evictor = optional.open_evictor(config, act, hierarchy, stack, told=bool(options.node))
+        evictor = optional.open_evictor(config, act, hierarchy, stack, node=options.node, kubelet=options.kubelet)
         journals = open_journals(None if originals is None else options.state_dir, stack, evicting=evictor is not None)
         recorder = _open_recorder(options, stack)
         indicators = Indicators()
         cgroups, node = _open_readers(options, config, hierarchy, stack)
         sinks, reporting = await _open_exporters(options, config, (*journals, recorder), cluster, stack)
         sinks += await cluster.join(stack)
+        sinks += (evicting := await optional.join_evicting(evictor, config, cluster, stack))
+        neighbours = optional.neighbours(config, act, pods, hierarchy, _door(config))
         sensor = Sensor(
             cgroups=cgroups,
             node=node,
@@ -186,7 +193,15 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
             pods=pods,
             waits=waits,
             indicators=indicators,
-            probes=(*probes.probes, *asking, *reporting, *cluster.sources, *optional.hardware(config, SYS)),
+            probes=(
+                *probes.probes,
+                *asking,
+                *reporting,
+                *cluster.sources,
+                *evicting,
+                *optional.hardware(config, SYS),
+                *neighbours.probes,
+            ),
             reclaim_root=config.memory.reclaim_root,
             patience_ns=patience_ns,
         )
@@ -195,7 +210,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         loop = Loop(
             config=config,
             sensor=sensor,
-            actuator=Actuator(files, originals, act),
+            actuator=Actuator(files, originals, act, neighbours.foretold),
             sinks=sinks,
             triggers=_triggers(hierarchy, stack),
             evictor=evictor,
@@ -205,12 +220,14 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
             banner=(*state_missing, *told_missing, *act_missing, *waits_missing, *knobs_missing),
         )
         cluster.start(loop.obey, stack)
+        neighbours.start(lambda: loop.basis)
         _few_collections()
         probes.start()
         stack.callback(asyncio.create_task(indicators.run(loop.pods)).cancel)
         try:
             await _until_told(loop, options)
         finally:
+            neighbours.end(files, originals)
             left = put_back(originals, files, node_knobs, loop.latest, journals[0]) if act is Act.ON else 0
             if act is not options.act:
                 log.warning("--act on was asked for, and nothing was written. %s", " ".join(act_missing))
@@ -320,7 +337,9 @@ async def _open_exporters(
         stale_s=stale_s,
         about=about,
         configuration=cluster.told,
+        checks=partial(optional.node_checks, options.state_dir),
         web_config=secured,
+        tokens=Tokens(cluster.review) if config.exporters.token_review else None,
     )
     port = await server.start(options.host, options.port)
     stack.push_async_callback(server.stop)

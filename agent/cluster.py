@@ -22,7 +22,7 @@ from agent.report.events import EventWriter
 from agent.report.extended import ExtendedResources
 from agent.report.kubelet import Neighbourhood
 from agent.sense.documents import check
-from agent.sense.kubelet import Kubelet
+from agent.sense.kubelet import CONFIGZ, Kubelet
 from api import VERSION
 from api.configuration import Configuration
 from api.ports import Probe, Sink
@@ -30,7 +30,6 @@ from api.reports import ReportedField
 from kube.client import Client
 from kube.config import find
 
-CONFIGZ = "/configz"
 POD_RESOURCES = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 
 

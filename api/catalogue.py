@@ -341,13 +341,17 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("dioptase_eviction_condition", "gauge", "",
            "1 while the condition is in force, so that the scheduler keeps away. Kind: node or cnr.", ("condition", "kind")),
     Metric("dioptase_eviction_leaving_pods", "gauge", "", "Pods that were asked to leave and are still here."),
+    Metric("dioptase_eviction_held_pods", "gauge", "",
+           "Pods that have to leave and stay for now. Why: budget (a disruption budget does not allow it), refused, "
+           "unreachable or busy (the API server or the runtime, which are asked again).", ("why",)),
     Metric("dioptase_eviction_victims_total", "counter", "",
            "Pods that had to leave, or in a dry run would have had to: those once, as long as they are there. Who was only "
            "told is none.",
            ("plugin", "dry_run")),
     Metric("dioptase_eviction_kills_total", "counter", "",
            "What became of evictions, by Katalyst's reasons: EvictCreated, EvictSucceeded, EvictFailed, "
-           "EvictExceededGracePeriod.", ("reason",)),
+           "EvictExceededGracePeriod, ContainerStopped, NotifySuccess, NotifyFailed, and EvictCancelled, of pods that could "
+           "not be asked to leave until they need not any more.", ("reason",)),
     # The agent itself
     Metric("dioptase_round_duration_seconds", "gauge", "seconds", "How long the latest round took."),
     Metric("dioptase_round_interval_seconds", "gauge", "seconds", "Time between two rounds, as set: intervalS."),

@@ -93,6 +93,10 @@ class ExportersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     max_cgroups: Annotated[int, Meta(ge=1, le=100_000)] = 512
     """Cgroups that have series, about 200 each; those of pods first, then those nearest to the root."""
+    token_review: bool = False
+    """Serve those alone whose bearer token the API server knows, and whose roles allow to get the nonResourceURL `/metrics`, or
+    of another path `/dioptase/PATH`. Needs `--node`. `/healthz` and `/readyz` tell others their status alone. Without TLS
+    tokens can be read on the way."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):

@@ -17,6 +17,7 @@ from kube.config import SERVICE_ACCOUNT
 from kube.credentials import Access, Credentials, Material
 
 PATH = "/pods"
+CONFIGZ = "/configz"
 _SHOWN = 200
 """Characters of a refusal that are shown."""
 _LARGEST_REFUSAL = 64 << 10

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from agent.config import Config
 from agent.config.headroom import ReportConfig
 from agent.dynamic.saved import ObeyedFile
-from agent.optional import Cluster
+from agent.optional import Cluster, named
 from api.configuration import Configuration
 from api.ports import Unavailable
 from api.text import to_json
@@ -118,3 +120,33 @@ async def test_a_node_s_name_without_an_api_server_is_refused_before_anything_ch
     async with AsyncExitStack() as stack:
         with pytest.raises(Unavailable):
             await cluster.join(stack)
+
+
+async def test_nobody_s_token_is_known_before_the_cluster_was_joined() -> None:
+    with pytest.raises(Unavailable, match="has not joined its cluster yet"):
+        await Cluster("n1", None).review("token", "/metrics")
+
+
+def test_tokens_are_not_reviewed_without_a_cluster(tmp_path: Path) -> None:
+    path = tmp_path / "agent.yaml"
+    path.write_text("exporters: {tokenReview: true}\n")
+    run = f"from cli.main import main; main(['agent', '--config', '{path}', '--state-dir', '{tmp_path / 'state'}'])"
+    done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert f"{path}: exporters.tokenReview: it is the API server that knows tokens; give --node too" in done.stderr
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("kubelet", "name"),
+    [
+        ({}, "n1"),
+        ({"url": "https://localhost:10250"}, "n1"),
+        ({"url": "https://[::1]:10250"}, "n1"),
+        ({"url": "https://192.0.2.1:10250"}, ""),
+        ({"url": "http://127.0.0.1:10255"}, ""),
+        ({"serverName": "kubelet"}, "kubelet"),
+    ],
+)
+def test_a_kubelet_at_loopback_is_known_by_its_node_s_name(kubelet: dict[str, str], name: str) -> None:
+    assert named(msgspec.convert({"kubelet": kubelet}, Config), "n1").kubelet.server_name == name

