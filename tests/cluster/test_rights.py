@@ -119,7 +119,7 @@ def allowed(server: Server, user: str, right: Asked) -> bool:
 
 def refused(server: Server, user: str, right: Asked) -> bool:
     """Whether the API server refuses the request itself, by name. What others ask on our behalf is asked as they do."""
-    if right.resource in ("nodes/pods", "nodes/finalizers"):
+    if right.resource in ("nodes/pods", "nodes/configz", "nodes/finalizers"):
         return not allowed(server, user, right)
     plural, _, subresource = right.resource.partition("/")
     version = "v1" if right.group.endswith(".k8s.io") else "v1alpha1"
