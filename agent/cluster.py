@@ -30,7 +30,8 @@ from api.reports import ReportedField
 from kube.client import Client
 from kube.config import find
 
-POD_RESOURCES = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+POD_RESOURCES = "pod-resources/kubelet.sock"
+"""Below the kubelet's root."""
 
 
 class Source(Probe, Protocol):
@@ -99,9 +100,9 @@ async def open_cnr(
     report, asked, shares = config.report, None, None
     if kubelet:
         asked = await stack.enter_async_context(Kubelet(config.kubelet, CONFIGZ))
-    socket = (
-        POD_RESOURCES if report.pod_resources is None and kubelet and POD_RESOURCES.exists() else report.pod_resources
-    )
+    socket, usual = report.pod_resources, Path(config.kubelet.root_dir) / POD_RESOURCES
+    if socket is None and kubelet and usual.exists():
+        socket = str(usual)
     if socket:
         from agent.qrm.protocol.pod_resources import PodResources  # noqa: PLC0415 - gRPC is 12 MiB
 

@@ -23,7 +23,7 @@ class KubeletConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Of the kubelet. Its read-only port, `http://127.0.0.1:10255`, where it is on, wants no token and gets none."""
     token_file: str | None = None
     """Who we are: a file with a token, unless set that of the pod's service account; empty for nobody. The account needs
-    `get` of `nodes/proxy`, or from Kubernetes 1.33 on of `nodes/pods`."""
+    `get` of `nodes/proxy`, or from Kubernetes 1.33 on of `nodes/pods` and, for reports, `nodes/configz`."""
     ca_file: str | None = None
     """Who signed the kubelet's certificate, unless set the authority in the service account; empty for whom the system
     trusts. Of a kubelet that signs its own it is `/var/lib/kubelet/pki/kubelet.crt`."""

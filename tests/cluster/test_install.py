@@ -38,6 +38,7 @@ RARE = {
     Asked("", "nodes", "get"): "only before objects of a node are deleted that is no longer listed",
     Asked("", "nodes/finalizers", "update"): "asked for by API servers with OwnerReferencesPermissionEnforcement",
     Asked("", "nodes/pods", "get"): "the kubelet asks for the agent, which is another user's request",
+    Asked("", "nodes/configz", "get"): "the same",
     Asked(NODE, "customnoderesources", "get"): "only where the agent puts taints on it",
     Asked(NODE, "customnoderesources", "delete"): "only once its node is gone",
     Asked(NODE, "customnoderesources", "create"): "an apply asks for it where the object is missing",

@@ -75,22 +75,27 @@ def _first(path: str, word: str) -> str:
     return words[words.index(word) + 1]
 
 
-def test_an_agent_says_what_this_machine_is(
+async def test_an_agent_says_what_this_machine_is_and_what_its_plugins_say(
     definitions: Server, api_server: Cluster | Existing, tmp_path: Path
 ) -> None:
-    name = a_name()
-    options = ("--node", name, "--state-dir", str(tmp_path))
+    name, settings = a_name(), tmp_path / "settings.yaml"
+    settings.write_text(f"report: {{reporterPlugins: {tmp_path}, cpuFlags: true}}\n")
+    options = ("--node", name, "--state-dir", str(tmp_path / "state"), "--config", str(settings))
+    process = await plugin(tmp_path / "a.sock", "a", "7")
     with Agent(*options, env={"KUBECONFIG": str(api_server.kubeconfig)}) as agent:
 
-        def said() -> Any:
+        def said() -> bool:
             try:
-                return definitions.ask("GET", f"{CNRS}/{name}").get("status")
+                whole = definitions.ask("GET", f"{CNRS}/{name}")
             except Refused:
-                return None
+                return False
+            names = {one["propertyName"] for one in whole["spec"]["nodeResourceProperties"]}
+            return "status" in whole and {"rack", "cis"} <= names
 
-        eventually(f"the agent reports: {agent.log}", lambda: said() is not None, 60)
+        eventually(f"the agent reports: {agent.log}", said, 60)
         found = definitions.ask("GET", f"{CNRS}/{name}")
         assert agent.end() == 0
+    await killed(process)
     zones = {
         f"{socket['type']}/{socket['name']}": {
             f"{numa['type']}/{numa['name']}": numa["resources"]["capacity"] for numa in socket["children"]
@@ -102,6 +107,9 @@ def test_an_agent_says_what_this_machine_is(
     properties = {one["propertyName"]: one for one in found["spec"]["nodeResourceProperties"]}
     assert properties["cpu"]["propertyQuantity"] == str(os.cpu_count())
     assert properties["memory"]["propertyQuantity"] == str(int(_first("/proc/meminfo", "MemTotal:")) * 1024)
+    assert properties["rack"]["propertyValues"] == ["7"]
+    flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
+    assert properties["cpu_flags"]["propertyValues"] == [flags.partition(":")[2].strip().replace(" ", ",")]
     assert ("avx2" in properties["cis"]["propertyValues"]) == ("avx2" in Path("/proc/cpuinfo").read_text().split())
     managers = {
         (one["manager"], one["operation"], one.get("subresource")) for one in found["metadata"]["managedFields"]
@@ -227,7 +235,11 @@ async def test_a_stock_scheduler_goes_by_what_is_lent(
         wait("the kubelet runs it", lambda: server.ask("GET", f"{pods}/fits")["status"]["phase"] == "Running", 60)
         lend(6.0)
         await extended.look(now_s + 10)
-        wait("there is more, and nobody had to touch the pod", lambda: scheduled("waits")[0] == "True")
+        assert extended.problem() is None
+        allocatable = server.ask("GET", f"/api/v1/nodes/{node}")["status"]["allocatable"]
+        assert allocatable[RECLAIMED_CPU] == "6k", "the API server writes quantities its own way"
+        # There is more, and nobody had to touch the pod. The agent goes on to look meanwhile, as it does.
+        await until(lambda: scheduled("waits")[0] == "True", lambda: extended.look(time.monotonic()), 90)
     finally:
         await extended.withdraw()
     allocatable = server.ask("GET", f"/api/v1/nodes/{node}")["status"]["allocatable"]
@@ -246,6 +258,7 @@ async def test_a_real_kubelet_says_its_policy_and_who_has_what(ours: Cluster, cl
         ca_file=str(pki.certificate("ca")),
         certificate_file=str(pki.certificate("admin")),
         key_file=str(pki.key("admin")),
+        token_file="",
     )
     shares = PodResources(node.at("/var/lib/kubelet/pod-resources/kubelet.sock"))
     async with Kubelet(config, "/configz") as kubelet:

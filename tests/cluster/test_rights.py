@@ -75,7 +75,7 @@ def test_without_any_one_of_its_rights_the_request_is_refused(
 ) -> None:
     """For each right somebody who has all others, and the very request."""
     wanted = sorted(rights[component])
-    assert len(wanted) == {"agent": 15, "controller": 67}[component]
+    assert len(wanted) == {"agent": 16, "controller": 67}[component]
     users = {missing: f"less-{component}-{number}" for number, missing in enumerate(wanted)}
     items = [part for missing, user in users.items() for part in role_of(user, component, set(wanted) - {missing})]
     ours.kubectl("create", "-f", "-", said=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
@@ -119,7 +119,7 @@ def allowed(server: Server, user: str, right: Asked) -> bool:
 
 def refused(server: Server, user: str, right: Asked) -> bool:
     """Whether the API server refuses the request itself, by name. What others ask on our behalf is asked as they do."""
-    if right.resource in ("nodes/pods", "nodes/finalizers"):
+    if right.resource in ("nodes/pods", "nodes/configz", "nodes/finalizers"):
         return not allowed(server, user, right)
     plural, _, subresource = right.resource.partition("/")
     version = "v1" if right.group.endswith(".k8s.io") else "v1alpha1"
