@@ -46,6 +46,7 @@ from api.decisions import Act
 from api.ports import PodSource, Probe, Sink, Unavailable, WaitSource
 from exporters.families import About
 from exporters.http import STALE_S, Server
+from exporters.tokens import Tokens
 from exporters.webconfig import WebConfig
 from probes import registry
 from probes.background import Background
@@ -53,7 +54,7 @@ from probes.blame import Blames, beside
 from probes.runqlat import open_waits
 
 if TYPE_CHECKING:
-    from agent.neighbours import Neighbours
+    from agent.runtime_side import RuntimeSide
     from exporters.otlp import OtelSink
     from exporters.recorder import Recorder
 
@@ -97,6 +98,10 @@ def main(options: Options) -> int:
     document, config = optional.settings(options.config, registry.NAMES, PROC if options.kubelet else None)
     if options.config is not None and (found := _misfit(config)):
         raise ConfigError(f"{options.config}: {found}")
+    if config.exporters.token_review and not options.node:
+        raise ConfigError(
+            f"{options.config}: exporters.tokenReview: it is the API server that knows tokens; give --node too"
+        )
     # A file that cannot hold is refused before anything else.
     return asyncio.run(_run(options, document, config, _pods(options.pods, config)))
 
@@ -123,7 +128,7 @@ async def _asked(
     """Whoever lists the pods, how those fare whom he asks, and for how long he may list what has ended (ns)."""
     if not options.kubelet:
         return pods, (), 0
-    source, probes = await optional.open_kubelet(config, _door(config), hierarchy, stack)
+    source, probes = await optional.open_kubelet(optional.named(config, options.node), _door(config), hierarchy, stack)
     return source, probes, optional.patience_ns(config)
 
 
@@ -138,21 +143,22 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         files = stack.enter_context(closing(optional.open_knobs(config, hierarchy, kubelet=options.kubelet)))
         pods, asking, patience_ns = await _asked(options, config, hierarchy, pods, stack)
         originals, state_missing = _open_originals(options, stack)
-        cluster = optional.Cluster(options.node, None if originals is None else options.state_dir)
+        cluster = optional.Cluster(options.node, options.state_dir if originals else None, kubelet=options.kubelet)
         config, told_missing = cluster.open(file, config, _misfit)
-        act, act_missing = _effective(options.act, files, originals, pods)
+        act, act_missing = _effective(options.act, files, originals, pods, config)
         waits, probes, waits_missing = _open_probes(config, hierarchy, stack, watching=isinstance(pods, NoPods))
         node_knobs, knobs_missing = optional.open_node_knobs(config, act, hierarchy, state, SYS)
-        evictor = optional.open_evictor(config, act, hierarchy, stack, told=bool(options.node))
+        evictor = optional.open_evictor(config, act, hierarchy, stack, node=options.node, kubelet=options.kubelet)
         journals = open_journals(None if originals is None else options.state_dir, stack, evicting=evictor is not None)
         recorder = _open_recorder(options, stack)
         indicators = Indicators()
         cgroups, node = _open_readers(options, config, hierarchy, stack)
-        neighbours = optional.neighbours(config, act, pods, hierarchy, _door(config))
-        told = (cluster, neighbours)
+        runtime = optional.runtime_side(config, act, pods, hierarchy, _door(config))
+        told = (cluster, runtime)
         sinks, reporting = await _open_exporters(options, config, (*journals, recorder), told, stack)
-        sinks += await cluster.join(stack)
-        more = (*cluster.sources, *optional.hardware(config, SYS), *neighbours.probes)
+        sinks += await cluster.join(config, act, stack)
+        sinks += (evicting := await optional.join_evicting(evictor, config, cluster, stack))
+        more = (*cluster.sources, *evicting, *optional.hardware(config, SYS), *runtime.probes)
         sensor = Sensor(
             cgroups=cgroups,
             node=node,
@@ -169,24 +175,25 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         loop = Loop(
             config=config,
             sensor=sensor,
-            actuator=Actuator(files, originals, act, neighbours.foretold),
+            actuator=Actuator(files, originals, act, runtime.foretold),
             sinks=sinks,
             triggers=_triggers(hierarchy, stack),
             evictor=evictor,
             node_knobs=node_knobs,
+            neighbours=cluster.neighbours,
             checkpoint=Checkpoint(*state) if act is Act.ON else None,
             forecasts=optional.open_forecasts(config, options.act, state, stack) if originals is not None else None,
             banner=(*state_missing, *told_missing, *act_missing, *waits_missing, *knobs_missing),
         )
         cluster.start(loop.obey, stack)
-        neighbours.start(lambda: loop.basis)
+        runtime.start(lambda: loop.basis)
         heap.few_collections()
         probes.start()
         stack.callback(asyncio.create_task(indicators.run(loop.pods)).cancel)
         try:
             await _until_told(loop, options)
         finally:
-            neighbours.end(files, originals)
+            runtime.end(files, originals)
             left = put_back(originals, files, node_knobs, loop.latest, journals[0]) if act is Act.ON else 0
             if act is not options.act:
                 log.warning("--act on was asked for, and nothing was written. %s", " ".join(act_missing))
@@ -221,11 +228,13 @@ def _open_originals(options: Options, stack: AsyncExitStack) -> tuple[Originals 
 
 
 def _effective(
-    asked: Act, files: KnobFiles, originals: Originals | None, pods: PodSource
+    asked: Act, files: KnobFiles, originals: Originals | None, pods: PodSource, config: Config
 ) -> tuple[Act, tuple[str, ...]]:
-    """What can really be done: without write access or a journal of originals, decisions run dry."""
+    """What can really be done: without write access, without a journal of originals, or as another's hands, nothing is."""
     if asked is not Act.ON:
         return asked, ()
+    if "advisor" in config.sockets.serve:
+        return Act.DRY_RUN, ("Decisions run dry: sockets.serve has advisor, whose QRM plugin carries them out.",)
     try:
         ours = managed(pods.read())
     except Unavailable:
@@ -273,11 +282,11 @@ async def _open_exporters(
     options: Options,
     config: Config,
     kept: tuple[DecisionJournal, EvictionJournal | None, Recorder | None],
-    told: tuple[optional.Cluster, optional.Nobody | Neighbours],
+    told: tuple[optional.Cluster, optional.Nobody | RuntimeSide],
     stack: AsyncExitStack,
 ) -> tuple[list[Sink], list[Probe]]:
     """Whoever is shown the rounds, and those of them that are sources too, because they say how they fare."""
-    (journal, evictions, recorder), (cluster, neighbours) = kept, told
+    (journal, evictions, recorder), (cluster, runtime) = kept, told
 
     def about() -> About:
         return About(
@@ -290,8 +299,9 @@ async def _open_exporters(
             recording=None if recorder is None else recorder.state,
             max_cgroups=config.exporters.max_cgroups,
             api_requests=cluster.requests(),
-            nri_answers=neighbours.answers,
+            nri_answers=runtime.answers,
             obeyed=cluster.obeyed(),
+            **cluster.exchanged(),
         )
 
     spans = None
@@ -309,7 +319,9 @@ async def _open_exporters(
         stale_s=stale_s,
         about=about,
         configuration=cluster.told,
+        checks=partial(optional.node_checks, options.state_dir),
         web_config=secured,
+        tokens=Tokens(cluster.review) if config.exporters.token_review else None,
     )
     port = await server.start(options.host, options.port)
     stack.push_async_callback(server.stop)

@@ -10,12 +10,12 @@ import msgspec
 
 from agent.config import Config
 from agent.hierarchy import Hierarchy, detect
-from agent.neighbours import NRI_SOCKET, nri_socket
 from agent.nri.session import connect
 from agent.optional import exists
+from agent.runtime_side import NRI_SOCKET, nri_socket
 from agent.sense.cgroup_paths import Driver, top_path
 from agent.sense.cri import Runtime
-from agent.sense.kubelet import Kubelet
+from agent.sense.kubelet import CONFIGZ, Kubelet
 from agent.sense.kubelet_managers import read
 from agent.sense.podjoin import Node, join
 from agent.sense.podlist import Garbage, Listing, decode
@@ -24,8 +24,6 @@ from agent.sense.running import SOCKETS, Looked, find_socket
 from api.checks import Check
 from api.pods import Pod
 from api.ports import Unavailable
-
-CONFIGZ = "/configz"
 
 
 class _Kubelet(msgspec.Struct, frozen=True, rename="camel"):
@@ -138,8 +136,8 @@ def _managers(root: Path, config: Config) -> tuple[Check, ...]:
 async def _configz(config: Config, hierarchy: Hierarchy) -> Check:
     name, root = "kubelet's configuration", config.kubelet.cgroup_root
     try:
-        async with Kubelet(config.kubelet) as kubelet:
-            said = msgspec.json.decode(await kubelet.ask(CONFIGZ), type=_Configz).kubeletconfig
+        async with Kubelet(config.kubelet, CONFIGZ) as kubelet:
+            said = msgspec.json.decode(await kubelet.ask(), type=_Configz).kubeletconfig
     except (Unavailable, msgspec.MsgspecError, ValueError) as error:
         remedy = (
             "allow `get` of nodes/proxy or nodes/configz, to have its drivers and its topology manager checked here"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -18,10 +17,9 @@ from agent.qrm.originals import default_state_dir
 from agent.sense.pods import PodsError, StaticPods
 from agent.settings import ConfigError
 from api.checks import Check
+from cli.tables import print_table
 from probes import doctor as kernel
 from probes.registry import NAMES
-
-LONGEST_LINE = 10_000
 
 
 @click.command()
@@ -63,7 +61,7 @@ def doctor(*, as_json: bool, state_dir: Path, kubelet: bool, config: Path | None
         for check in checks:
             mark = Text("no", "bold red") if not check.ok else Text("-", "dim") if lacks(check) else Text("ok", "green")
             table.add_row(mark, check.name, Text(check.detail), Text(check.remedy))
-        _print(table)
+        print_table(table)
         click.echo(f"\n{summary(checks)}")
     sys.exit(0 if all(check.ok for check in checks) else 1)
 
@@ -82,16 +80,3 @@ def summary(checks: Sequence[Check]) -> str:
         else f"{len(checks)} checked, nothing that is needed is missing"
     )
     return f"{said}; of what is optional this machine lacks {optional}, marked -" if optional else said
-
-
-def _print(table: Table) -> None:
-    """In a file or a pipe a row is a line, however long; a terminal breaks it."""
-    console = Console()
-    if console.is_terminal:
-        console.print(table)
-        return
-    console.width = LONGEST_LINE
-    with console.capture() as captured:
-        console.print(table)
-    for line in captured.get().splitlines():
-        click.echo(line.rstrip())

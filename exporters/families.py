@@ -59,6 +59,12 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """By answer; nothing where no container runtime asks."""
     obeyed: Mapping[Labels, bool] = {}
     """By kind, key and hash of the object."""
+    calls: Mapping[tuple[str, str, str], int] = {}
+    """Over sockets, by side, method and code; nothing where none are used."""
+    advice_ages_s: Mapping[tuple[str, str], float] = {}
+    """By `given` or `taken` and resource."""
+    peers: Mapping[str, int] = {}
+    """Of our sockets, by what they are to us."""
 
 
 class Tally(msgspec.Struct, frozen=True):
@@ -220,6 +226,9 @@ def _about(about: About) -> Iterator[Family]:
     yield points("dioptase_journal_writable", [((), None if writable is None else int(writable))])
     yield points("dioptase_api_requests_total", list(about.api_requests.items()))
     yield points("dioptase_nri_containers_total", (((answer,), count) for answer, count in about.nri_answers.items()))
+    yield points("dioptase_protocol_calls_total", list(about.calls.items()))
+    yield points("dioptase_advice_age_seconds", list(about.advice_ages_s.items()))
+    yield points("dioptase_protocol_peers", (((role,), count) for role, count in about.peers.items()))
     yield points("dioptase_config_obeyed", ((labels, int(held)) for labels, held in about.obeyed.items()))
     yield points("dioptase_otel_failures_total", [((), about.otel_failures)])
     yield points("dioptase_otel_dropped_spans_total", [((), about.otel_dropped_spans)])

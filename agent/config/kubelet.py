@@ -32,7 +32,8 @@ class KubeletConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     key_file: str = ""
     """and its key."""
     server_name: str = ""
-    """The name in the kubelet's certificate, which often is the node's alone; empty for the one in `url`."""
+    """The name in the kubelet's certificate; unless set, that of `--node` where `url` is an address of loopback, which no
+    certificate is for, and the one in `url` elsewhere."""
     verify: bool = True
     """False believes whoever answers at `url`, and gives him the token."""
     runtime_socket: str | None = None
