@@ -164,7 +164,6 @@ class Loop:
                     self._heir, self._known = False, self._inheriting(snapshot)
                 if self._damaged:
                     self._damaged, self._known = False, self._rebuilt(snapshot, started)
-                self._basis = None
                 judged, before, told = self._judged(snapshot, started)
                 # Before anything is moved: who is started next goes on from there, wherever this one was killed.
                 snapshot = self._saved(snapshot)
@@ -209,6 +208,7 @@ class Loop:
 
     def _judged(self, snapshot: Snapshot, now_ns: int) -> tuple[Judged, Remembered, Told]:
         """What is to be, by our advice or by that of whoever is asked in its stead; what was known before, and what he said."""
+        self._basis = None  # until the round is done, whatever becomes of it
         known, told = (self._known, Told()) if self._neighbours is None else self._neighbours.before(self._known)
         judged, self._known = judge(snapshot, self._config, known, now_ns, told)
         if self._neighbours is not None:

@@ -24,7 +24,7 @@ from agent.advisor.state import Memory
 from agent.config import Config
 from agent.qrm.asked import Asked, AskedMemory, ask
 from agent.qrm.cpu import YIELD, decide, yielding
-from agent.qrm.placing.ceiling import Ceiling, below, ceiling_of, with_ceiling
+from agent.qrm.placing.ceiling import Ceiling, below, ceiling_of, with_ceiling, without_exclusive
 from agent.qrm.placing.place import place
 from agent.qrm.placing.state import FALLBACK, CpuState, Placement, where_they_run, with_bindings
 from agent.qrm.placing.static import not_shared
@@ -88,12 +88,13 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     def decisions(self, snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]) -> tuple[Decision, ...]:
         """Every knob that something is to be said about, by the knobs that the kernel has for each cgroup: what the advice
         says of CPU comes first, and nothing that is wished for contradicts it."""
-        inside, managers = below(snapshot, self.ceiling), snapshot.node.kubelet
-        advice, placement = self.advice, self.placement
-        if managers is not None and managers.cpusets and advice is not None:
+        managers = snapshot.node.kubelet
+        if managers is not None and managers.cpusets and self.advice is not None and not self.advice.idle:
             # Who may run where is the kubelet's: what pools would keep apart, priority and quota have to.
-            advice, placement = msgspec.structs.replace(advice, idle=True), None
-        taken = () if advice is None else decide(advice, inside, knobs, placement)
+            yielding_too = msgspec.structs.replace(self.advice, idle=True)
+            return msgspec.structs.replace(self, advice=yielding_too, placement=None).decisions(snapshot, knobs)
+        inside = below(snapshot, self.ceiling)
+        taken = () if self.advice is None else decide(self.advice, inside, knobs, self.placement)
         wishes = (
             *self._together(snapshot, knobs),
             *(self.memory.wishes if self.memory is not None else ()),
@@ -133,7 +134,7 @@ def judge(
     whole = msgspec.structs.replace(snapshot, pods=with_bindings(snapshot.pods, known.cpus))
     # CPUs that no pod may have are nobody's need and nobody's to lend; memory and power are the whole node's.
     ceiling = ceiling_of(whole, known.ceiling)
-    snapshot = below(whole, ceiling)
+    snapshot = without_exclusive(below(whole, ceiling))
     previous = known.advisor.previous
     watched = look_ahead(previous, snapshot, known.forecasts, config.forecast, now_ns)
     before = msgspec.structs.replace(known.advisor, forecasts=watched.outlooks)
@@ -158,7 +159,7 @@ def judge(
         advisor = msgspec.structs.replace(advisor, advertised_by_numa=advertised.cores_by_numa)
     # Only where the advisor's policy is `none` may cpusets be suppressed: nothing is placed then.
     excluded = not_shared(snapshot, config.placing) if config.knobs.suppress.policy == "cpuset" else ()
-    asked, asked_memory = ask(snapshot, previous, config.knobs, known.asked, excluded)
+    asked, asked_memory = ask(below(whole, ceiling), previous, config.knobs, known.asked, excluded)
     if advice is not None:
         # A pod is shown with one reason, and to be without the CPUs that it asks for is the graver one.
         rejected = {**asked.bandwidth.rejected, **advice.rejected}

@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 NAME, INDEX = "dioptase", "50"
 """Plugins are asked in the order of their indices, and what one has set another may not."""
 AS_ASKED = "dioptase.io/as-asked"
-"""Annotation of a container: what its owner wanted of what was changed, so that an agent after this one can put it back."""
+"""Annotation of a container: of each knob that was changed what its owner wanted and what it was given, so that an agent after
+this one can put it back."""
 CALL_S = 5.0
 FIRST_WAIT_S, LAST_WAIT_S = 0.2, 10.0
 LARGEST_NOTE = 4096
@@ -44,7 +45,7 @@ _EVENTS = sum(
         wire.STOP_CONTAINER, wire.REMOVE_CONTAINER,
     )
 )  # fmt: skip
-_NOTE = msgspec.json.Decoder(dict[Knob, str])
+_NOTE = msgspec.json.Decoder(dict[Knob, tuple[str, str]])
 
 
 class Plugin:
@@ -142,8 +143,9 @@ class Plugin:
 
     def _remember(self, container: Any, note: str) -> None:
         try:
-            values = _NOTE.decode(note[:LARGEST_NOTE])
-            self._around.foretold.tell(cgroup_of(container), values, time.monotonic())
+            found = _NOTE.decode(note[:LARGEST_NOTE])
+            asked, given = ({knob: pair[which] for knob, pair in found.items()} for which in (0, 1))
+            self._around.foretold.tell(cgroup_of(container), asked, time.monotonic(), given=given)
         except (msgspec.MsgspecError, ValueError):
             log.warning("NRI: annotation %s of container %s cannot be read", AS_ASKED, container.id)
 
@@ -153,7 +155,8 @@ class Plugin:
             self._answers.expect(found)
             if found.values:
                 response.adjust.linux.resources.CopyFrom(resources_of(found.values))
-                response.adjust.annotations[AS_ASKED] = msgspec.json.encode(found.owners).decode()
+                note = {knob: (asked, found.values[knob]) for knob, asked in found.owners.items()}
+                response.adjust.annotations[AS_ASKED] = msgspec.json.encode(note).decode()
                 self._around.foretold.tell(found.cgroup, found.owners, time.monotonic())
         return response
 

@@ -31,6 +31,7 @@ class _Told(NamedTuple):
     at_s: float
     values: Mapping[Knob, str]
     anew: bool
+    given: Mapping[Knob, str]
 
 
 class Foretold:
@@ -41,13 +42,22 @@ class Foretold:
         self._told: dict[str, _Told] = {}
         self._coming: dict[str, float] = {}
 
-    def tell(self, cgroup: str, values: Mapping[Knob, str], now_s: float, *, anew: bool = False) -> None:
+    def tell(
+        self,
+        cgroup: str,
+        values: Mapping[Knob, str],
+        now_s: float,
+        *,
+        anew: bool = False,
+        given: Mapping[Knob, str] | None = None,
+    ) -> None:
         """What the owner of this cgroup wanted of each knob that is made with another value: in version 2's notation, but of
-        the weight the very shares, of which several are one weight. `anew` if he wants it only now, and the cgroup is there."""
+        the weight the very shares, of which several are one weight. `anew` if he wants it only now, and the cgroup is there.
+        Where it was told long ago, what it was made with is `given`: a knob that holds something else is its owner's again."""
         with self._lock:
             self._told = {path: told for path, told in self._told.items() if now_s - told.at_s < LONGEST_S}
             if values and len(self._told) < MOST:
-                self._told[cgroup] = _Told(now_s, values, anew)
+                self._told[cgroup] = _Told(now_s, values, anew, given or {})
                 if not anew:
                     self._coming[cgroup] = now_s
 
@@ -73,7 +83,7 @@ class Foretold:
         for cgroup, one in told.items():
             try:
                 cgroup_id = below(files.hierarchy.primary, cgroup).stat(follow_symlinks=False).st_ino
-                found = [_original(files, cgroup, cgroup_id, knob, value) for knob, value in one.values.items()]
+                found = [_original(files, cgroup, cgroup_id, knob, one) for knob in one.values]
             except (OSError, Vanished):
                 continue
             except Unavailable:
@@ -96,9 +106,11 @@ def _journal(found: list[Original], files: KnobFiles, originals: Originals, *, a
             originals.hands.note(entry, files.read_raw(entry.cgroup, entry.cgroup_id, entry.knob).texts)
 
 
-def _original(files: KnobFiles, cgroup: str, cgroup_id: int, knob: Knob, value: str) -> Original | None:
-    """None where the file holds what the owner wanted: somebody has put it back."""
-    raw = files.read_raw(cgroup, cgroup_id, knob)
+def _original(files: KnobFiles, cgroup: str, cgroup_id: int, knob: Knob, one: _Told) -> Original | None:
+    """None where the file holds what the owner wanted: somebody has put it back; or what is not ours."""
+    raw, value = files.read_raw(cgroup, cgroup_id, knob), one.values[knob]
+    if knob in one.given and files.decode(cgroup, knob, raw) != one.given[knob]:
+        return None
     told = {SHARES: f"{value}\n"} if knob is Knob.WEIGHT else files.shown(cgroup, knob, value)
     # What a limit is counted by, or whether memory follows, the owner has not asked for: it is as the kernel made it.
     texts = {**raw.texts, **{file: text for file, text in told.items() if file != MIGRATE}}

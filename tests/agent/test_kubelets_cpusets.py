@@ -50,6 +50,35 @@ def test_a_static_memory_manager_has_numa_nodes_alone() -> None:
     assert {knob for _, knob in found} == {Knob.CPUSET}
 
 
+def lent(kubelet: KubeletManagers | None, *, db_uses_s: float = 40) -> float:
+    """With a pod of four CPUs of its own that uses all of them, one that uses one, and twelve in all."""
+    db = msgspec.structs.replace(pod("db", QoSLevel.SHARED, request=4), uid="uid-db")
+    known = Remembered()
+    for second in (0, 10):
+        used = {"web": float(second), "db": db_uses_s * second / 10}
+        seen = snapshot(second, (*PODS, db), cpus=12, usage_s=used)
+        seen = msgspec.structs.replace(seen, node=msgspec.structs.replace(seen.node, kubelet=kubelet))
+        judged, known = judge(seen, CANONICAL, known, seen.taken_at_ns)
+    assert judged.advice is not None
+    return judged.advice.lent_cores
+
+
+@pytest.mark.parametrize("db_uses_s", [0, 40])
+def test_cpus_of_containers_alone_are_lent_to_nobody_however_idle_and_their_need_is_not_the_others(
+    db_uses_s: float,
+) -> None:
+    none = KubeletManagers(cpu="static", memory="none")
+    alone = KubeletManagers(cpu="static", memory="none", exclusive={"uid-db": {"db": (8, 9, 10, 11)}})
+    without = lent(alone, db_uses_s=db_uses_s)
+    assert without == 4, "of CPUs 0 to 7 four are the share pool's at least"
+    assert (lent(none, db_uses_s=0), lent(none, db_uses_s=40)) == (8, 5)
+
+
+def test_containers_with_cpus_alone_are_left_alone() -> None:
+    alone = KubeletManagers(cpu="static", memory="none", exclusive={"default/web": {"web": (6, 7)}})
+    assert {cgroup for cgroup, _ in decided(alone)} == {"/batch"}
+
+
 def _width(cpus: str) -> int:
     ends = [part.split("-") for part in cpus.split(",")]
     return sum(int(part[-1]) - int(part[0]) + 1 for part in ends)

@@ -47,6 +47,23 @@ def below(snapshot: Snapshot, ceiling: Ceiling | None) -> Snapshot:
     return msgspec.structs.replace(snapshot, topology=within(snapshot.topology, ceiling.cpus))
 
 
+def without_exclusive(snapshot: Snapshot) -> Snapshot:
+    """The same node without the CPUs that a static CPU manager of the kubelet has given to containers alone, and without those
+    containers: nobody else can run there, and they run nowhere else."""
+    given = snapshot.node.kubelet.exclusive if snapshot.node.kubelet is not None else {}
+    own = {cpu for containers in given.values() for cpus in containers.values() for cpu in cpus}
+    if not own:
+        return snapshot
+    pods = tuple(
+        msgspec.structs.replace(pod, containers=tuple(one for one in pod.containers if one.name not in given[pod.uid]))
+        if pod.uid in given
+        else pod
+        for pod in snapshot.pods
+    )
+    topology = within(snapshot.topology, [cpu for cpu in snapshot.topology.ids if cpu not in own])
+    return msgspec.structs.replace(snapshot, pods=pods, topology=topology)
+
+
 def with_ceiling(verdict: Verdict, ceiling: Ceiling | None, cpus: int) -> Verdict:
     """The same reason, and where CPUs are nobody's to give, that they are; `cpus` are those of the whole node."""
     if ceiling is None or len(ceiling.cpus) >= cpus:

@@ -109,7 +109,7 @@ async def test_a_container_is_made_with_what_the_next_round_would_give_it(tmp_pa
         cpus = made.adjust.linux.resources.cpu.cpus
         assert cpus, "kept apart from the share pool, which has the others"
         assert set(cpus) < set("0-123"), cpus
-        assert json.loads(made.adjust.annotations[AS_ASKED]) == {"cpuset.cpus": "0-3"}
+        assert json.loads(made.adjust.annotations[AS_ASKED]) == {"cpuset.cpus": ["0-3", cpus]}
         assert plugin.counts == {"adjusted": 1, "unchanged": 0, "unknown": 0, "late": 0}
 
 
@@ -202,9 +202,12 @@ async def test_who_was_made_by_an_agent_that_was_killed_is_known_by_his_annotati
     known, broken = (
         a_container(name, "reclaimed_cores", cgroup=f"{POD}/{name}").container for name in ("batch", "bad")
     )
-    known.annotations[AS_ASKED], broken.annotations[AS_ASKED] = '{"cpuset.cpus":"0-3"}', '{"cpuset.cpus":'
+    known.annotations[AS_ASKED] = '{"cpuset.cpus":["0-3","3"],"cpu.weight":["204","1"]}'
+    broken.annotations[AS_ASKED] = '{"cpuset.cpus":'
     agent.tree.make(BATCH)
     agent.tree.file(BATCH, "cpuset.cpus").write_text("3\n")
+    # What it was not given: somebody has changed it since.
+    agent.tree.file(BATCH, "cpu.shares").write_text("512\n")
     with agent.plugin(runtime.path) as plugin:
         await runtime.plugin()
         answer = await runtime.ask("Synchronize", wire.SynchronizeRequest(containers=[broken], more=True))
