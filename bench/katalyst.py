@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from bench.machine import cpu_ns_of, end_cleanly_on_sigterm, memory_kib_of, this_machine
 
 S = 1_000_000_000
 
 
-def measured(pids: Mapping[str, int], seconds: float, cpu_ns: Callable[[int], int] = cpu_ns_of) -> dict[str, dict[str, float]]:
+def measured(
+    pids: Mapping[str, int], seconds: float, cpu_ns: Callable[[int], int] = cpu_ns_of
+) -> dict[str, dict[str, float]]:
     """CPU in thousandths of one and memory in MiB, by name."""
     before, began = {name: cpu_ns(pid) for name, pid in pids.items()}, time.monotonic_ns()
     time.sleep(seconds)
@@ -42,8 +42,7 @@ def main() -> None:
 
     with both() as pids:
         found = measured(pids, options.seconds)
-    line = this_machine(os.fspath(Path("/sys/fs/cgroup"))).line
-    print(json.dumps({"seconds": options.seconds, "machine": str(line), "found": found}, indent=1))
+    print(json.dumps({"seconds": options.seconds, "machine": this_machine("hybrid").line(), "found": found}, indent=1))
 
 
 if __name__ == "__main__":

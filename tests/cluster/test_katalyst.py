@@ -7,44 +7,21 @@ nobody runs. What it does to cgroups is not looked at here.
 
 from __future__ import annotations
 
-import json
 import signal
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster import declared
 from tests.cluster.binaries import Missing
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
-from tests.cluster.names import CONTROL
 from tests.cluster.server import Server
-from tests.cluster.stock import ADVISOR, CNRS, OURS, QRM, REPORTER, STAND_IN, Beside, Place, obtain_katalyst
+from tests.cluster.side_by_side import ADVISED, CPUS, NODE, ROOT_FLAG, found_by_orm, stand, start_ours
+from tests.cluster.stock import ADVISOR, CNRS, ORM, OURS, QRM, REPORTER, Beside, obtain_katalyst
 
 pytestmark = pytest.mark.katalyst
-CPUS = 8
-ROOT = "/dioptase-nobody"
-"""No cgroup, so that what they write for reclaimed pods hits nobody."""
-LENT = "resource.katalyst.kubewharf.io/reclaimed_"
-
-
-def pod(name: str, qos: str, requests: dict[str, str]) -> dict[str, Any]:
-    container = {"name": "main", "image": "none", "resources": {"requests": requests, "limits": {}}}
-    said = {"name": "main", "ready": True, "containerID": f"containerd://{name}", "state": {"running": {}}}
-    annotations = {"katalyst.kubewharf.io/qos_level": qos, "cgroup.dioptase.io/main": f"{ROOT}/{name}"}
-    return {
-        "metadata": {"name": name, "namespace": "default", "uid": str(uuid.uuid4()), "annotations": annotations},
-        "spec": {"nodeName": "peer", "containers": [container]},
-        "status": {"phase": "Running", "containerStatuses": [said]},
-    }
-
-
-WEB = pod("web", "shared_cores", {"cpu": "500m", "memory": "64Mi"})
-BATCH = pod("batch", "reclaimed_cores", {f"{LENT}millicpu": "200", f"{LENT}memory": "64Mi"})
-PODS = {"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": [WEB, BATCH]}
 
 
 @pytest.fixture(scope="module")
@@ -57,26 +34,8 @@ def program() -> Path:
 
 @pytest.fixture
 def beside(ours: Cluster, definitions: Server, program: Path) -> Iterator[Beside]:
-    folder = ours.names.run / uuid.uuid4().hex[:4]
-    declared.write(folder / "machine", CPUS)
-    place = Place(ours.names.space(CONTROL), ours.names.address(CONTROL), declared.inside(folder / "machine"))
-    made = Beside(ours, place, program, folder / "k", "peer")
-    (folder / "pods.json").write_text(json.dumps(PODS))
-    made.start(STAND_IN, "python3", Path(__file__).with_name("stand_in.py"), "0.0.0.0", folder / "pods.json")
-    definitions.ask("POST", "/api/v1/nodes", {"metadata": {"name": "peer"}})
-    yield made
-    made.end()
-    definitions.ask("DELETE", "/api/v1/nodes/peer")
-
-
-def settings(**sockets: list[str]) -> dict[str, Any]:
-    return {
-        "advisor": {"policy": "canonical", "minShareCores": 2},
-        "memory": {"reclaimRoot": ROOT},
-        "placing": {"rampUpS": 0},
-        "report": {"periodS": 5, "windowS": 10},
-        "sockets": sockets,
-    }
+    with stand(ours, program) as made:
+        yield made
 
 
 THEIRS = {
@@ -115,11 +74,6 @@ def amounts(cnr: dict[str, Any], what: str) -> dict[str, int]:
     return {"cpu": number(found["cpu"]), "memory in 4 GiB": round(number(found["memory"]) / (4 << 30))}
 
 
-def start_ours(beside: Beside, **sockets: list[str]) -> None:
-    pods = beside.folder.parent / "pods.json"
-    beside.start_ours(settings(**sockets), "--pods", str(pods), "--act", "dry-run")
-
-
 def pools(beside: Beside) -> dict[str, int]:
     """CPUs of share and reclaim, as ours has them."""
     told = beside.metrics()
@@ -138,16 +92,22 @@ def given(beside: Beside) -> dict[str, int]:
     return {name: size(entries[name][""]["allocation_result"]) for name in ("share", "reclaim") if name in entries}
 
 
+def owners(beside: Beside) -> dict[str, str]:
+    """Pools of the pods that its ORM had it admit."""
+    entries = beside.state("cpu")["pod_entries"].values()
+    return {one["main"]["pod_name"]: one["main"]["owner_pool_name"] for one in entries if "main" in one}
+
+
 def test_a_stock_qrm_plugin_obeys_our_advisor(beside: Beside) -> None:
     start_ours(beside, serve=["advisor"])
-    advisor = [f"--{kind}-resource-plugin-advisor=true" for kind in ("cpu", "memory")]
-    beside.start_stock("katalyst-qrm", QRM, *advisor, f"--reclaim-relative-root-cgroup-path={ROOT}")
+    beside.start_stock("katalyst-qrm", [ORM, *QRM], *ADVISED, ROOT_FLAG, found_by_orm(beside))
     asked = 'dioptase_advice_age_seconds{direction="given",resource="%s"}'
     wait("advice", lambda: {asked % kind for kind in ("cpu", "memory")} <= beside.metrics().keys(), 60)
     wait("their pools", lambda: given(beside) == pools(beside), 30)
     # Its own rule would have put every CPU that no request needs into reclaim: 7 of 8.
     assert given(beside) == pools(beside) != {"share": 1, "reclaim": 7}
     assert sum(given(beside).values()) == CPUS
+    wait("its pods", lambda: owners(beside) == {"web": "share", "batch": "reclaim"}, 60)
     told = beside.metrics()
     assert told['dioptase_protocol_peers{role="qrm-plugin"}'] == 2
     refused = [name for name in told if "calls_total" in name and "GetAdvice" in name and 'code="OK"' not in name]
@@ -159,7 +119,7 @@ def test_a_stock_qrm_plugin_obeys_our_advisor(beside: Beside) -> None:
 def test_our_qrm_obeys_a_stock_advisor(beside: Beside) -> None:
     start_ours(beside, take=["cpu", "memory"])
     alone = pools(beside)
-    beside.start_stock("katalyst-advisor", [ADVISOR], f"--reclaim-relative-root-cgroup-path={ROOT}")
+    beside.start_stock("katalyst-advisor", [ADVISOR], ROOT_FLAG)
     trusted = 'dioptase_protocol_peers{role="advisor"}'
     wait("both to be trusted", lambda: beside.metrics()[trusted] == 2, 90)
     # Its share pool has 4 CPUs at least; ours was told 2.
@@ -170,8 +130,7 @@ def test_our_qrm_obeys_a_stock_advisor(beside: Beside) -> None:
 
 def test_a_stock_reporter_publishes_what_ours_tells(beside: Beside, definitions: Server) -> None:
     """With metrics it waits for those before it lets them begin, so it runs without: what it says comes by our socket."""
-    pods = beside.folder.parent / "pods.json"
-    beside.start_ours(settings(serve=["pod-resources"]), "--pods", str(pods), "--act", "dry-run", "--node", beside.name)
+    start_ours(beside, "--node", NODE, serve=["pod-resources"])
     wait("our zones", lambda: beside.cnr()["status"]["topologyZone"], 30)
     mine = beside.cnr()
     beside.cluster.daemons.end(OURS, signal.SIGTERM)
