@@ -206,7 +206,6 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
             banner=(*state_missing, *told_missing, *act_missing, *waits_missing, *knobs_missing),
         )
         cluster.start(loop.obey, stack)
-        _few_collections()
         probes.start()
         stack.callback(asyncio.create_task(indicators.run(loop.pods)).cancel)
         try:
@@ -374,6 +373,7 @@ def _triggers(hierarchy: Hierarchy, stack: AsyncExitStack) -> TriggerSet | None:
 
 async def _until_told(loop: Loop, options: Options) -> None:
     """Run rounds until SIGTERM, SIGINT, a terminal that closes (unless nohup has us ignore that) or the duration."""
+    _few_collections()
     running = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
