@@ -4,6 +4,7 @@ up [--nodes N]    make it; the shell lines that point kubectl at it are printed
 down              remove it, and whatever tests that were killed left behind
 env               print these lines again
 build             only compile what is missing
+katalyst          compile the stock Katalyst agent too
 """
 
 from __future__ import annotations
@@ -19,20 +20,21 @@ from tests.cluster.cluster import Cluster, made
 from tests.cluster.daemons import Late
 from tests.cluster.leftovers import Taken, release_abandoned
 from tests.cluster.names import Names
+from tests.cluster.stock import obtain_katalyst
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.cluster", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("verb", choices=("up", "down", "env", "build"))
+    parser.add_argument("verb", choices=("up", "down", "env", "build", "katalyst"))
     parser.add_argument("--nodes", type=int, choices=range(1, 4), default=1)
     options = parser.parse_args(arguments)
-    if options.verb != "build" and os.geteuid() != 0:
+    if options.verb not in ("build", "katalyst") and os.geteuid() != 0:
         print("namespaces and cgroups need root", file=sys.stderr)
         return 1
     try:
-        return {"up": up, "down": down, "env": env, "build": build}[options.verb](options.nodes)
+        return {"up": up, "down": down, "env": env, "build": build, "katalyst": katalyst}[options.verb](options.nodes)
     except (Missing, Taken, Late, OSError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -70,6 +72,11 @@ def build(_nodes: int) -> int:
     for name in BESIDE:
         beside(name)
     return 0
+
+
+def katalyst(nodes: int) -> int:
+    obtain_katalyst()
+    return build(nodes)
 
 
 def _end(number: int, _frame: object) -> None:

@@ -1,23 +1,28 @@
-"""The stock Katalyst agent on a node, and ours beside it: compiled only when it is asked for, run from folders of the cluster.
+"""The stock Katalyst agent and ours beside it: compiled only when it is asked for, run with sockets and state of their own.
 
-It expects `/kubepods` to be the kubelet's, and asks for Malachite at port 9002 of the node: that is where ours answers.
+It asks for Malachite at port 9002 of the node: that is where ours answers.
 """
 
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from tests.cluster.binaries import CACHE, HERE, Missing, compiled
+from tests.cluster.binaries import CACHE, HERE, compiled
 from tests.cluster.cluster import Cluster
-from tests.cluster.node import SOCKET, Node
+from tests.cluster.daemons import SPACES
+from tests.cluster.node import SOCKET
 
 ROOT = HERE.parents[1]
 NAME, MODULE, PACKAGES = "katalyst-agent", "katalyst", "github.com/kubewharf/katalyst-core/cmd"
 MALACHITE, METRICS = 9002, 9316
+OURS, STAND_IN = "dioptase", "kubelet-stand-in"
+CNRS = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources"
 REPORTER, ADVISOR, ORM = "katalyst-agent-reporter", "katalyst-agent-advisor", "katalyst-agent-orm"
 QRM = ("qrm_cpu_plugin", "qrm_memory_plugin")
 _RUN = "import sys; from cli.main import main; sys.argv[0] = 'dioptase'; sys.exit(main())"
@@ -31,27 +36,25 @@ def obtain_katalyst(cache: Path = CACHE) -> Path:
     return compiled(NAME, MODULE, PACKAGES, cache)
 
 
+class Place(NamedTuple):
+    """Where both run."""
+
+    space: str
+    """The network namespace,"""
+    address: str
+    """its address,"""
+    inside: tuple[str, ...]
+    """and what goes before each command, to see the right files."""
+
+
 class Beside:
-    """Both agents on one node. `folder` is a short one: sockets are in it."""
+    """Both agents at one place. `folder` is a short one: sockets are in it."""
 
-    def __init__(self, cluster: Cluster, node: Node, program: Path, folder: Path) -> None:
-        if node.cgroup_root != "/":
-            raise Missing("/kubepods is another cluster's: Katalyst looks nowhere else")
-        self.cluster, self.node, self.folder = cluster, node, folder
+    def __init__(self, cluster: Cluster, place: Place, program: Path, folder: Path, name: str) -> None:
+        self.cluster, self.place, self.folder, self.name = cluster, place, folder, name
         self._program = program
-        folder.mkdir(exist_ok=True)
-        for name in ("plugins", "advisor", "orm", "pods", "state", "checkpoints"):
-            (folder / name).mkdir(exist_ok=True)
-
-    @property
-    def stock(self) -> str:
-        """Its daemon,"""
-        return f"{self.node.name}-katalyst"
-
-    @property
-    def ours(self) -> str:
-        """and ours."""
-        return f"{self.node.name}-dioptase"
+        for part in ("plugins", "qrm", "advisor", "orm", "pods", "state", "checkpoints"):
+            (folder / part).mkdir(parents=True)
 
     @property
     def sockets(self) -> dict[str, str]:
@@ -63,65 +66,76 @@ class Beside:
         }
 
     def start_ours(self, settings: Mapping[str, Any], *options: str) -> None:
-        """Ours, with Malachite's documents, and these settings beside those that the node needs."""
-        kubelet = {"url": f"http://{self.node.address}:10255", "cgroupRoot": self.node.cgroup_root}
-        told = {"kubelet": kubelet, **settings, "sockets": {**self.sockets, **settings.get("sockets", {})}}
+        """Ours, with Malachite's documents, and these settings beside those of the place."""
+        told = {**settings, "sockets": {**self.sockets, **settings.get("sockets", {})}}
         config = self.folder / "dioptase.json"
         config.write_text(json.dumps(told))
         state = self.folder / "dioptase"
         state.mkdir(mode=0o700, exist_ok=True)
-        words = (
-            "env", f"PYTHONPATH={ROOT}", f"KUBECONFIG={self.cluster.kubeconfig}", sys.executable, "-c", _RUN, "agent",
-            "--kubelet", "--malachite", f"127.0.0.1:{MALACHITE}", "--listen", f"{self.node.address}:9102",
+        self.start(
+            OURS, "env", f"PYTHONPATH={ROOT}", f"KUBECONFIG={self.cluster.kubeconfig}", sys.executable, "-c", _RUN,
+            "agent", "--malachite", f"127.0.0.1:{MALACHITE}", "--listen", f"{self.place.address}:9102",
             "--state-dir", state, "--config", config, *options,
         )  # fmt: skip
-        self._start(self.ours, *words)
-        self.cluster.daemons.wait(self.ours, lambda: self.fetched(f"http://{self.node.address}:9102/healthz"), 60)
+        self.cluster.daemons.wait(OURS, lambda: self.metrics()["dioptase_build_info"], 60)
 
-    def start_stock(self, agents: Sequence[str], *flags: str, pod_resources: str = "") -> None:
-        """Theirs, with these of its parts. Pods come from kubelet's read-only port, nodes and CNR from the API server."""
+    def start_stock(self, name: str, agents: Sequence[str], *flags: str) -> None:
+        """Theirs, with these of its parts; each such process has a lock and a port of its own."""
         folder = self.folder
-        words = (
-            self._program, f"--kubeconfig={self.cluster.kubeconfig}", f"--node-name={self.node.name}",
-            f"--node-address={self.node.address}", f"--agents={','.join(agents)}", "--logtostderr=true", "-v=3",
-            f"--locking-file={folder}/lock", f"--generic-endpoint=:{METRICS}", "--cgroup-type=cgroupfs",
-            f"--plugin-registration-dir={folder}/plugins", f"--qrm-socket-dirs={folder}/plugins",
+        port = METRICS + len(list(folder.glob("*.lock")))
+        (folder / f"{name}.lock").touch()
+        sockets = [
+            f"--{kind}-{role}-sock-abs-path={folder}/advisor/{kind}_{role}.sock"
+            for kind in ("cpu", "memory")
+            for role in ("advisor", "plugin")
+        ]
+        self.start(
+            name, self._program, f"--kubeconfig={self.cluster.kubeconfig}", f"--node-name={self.name}",
+            f"--node-address={self.place.address}", f"--agents={','.join(agents)}", "--logtostderr=true",
+            f"--locking-file={folder}/{name}.lock", f"--generic-endpoint=:{port}", "--cgroup-type=cgroupfs",
+            f"--plugin-registration-dir={folder}/plugins", f"--qrm-socket-dirs={folder}/qrm",
             f"--orm-plugin-registration-dir={folder}/orm", f"--orm-pod-resources-socket=unix:{folder}/pods/orm.sock",
             "--topology-policy-name=none", "--orm-devices-provider=kubelet",
-            f"--orm-resource-names-map={MAPPED}",
-            f"--pod-resources-server-endpoint={pod_resources or f'{folder}/pods/orm.sock'}",
-            f"--kubelet-resource-plugin-path={folder}/orm/",
-            f"--checkpoint-manager-directory={folder}/checkpoints", f"--state-dir={folder}/state/",
-            f"--qrm-state-dir={folder}/state", f"--cpu-advisor-sock-abs-path={folder}/advisor/cpu_advisor.sock",
-            f"--cpu-plugin-sock-abs-path={folder}/advisor/cpu_plugin.sock",
-            f"--memory-advisor-sock-abs-path={folder}/advisor/memory_advisor.sock",
-            f"--memory-plugin-sock-abs-path={folder}/advisor/memory_plugin.sock",
+            "--orm-resource-names-map=resource.katalyst.kubewharf.io/reclaimed_millicpu=cpu,"
+            "resource.katalyst.kubewharf.io/reclaimed_memory=memory",
+            f"--pod-resources-server-endpoint={folder}/pods/ours.sock",
+            f"--kubelet-resource-plugin-path={folder}/orm/", f"--checkpoint-manager-directory={folder}/checkpoints",
+            f"--state-dir={folder}/state/", f"--qrm-state-dir={folder}/state", *sockets,
             f"--remote-runtime-endpoint=unix://{SOCKET}", f"--pod-notifier-root-path={folder}/notify",
             "--enable-reclaim=true", "--kubelet-pod-cache-sync-period=2s", *flags,
         )  # fmt: skip
-        self._start(self.stock, *words)
 
-    def fetched(self, url: str) -> str:
-        """What is answered in the node. Raises CalledProcessError."""
-        return self.node.run(
-            sys.executable, "-c", f"import urllib.request as u; print(u.urlopen({url!r}).read().decode())"
-        )
+    def start(self, name: str, *words: object) -> None:
+        """A program at the place, as a daemon of the cluster."""
+        self.cluster.daemons.start(name, self.place.space, (*self.place.inside, *words))
 
-    def end(self, name: str) -> None:
-        """One of both, in its own time."""
-        import signal  # noqa: PLC0415
+    def end(self) -> None:
+        """Whatever runs of it. Theirs does not always end when it is asked to."""
+        for name in self.cluster.daemons.names():
+            if name in (OURS, STAND_IN) or (self.folder / f"{name}.lock").exists():
+                self.cluster.daemons.end(name, signal.SIGTERM, seconds=15)
 
-        self.cluster.daemons.end(name, signal.SIGTERM)
+    def metrics(self) -> dict[str, float]:
+        """Of ours, by name and labels as they are written. Raises CalledProcessError."""
+        url = f"http://{self.place.address}:9102/metrics"
+        code = f"import urllib.request as u; print(u.urlopen({url!r}, timeout=5).read().decode())"
+        words = ["nsenter", f"--net={SPACES / self.place.space}", sys.executable, "-c", code]
+        said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+        pairs = (line.rpartition(" ") for line in said.splitlines() if line and not line.startswith("#"))
+        found = {name: float(value) for name, _space, value in pairs}
+        return found | {
+            name.partition("{")[0]: value for name, value in found.items() if "{" not in name or "build" in name
+        }
+
+    def state(self, kind: str) -> dict[str, Any]:
+        """What their QRM plugin of `cpu` or `memory` has on disk."""
+        found: dict[str, Any] = json.loads((self.folder / f"state/{kind}_plugin_state").read_text())
+        return found
 
     def log(self, name: str) -> str:
         return self.cluster.daemons.log(name).read_text(errors="replace")
 
     def cnr(self) -> dict[str, Any]:
         """What is published of the node. Raises Refused."""
-        found: dict[str, Any] = self.cluster.server.ask(
-            "GET", f"/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources/{self.node.name}"
-        )
+        found: dict[str, Any] = self.cluster.server.ask("GET", f"{CNRS}/{self.name}")
         return found
-
-    def _start(self, name: str, *words: object) -> None:
-        self.cluster.daemons.start(name, self.cluster.names.space(self.node.name), self.node.words(*words)[2:])

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from agent.qrm.placing.state import DEDICATED, POOL_ENTRY, Allocation, CpuState
+from agent.qrm.placing.state import DEDICATED, POOL_ENTRY, RESERVE, Allocation, CpuState
 from agent.qrm.protocol.common import MOST_ENTRIES, QUOTA_GATE, Unusable, by_uid
 from api.cpus import format_cpu_list, parse_cpu_list
 from api.pods import Pod
@@ -77,6 +77,10 @@ def request_of(state: CpuState, pods: tuple[Pod, ...]) -> Any:
                 made.metadata.SetInParent()
             else:
                 made.metadata.CopyFrom(metadata(known[entry], item, item.request_quantity, index=len(its)))
+    if RESERVE not in request.entries:
+        # That advisor says nothing without such a pool, be it empty.
+        request.entries[RESERVE].entries[POOL_ENTRY].allocation_info.owner_pool_name = RESERVE
+        request.entries[RESERVE].entries[POOL_ENTRY].metadata.SetInParent()
     gate = svc.FeatureGate(name=QUOTA_GATE, type="CPU")
     request.wanted_feature_gates[QUOTA_GATE].CopyFrom(gate)
     return request
@@ -88,6 +92,8 @@ def checkpoint_of(state: CpuState) -> Any:
     for entry, its in sorted(state.pod_entries.items()):
         for container, item in sorted(its.items()):
             found.entries[entry].entries[container].CopyFrom(allocation_info(item, pool=container == POOL_ENTRY))
+    if RESERVE not in found.entries:
+        found.entries[RESERVE].entries[POOL_ENTRY].owner_pool_name = RESERVE
     return found
 
 

@@ -1,0 +1,49 @@
+"""`python -m bench.katalyst`: what the stock Katalyst agent costs beside ours, in one run, on the same declared node and pods.
+
+Both look at a machine of eight CPUs with two pods that nobody runs, for a minute, one round a second here and one every five
+seconds there. Theirs asks our Malachite; its reporter has a process of its own, because with metrics it does not start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Mapping
+
+from bench.machine import cpu_ns_of, end_cleanly_on_sigterm, memory_kib_of, this_machine
+
+S = 1_000_000_000
+
+
+def measured(
+    pids: Mapping[str, int], seconds: float, cpu_ns: Callable[[int], int] = cpu_ns_of
+) -> dict[str, dict[str, float]]:
+    """CPU in thousandths of one and memory in MiB, by name."""
+    before, began = {name: cpu_ns(pid) for name, pid in pids.items()}, time.monotonic_ns()
+    time.sleep(seconds)
+    passed_ns = time.monotonic_ns() - began
+    return {
+        name: {
+            "cpu_milli": round((cpu_ns(pid) - before[name]) * 1000 / passed_ns, 1),
+            "rss_mib": round(memory_kib_of(pid) / 1024, 1),
+        }
+        for name, pid in pids.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.katalyst", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60)
+    options = parser.parse_args()
+    end_cleanly_on_sigterm()
+    # The cluster is the tests'; nothing else here needs it.
+    from tests.cluster.side_by_side import both  # noqa: PLC0415
+
+    with both() as pids:
+        found = measured(pids, options.seconds)
+    print(json.dumps({"seconds": options.seconds, "machine": this_machine("hybrid").line(), "found": found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""A declared node of eight CPUs with two pods that nobody runs, on which both agents are: for tests and for the benchmark."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.cluster import declared
+from tests.cluster.binaries import HERE
+from tests.cluster.cluster import Cluster, made
+from tests.cluster.daemons import wait
+from tests.cluster.names import CONTROL
+from tests.cluster.stock import ADVISOR, ORM, OURS, QRM, REPORTER, STAND_IN, Beside, Place, obtain_katalyst
+
+CPUS = 8
+NODE = "peer"
+NOWHERE = "/dioptase-nobody"
+"""No cgroup, so that what they write for reclaimed pods hits nobody."""
+LENT = "resource.katalyst.kubewharf.io/reclaimed_"
+ROOT_FLAG = f"--reclaim-relative-root-cgroup-path={NOWHERE}"
+ADVISED = tuple(f"--{kind}-resource-plugin-advisor=true" for kind in ("cpu", "memory"))
+
+
+def pod(name: str, qos: str, requests: dict[str, str]) -> dict[str, Any]:
+    """As a kubelet lists it."""
+    container = {"name": "main", "image": "none", "resources": {"requests": requests, "limits": {}}}
+    said = {"name": "main", "ready": True, "containerID": f"containerd://{name}", "state": {"running": {}}}
+    annotations = {"katalyst.kubewharf.io/qos_level": qos, "cgroup.dioptase.io/main": f"{NOWHERE}/{name}"}
+    return {
+        "metadata": {"name": name, "namespace": "default", "uid": str(uuid.uuid4()), "annotations": annotations},
+        "spec": {"nodeName": NODE, "containers": [container]},
+        "status": {"phase": "Running", "containerStatuses": [said]},
+    }
+
+
+WEB = pod("web", "shared_cores", {"cpu": "500m", "memory": "64Mi"})
+BATCH = pod("batch", "reclaimed_cores", {f"{LENT}millicpu": "200", f"{LENT}memory": "64Mi"})
+PODS = {"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": [WEB, BATCH]}
+
+
+@contextmanager
+def stand(cluster: Cluster, program: Path) -> Iterator[Beside]:
+    """The node, on the API server's machine; nothing of either agent runs when it is left."""
+    folder = cluster.names.run / uuid.uuid4().hex[:4]
+    declared.write(folder / "machine", CPUS)
+    place = Place(cluster.names.space(CONTROL), cluster.names.address(CONTROL), declared.inside(folder / "machine"))
+    beside = Beside(cluster, place, program, folder / "k", NODE)
+    pods_file(beside).write_text(json.dumps(PODS))
+    cluster.server.ask("POST", "/api/v1/nodes", {"metadata": {"name": NODE}})
+    try:
+        beside.start(STAND_IN, "python3", HERE / "stand_in.py", "0.0.0.0", pods_file(beside))
+        yield beside
+    finally:
+        beside.end()
+        cluster.server.ask("DELETE", f"/api/v1/nodes/{NODE}")
+
+
+def found_by_orm(beside: Beside) -> str:
+    """Has its ORM look for plugins where its QRM's are."""
+    return f"--plugin-registration-dir={beside.folder}/qrm"
+
+
+def pods_file(beside: Beside) -> Path:
+    return beside.folder.parent / "pods.json"
+
+
+def settings(**sockets: list[str]) -> dict[str, Any]:
+    return {
+        "advisor": {"policy": "canonical", "minShareCores": 2},
+        "memory": {"reclaimRoot": NOWHERE},
+        "placing": {"rampUpS": 0},
+        "report": {"periodS": 5, "windowS": 10},
+        "sockets": sockets,
+    }
+
+
+def start_ours(beside: Beside, *options: str, **sockets: list[str]) -> None:
+    beside.start_ours(settings(**sockets), "--pods", str(pods_file(beside)), "--act", "dry-run", *options)
+
+
+@contextmanager
+def both() -> Iterator[Mapping[str, int]]:
+    """Everything of theirs that works beside each other, and ours with Malachite, both sockets' protocols and the API server;
+    process ids by name, once they have settled."""
+    program = obtain_katalyst()
+    cluster = made(0)
+    try:
+        folder = HERE.parents[1] / "deploy/crds"
+        cluster.kubectl("apply", "--server-side", "-f", folder)
+        cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", folder)
+        with stand(cluster, program) as beside:
+            start_ours(beside, "--node", NODE, serve=["pod-resources", "resource-plugins"])
+            beside.start_stock("katalyst-agent", [ADVISOR, ORM, *QRM], *ADVISED, ROOT_FLAG, found_by_orm(beside))
+            beside.start_stock("katalyst-reporter", [REPORTER], "--enable-metrics-fetcher=false", found_by_orm(beside))
+            wait("their zones", lambda: beside.cnr()["status"]["topologyZone"], 60)
+            wait("their pods", lambda: WEB["metadata"]["uid"] in beside.state("cpu")["pod_entries"], 60)
+            found = {name: cluster.daemons.pid(name) for name in (OURS, "katalyst-agent", "katalyst-reporter")}
+            yield {name: pid for name, pid in found.items() if pid is not None}
+    finally:
+        cluster.release()

@@ -1,0 +1,153 @@
+"""The stock Katalyst agent as a peer, over the real sockets: its QRM plugins obey our advisor, our QRM obeys its advisor, its
+reporter publishes what it learns from ours.
+
+Its CPU plugin does not start on fewer CPUs than it keeps for reclaimed pods, so both see a machine of eight, whose pods
+nobody runs. What it does to cgroups is not looked at here.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.binaries import Missing
+from tests.cluster.cluster import Cluster
+from tests.cluster.daemons import wait
+from tests.cluster.server import Server
+from tests.cluster.side_by_side import ADVISED, CPUS, NODE, ROOT_FLAG, found_by_orm, stand, start_ours
+from tests.cluster.stock import ADVISOR, CNRS, ORM, OURS, QRM, REPORTER, Beside, obtain_katalyst
+
+pytestmark = pytest.mark.katalyst
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    try:
+        return obtain_katalyst()
+    except Missing as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def beside(ours: Cluster, definitions: Server, program: Path) -> Iterator[Beside]:
+    with stand(ours, program) as made:
+        yield made
+
+
+THEIRS = {
+    "": "its CPU flags have no name",
+    "nbw": "-1 of a card that has no speed; ours leaves out what is not known",
+    "cis": "instruction sets",
+    "topology": "network cards, as texts of JSON",
+}
+"""Properties that the stock agent alone has, as docs/katalyst-differences.md explains."""
+OURS_ALONE = {"cpu_codename": "theirs comes with metrics, which its reporter cannot wait for", "is_vm": "likewise"}
+
+
+def properties(cnr: dict[str, Any]) -> dict[str, Any]:
+    """Values by name; a quantity is a number, however it is written."""
+    listed = cnr["spec"]["nodeResourceProperties"]
+    return {
+        one["propertyName"]: number(one["propertyQuantity"]) if "propertyQuantity" in one else one.get("propertyValues")
+        for one in listed
+    }
+
+
+def number(quantity: str) -> int:
+    return int(quantity.removesuffix("Ki")) * (1024 if quantity.endswith("Ki") else 1)
+
+
+def zones(cnr: dict[str, Any]) -> set[tuple[str, str]]:
+    """Types and names of the tree's zones, down to NUMA nodes."""
+    sockets = cnr["status"]["topologyZone"]
+    return {(zone["type"], zone["name"]) for one in sockets for zone in (one, *one["children"])}
+
+
+def amounts(cnr: dict[str, Any], what: str) -> dict[str, int]:
+    """CPU and memory of the one NUMA node; memory to an eighth, because this machine's comes and goes."""
+    (socket,) = cnr["status"]["topologyZone"]
+    found = socket["children"][0]["resources"][what]
+    return {"cpu": number(found["cpu"]), "memory in 4 GiB": round(number(found["memory"]) / (4 << 30))}
+
+
+def pools(beside: Beside) -> dict[str, int]:
+    """CPUs of share and reclaim, as ours has them."""
+    told = beside.metrics()
+    return {name: int(told[f'dioptase_pool_cpus{{pool="{name}"}}']) for name in ("share", "reclaim")}
+
+
+def size(text: str) -> int:
+    """CPUs of a list in the kernel's syntax."""
+    parts = [part.split("-") for part in text.split(",") if part]
+    return sum(int(part[-1]) - int(part[0]) + 1 for part in parts)
+
+
+def given(beside: Beside) -> dict[str, int]:
+    """CPUs of share and reclaim, as their CPU plugin has them on disk."""
+    entries = beside.state("cpu")["pod_entries"]
+    return {name: size(entries[name][""]["allocation_result"]) for name in ("share", "reclaim") if name in entries}
+
+
+def owners(beside: Beside) -> dict[str, str]:
+    """Pools of the pods that its ORM had it admit."""
+    entries = beside.state("cpu")["pod_entries"].values()
+    return {one["main"]["pod_name"]: one["main"]["owner_pool_name"] for one in entries if "main" in one}
+
+
+def test_a_stock_qrm_plugin_obeys_our_advisor(beside: Beside) -> None:
+    start_ours(beside, serve=["advisor"])
+    beside.start_stock("katalyst-qrm", [ORM, *QRM], *ADVISED, ROOT_FLAG, found_by_orm(beside))
+    asked = 'dioptase_advice_age_seconds{direction="given",resource="%s"}'
+    wait("advice", lambda: {asked % kind for kind in ("cpu", "memory")} <= beside.metrics().keys(), 60)
+    wait("their pools", lambda: given(beside) == pools(beside), 30)
+    # Its own rule would have put every CPU that no request needs into reclaim: 7 of 8.
+    assert given(beside) == pools(beside) != {"share": 1, "reclaim": 7}
+    assert sum(given(beside).values()) == CPUS
+    wait("its pods", lambda: owners(beside) == {"web": "share", "batch": "reclaim"}, 60)
+    told = beside.metrics()
+    assert told['dioptase_protocol_peers{role="qrm-plugin"}'] == 2
+    refused = [name for name in told if "calls_total" in name and "GetAdvice" in name and 'code="OK"' not in name]
+    assert refused == []
+    for complaint in ("get advice from cpu advisor failed", "handle control knob failed"):
+        assert complaint not in beside.log("katalyst-qrm")
+
+
+def test_our_qrm_obeys_a_stock_advisor(beside: Beside) -> None:
+    start_ours(beside, take=["cpu", "memory"])
+    alone = pools(beside)
+    beside.start_stock("katalyst-advisor", [ADVISOR], ROOT_FLAG)
+    trusted = 'dioptase_protocol_peers{role="advisor"}'
+    wait("both to be trusted", lambda: beside.metrics()[trusted] == 2, 90)
+    # Its share pool has 4 CPUs at least; ours was told 2.
+    wait("their sizes", lambda: pools(beside) != alone, 30)
+    assert alone == {"share": 2, "reclaim": 6}
+    assert pools(beside) == {"share": 4, "reclaim": 4}
+
+
+def test_a_stock_reporter_publishes_what_ours_tells(beside: Beside, definitions: Server) -> None:
+    """With metrics it waits for those before it lets them begin, so it runs without: what it says comes by our socket."""
+    start_ours(beside, "--node", NODE, serve=["pod-resources"])
+    wait("our zones", lambda: beside.cnr()["status"]["topologyZone"], 30)
+    mine = beside.cnr()
+    beside.cluster.daemons.end(OURS, signal.SIGTERM)
+    definitions.ask("DELETE", f"{CNRS}/{beside.name}")
+    start_ours(beside, serve=["pod-resources"])
+    beside.start_stock("katalyst-reporter", [REPORTER], "--enable-metrics-fetcher=false")
+    wait("their zones", lambda: beside.cnr()["status"]["topologyZone"], 60)
+    found = beside.cnr()
+    ours, theirs = properties(mine), properties(found)
+    both = ours.keys() & theirs.keys()
+    assert {name: ours[name] for name in both} == {name: theirs[name] for name in both}
+    assert both >= {"numa", "cpu", "memory"}
+    assert theirs.keys() - both <= THEIRS.keys()
+    assert ours.keys() - both <= OURS_ALONE.keys()
+    assert zones(mine) == zones(found) == {("Socket", "0"), ("Numa", "0")}
+    for what in ("capacity", "allocatable"):
+        assert amounts(mine, what) == amounts(found, what)
+        assert amounts(mine, what)["cpu"] == CPUS
+    assert mine["status"]["topologyPolicy"].lower() == found["status"]["topologyPolicy"].lower()
+    definitions.ask("DELETE", f"{CNRS}/{beside.name}")
