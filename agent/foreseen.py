@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from agent.config import Config
-from agent.policy import Remembered, judge
+from agent.policy import Remembered, Told, judge
 from api.knobs import Knob
 from api.pods import Pod
 from api.samples import CgroupSample, Snapshot
@@ -27,6 +27,7 @@ class Basis(msgspec.Struct, frozen=True, kw_only=True):
     config: Config
     known: Remembered
     """Before it."""
+    told: Told = Told()
     now_ns: int
     knobs: Mapping[str, Collection[Knob]]
     """Those that the kernel has for each cgroup of the snapshot."""
@@ -44,7 +45,7 @@ def foreseen(basis: Basis, coming: Sequence[Pod], cgroup: str) -> dict[Knob, str
         pods[pod.uid] = joined(pods.get(pod.uid), pod)
     listed = tuple(sorted(pods.values(), key=lambda pod: pod.key))
     one_more = msgspec.structs.replace(snapshot, cgroups=groups, pods=listed)
-    judged, _ = judge(one_more, basis.config, basis.known, basis.now_ns)
+    judged, _ = judge(one_more, basis.config, basis.known, basis.now_ns, basis.told)
     decisions = judged.decisions(one_more, {**basis.knobs, **dict.fromkeys(fresh, there)})
     return {decision.knob: decision.value for decision in decisions if decision.cgroup == cgroup}
 

@@ -10,9 +10,9 @@ import msgspec
 
 from agent.config import Config
 from agent.hierarchy import Hierarchy, detect
-from agent.neighbours import NRI_SOCKET, nri_socket
 from agent.nri.session import connect
 from agent.optional import exists
+from agent.runtime_side import NRI_SOCKET, nri_socket
 from agent.sense.cgroup_paths import Driver, top_path
 from agent.sense.cri import Runtime
 from agent.sense.kubelet import CONFIGZ, Kubelet

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from agent.calls import CALLS
 from agent.config import Config
 from agent.forecast_state import ForecastFile
 from agent.hierarchy import Hierarchy, detect
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from agent.qrm.foretold import Foretold
     from agent.qrm.node_knobs import NodeKnobs
     from agent.qrm.originals import Originals
+    from agent.runtime_side import RuntimeSide
     from kube.client import Client
 
 NS_PER_S = 1_000_000_000
@@ -170,25 +172,26 @@ async def open_kubelet(
 
 
 class Nobody:
-    """Neighbours where the pods are a file's."""
+    """RuntimeSide where the pods are a file's."""
 
     foretold: Foretold | None = None
     probes: tuple[Probe, ...] = ()
+    answers: Mapping[str, int] = {}
 
     def start(self, basis: Callable[[], Basis | None]) -> None: ...
 
     def end(self, files: KnobFiles, originals: Originals | None) -> None: ...
 
 
-def neighbours(config: Config, act: Act, pods: PodSource, hierarchy: Hierarchy, door: Door) -> Neighbours | Nobody:
+def runtime_side(config: Config, act: Act, pods: PodSource, hierarchy: Hierarchy, door: Door) -> RuntimeSide | Nobody:
     """The kubelet's and the runtime's part in acting, where the pods are theirs."""
     if isinstance(pods, (StaticPods, NoPods)):
         return Nobody()
-    from agent.neighbours import Neighbours  # noqa: PLC0415 - what speaks to them
+    from agent.runtime_side import RuntimeSide  # noqa: PLC0415 - what speaks to them
     from agent.sense.kubepods import KubePods  # noqa: PLC0415
 
     assert isinstance(pods, KubePods)
-    return Neighbours(config, act, pods, door, hierarchy)
+    return RuntimeSide(config, act, pods, door, hierarchy)
 
 
 def patience_ns(config: Config) -> int:
@@ -208,7 +211,8 @@ def exists(mount: Path, cgroup: str) -> bool:
 
 
 class Cluster:
-    """The cluster's side of the agent: who is reported to, and obeyed. Without a node's name there is nobody."""
+    """The cluster's side of the agent: who is reported to, and obeyed, and the neighbours at sockets. Without a node's name,
+    and where the settings name no socket, there is nobody."""
 
     def __init__(self, node: str, state_dir: Path | None, *, kubelet: bool = False) -> None:
         """What was obeyed last is remembered in `state_dir`; nowhere, where somebody else has it. `kubelet` says whether there
@@ -218,6 +222,8 @@ class Cluster:
         self._config, self._started_wall_ns = Config(), time.time_ns()
         self._rules: Rules | None = None
         self._joined: Joined | None = None
+        self.neighbours: Neighbours | None = None
+        """Those at sockets, once they were joined."""
 
     def open(
         self, file: Mapping[str, Any], config: Config, fits: Callable[[Config], str]
@@ -233,14 +239,20 @@ class Cluster:
         self._rules = Rules(file, config, fits, saved)
         return self._rules.config, self._rules.messages
 
-    async def join(self, stack: AsyncExitStack) -> tuple[Sink, ...]:
+    async def join(self, config: Config, act: Act, stack: AsyncExitStack) -> tuple[Sink, ...]:
         """Who is shown the rounds, to report them. Raises Unavailable where no API server is named."""
+        told = config.sockets
+        if act is not Act.OFF and (told.serve or told.take):
+            from agent.neighbours import Neighbours  # noqa: PLC0415 - gRPC is 12 MiB, and most agents stand alone
+
+            self.neighbours = Neighbours(config)
+        beside = () if self.neighbours is None else self.neighbours.sinks
         if self._rules is None:
-            return ()
+            return beside
         from agent.cluster import join  # noqa: PLC0415
 
         self._joined = await join(self.node, self._rules, stack, kubelet=self.kubelet)
-        return self._joined.sinks
+        return (*self._joined.sinks, *beside)
 
     @property
     def client(self) -> Client | None:
@@ -250,12 +262,21 @@ class Cluster:
     @property
     def sources(self) -> tuple[Probe, ...]:
         """How that goes, once it was joined."""
-        return () if self._joined is None else self._joined.sources
+        beside = () if self.neighbours is None else self.neighbours.sources
+        return beside if self._joined is None else (*self._joined.sources, *beside)
 
     def start(self, obey: Callable[[Config], None], stack: AsyncExitStack) -> None:
         """Begin to report and to obey, until the stack is left."""
         if self._joined is not None:
             self._joined.start(obey, stack)
+        if self.neighbours is not None:
+            self.neighbours.start(stack)
+
+    def exchanged(self) -> Mapping[str, Any]:
+        """What exporters say of sockets: all calls, and what came of those of the neighbours. Any thread may ask."""
+        if self.neighbours is None:
+            return {"calls": CALLS.copy()}
+        return {"calls": CALLS.copy(), "advice_ages_s": self.neighbours.ages_s(), "peers": self.neighbours.peers()}
 
     async def review(self, token: str, path: str) -> bool | None:
         """Whether the account of this token may get that path; None: it is nobody's. Raises Unavailable."""

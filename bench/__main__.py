@@ -10,7 +10,18 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-BENCHMARKS = ("probe_cost", "event_cost", "rounds", "peers", "colocation", "predictors", "day", "soak", "fuzz")
+BENCHMARKS = (
+    "probe_cost",
+    "event_cost",
+    "rounds",
+    "peers",
+    "cluster",
+    "colocation",
+    "predictors",
+    "day",
+    "soak",
+    "fuzz",
+)
 HEAD = """# Results
 
 Measured by `make bench`; each section says when and on what. These machines are shared and noisy: compare numbers within a

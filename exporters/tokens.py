@@ -29,6 +29,7 @@ MOST_WAITING = 16
 LONGEST = 16 << 10
 """Letters of a token; those of accounts have one or two thousand."""
 OPEN = ("/healthz", "/readyz")
+METRICS, BELOW = "/metrics", "/dioptase"
 BESIDE = "X-Dioptase-Authorization"
 """Taken where there is no Authorization: the API server's proxy takes that one for itself and does not pass it on."""
 K = TypeVar("K")
@@ -61,6 +62,7 @@ class Tokens:
                 "this program asks for a token",
                 "send `Authorization: Bearer TOKEN` of an account of the cluster",
             )
+        path = right(path)
         key = hashlib.blake2b(f"{token}\0{path}".encode(), key=self._salt, digest_size=32).digest()
         at, allowed = self._known.get(key, (0.0, None))
         age_s = self._clock() - at if key in self._known else float("inf")
@@ -115,6 +117,12 @@ class Tokens:
         _put(self._known, key, (now, allowed))
         if not allowed:
             _put(self._wrong, address, now + PAUSE_S)
+
+
+def right(path: str) -> str:
+    """The URL that an account must be allowed to get: below one of our own, but for metrics, since every account of a cluster
+    may get what begins with /api there (its role system:discovery)."""
+    return path if path == METRICS else f"{BELOW}{path}"
 
 
 def _put(kept: OrderedDict[K, V], key: K, value: V) -> None:

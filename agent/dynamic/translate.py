@@ -25,6 +25,8 @@ _OF_STATUS = frozenset(
      "observedGeneration", "conditions")
 )  # fmt: skip
 """How far a rollout is; no configuration."""
+LONGEST, MOST = 4096, 4096
+"""Characters of a text, and entries of a list or map. What is obeyed is in memory, on disk and on the page of every node."""
 
 
 class Refused(ValueError):
@@ -84,6 +86,7 @@ def translate(grammar: Grammar, body: Any) -> Translation:
     said, where = body, ".".join(grammar.root)
     for name in grammar.root:
         said = said.get(name) if isinstance(said, Mapping) else None
+    _measure(said, where)
     config = _typed(grammar, said, where)
     settings: dict[Path, Value] = {}
     for rule in grammar.rules:
@@ -95,6 +98,21 @@ def translate(grammar: Grammar, body: Any) -> Translation:
         except ValueError as error:
             raise Refused(f"{where}.{rule.field}: {error}") from None
     return Translation(settings, tuple(_unused(grammar, config, said)))
+
+
+def _measure(said: Any, where: str) -> None:
+    """Raises Refused for what is out of proportion, wherever in the object, known or not."""
+    left = [(said, where)]
+    while left:
+        part, path = left.pop()
+        if isinstance(part, str) and len(part) > LONGEST:
+            raise Refused(f"{path}: has {len(part)} characters, and at most {LONGEST} are taken: shorten it")
+        if isinstance(part, Mapping | list | tuple) and len(part) > MOST:
+            raise Refused(f"{path}: has {len(part)} entries, and at most {MOST} are taken: leave some out")
+        if isinstance(part, Mapping):
+            left += [(value, f"{path}.{name:.60}") for name, value in part.items()]
+        elif isinstance(part, list | tuple):
+            left += [(value, f"{path}[{number}]") for number, value in enumerate(part)]
 
 
 def _typed(grammar: Grammar, said: Any, where: str) -> Mapping[str, Any]:

@@ -125,6 +125,7 @@ class Plugin:
         finally:
             reading.cancel()
             await asyncio.wait([reading])
+            await session.close()
 
     def _configured(self, request: Any) -> wire.ConfigureResponse:
         log.info("NRI: %s %s asks this agent", request.runtime_name, request.runtime_version)

@@ -84,7 +84,7 @@ class Session:
             self._waiting.pop(number, None)
 
     async def close(self) -> None:
-        """Hang up, if it was never run."""
+        """Hang up. Idempotent."""
         self._writer.close()
 
     def _take(self, message: Message) -> None:

@@ -63,7 +63,7 @@ class Actuator:
         self, files: KnobFiles, originals: Originals | None, act: Act, foretold: Foretold | None = None
     ) -> None:
         """`foretold` are originals of cgroups that were made with values of ours."""
-        self._files, self._foretold = files, foretold
+        self._files, self.foretold = files, foretold or Foretold()
         self._originals = originals
         self._act = act
         self._seen = Seen()
@@ -81,7 +81,9 @@ class Actuator:
         if self._act is Act.OFF:
             return ()
         with self._files.one_round():
-            self._adopt()
+            if self._originals is not None:
+                with suppress(Unavailable):  # they stay told, and a decision on one of them tells why
+                    self.foretold.adopt(self._files, self._originals)
             return self._applied(decisions, now_ns, loosen)
 
     def _applied(
@@ -109,11 +111,6 @@ class Actuator:
         outcomes.update((index, self._do(decisions[index])) for index in asked if decisions[index].knob in ONCE)
         outcomes.update(recalled)
         return tuple(outcomes[index] for index in range(len(decisions)))
-
-    def _adopt(self) -> None:
-        if self._foretold is not None and self._originals is not None:
-            with suppress(Unavailable):  # they stay told, and a decision on one of them tells why
-                self._foretold.adopt(self._files, self._originals)
 
     def finished(self) -> tuple[Outcome, ...]:
         """What came of earlier decisions that were to be done once, since this was last asked."""

@@ -7,7 +7,7 @@ original, before a round reads it: what is in its files then is the agent's own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -22,6 +22,8 @@ from api.ports import Unavailable, Vanished
 SHARES = "cpu.shares"
 LONGEST_S = 120.0
 """So long after it was told a cgroup may come into being: a container that is made and never started has none."""
+LISTED_S = 20.0
+"""So long after it was told a cgroup may be missing in the list of pods: what is slow is the start of the container."""
 MOST = 4096
 
 
@@ -37,6 +39,7 @@ class Foretold:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._told: dict[str, _Told] = {}
+        self._coming: dict[str, float] = {}
 
     def tell(self, cgroup: str, values: Mapping[Knob, str], now_s: float, *, anew: bool = False) -> None:
         """What the owner of this cgroup wanted of each knob that is made with another value: in version 2's notation, but of
@@ -45,6 +48,19 @@ class Foretold:
             self._told = {path: told for path, told in self._told.items() if now_s - told.at_s < LONGEST_S}
             if values and len(self._told) < MOST:
                 self._told[cgroup] = _Told(now_s, values, anew)
+                if not anew:
+                    self._coming[cgroup] = now_s
+
+    def coming(self, decided: Collection[str], now_s: float) -> frozenset[str]:
+        """Those that were made a moment ago and that no round has decided on yet, as far as `decided` says: whoever lists pods
+        knows of them a little later, and what they were made with is not to be taken back until then."""
+        with self._lock:
+            self._coming = {
+                cgroup: at_s
+                for cgroup, at_s in self._coming.items()
+                if cgroup not in decided and now_s - at_s < LISTED_S
+            }
+            return frozenset(self._coming)
 
     def adopt(self, files: KnobFiles, originals: Originals) -> int:
         """Journal the originals of those that exist by now; how many cgroups that were. Raises Unavailable where the journal

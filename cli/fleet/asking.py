@@ -89,6 +89,8 @@ async def listed(client: Client, labels: str, namespace: str) -> list[Pod]:
         found = await client.list(PODS, Scope(namespace=namespace, labels=labels))
     except (ApiError, Unreachable, ValueError) as error:
         raise Unavailable(f"pods cannot be listed: {error}", _remedy(error, "pods")) from error
+    for key, problem in found.problems.items():
+        raise Unavailable(f"pod {key} is not as pods are: {problem}", "see kubectl get pod -o yaml")
     return [found.objects[key] for key in sorted(found.objects)]
 
 

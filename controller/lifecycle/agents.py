@@ -1,4 +1,5 @@
-"""The effects of health: look at the agents' pods every few seconds, taint, untaint and evict what the judgement says.
+"""The effects of health: look at the agents' pods when one changes, and every few seconds; taint, untaint and evict what the
+judgement says.
 
 Each look judges anew from what is known then, so nothing is done on yesterday's judgement: a node whose agent came back while
 it waited for its turn is left alone.
@@ -7,6 +8,7 @@ it waited for its turn is left alone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -27,7 +29,8 @@ from kube.pace import Bucket
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 5.0
+LOOK_S, SOON_S = 5.0, 0.5
+"""Between two looks at most, and after an agent's pod changed: a roll-out changes thousands, which are looked at together."""
 OLD_S = 150.0
 """Bookmarks come once a minute; what was heard of longer ago is not known."""
 TAINTS, EVICTIONS = "dioptase_lifecycle_taints_total", "dioptase_lifecycle_evictions_total"
@@ -48,6 +51,9 @@ class AgentHealth:
         self._taints = Bucket(config.taint_per_s, max(1.0, config.taint_per_s * LOOK_S), now_s)
         self._evictions = Bucket(config.evict_per_s, max(1.0, config.evict_per_s * LOOK_S), now_s)
         self._judged = Judged(at_s=time.time())
+        self._wake = asyncio.Event()
+        for informer in self.pods:
+            informer.listen(lambda _: self._wake.set())
         self._untainting, self._tainting, self._evicting = Turns(), Turns(), Turns()
 
     async def run(self) -> None:
@@ -55,8 +61,11 @@ class AgentHealth:
         for informer in self._watched():
             await informer.synced.wait()
         while True:
+            self._wake.clear()
             await self._round(time.time())
-            await asyncio.sleep(LOOK_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), LOOK_S - SOON_S)
+            await asyncio.sleep(SOON_S)
 
     async def _round(self, now_s: float) -> None:
         wanted = [name for name, node in self._nodes.store.items() if self._among.matches(node.metadata.labels)]

@@ -24,12 +24,12 @@ class Agent:
         folder.mkdir(parents=True, exist_ok=True)
         self.node, self.folder, self.state = node, folder, folder / "state"
         self.log = folder / "agent.log"
-        kubelet = {"url": f"http://{node.address}:10255", "cgroupRoot": node.cgroup_root, **settings.pop("kubelet", {})}
-        config = folder / "settings.yaml"
-        config.write_text(json.dumps({"kubelet": kubelet, "probes": [], **settings}))
+        kubelet = {"url": f"http://{node.address}:10255", "cgroupRoot": node.cgroup_root, **settings.get("kubelet", {})}
+        self.config = folder / "settings.yaml"
+        self.config.write_text(json.dumps({"probes": [], **settings, "kubelet": kubelet}))
         self._words = (
-            sys.executable, "-c", "from cli.main import main; main()", "agent", "--kubelet", "--act", "on", "--config", config,
-            "--state-dir", self.state, "--listen", f"127.0.0.1:{PORT}", *words,
+            sys.executable, "-c", "from cli.main import main; main()", "agent", "--kubelet", "--act", "on",
+            "--config", self.config, "--state-dir", self.state, "--listen", f"127.0.0.1:{PORT}", *words,
         )  # fmt: skip
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -74,6 +74,11 @@ class Agent:
     def ask(self, path: str) -> str:
         """What its HTTP server answers."""
         return self.node.run("busybox", "wget", "-q", "-O", "-", f"http://127.0.0.1:{PORT}{path}")
+
+    def source(self, name: str) -> bool | None:
+        """Whether a source is well; None where there is none of that name."""
+        found = [up for key, up in self.metrics().items() if key.startswith(f'dioptase_source_up{{source="{name}"')]
+        return bool(found[0]) if found else None
 
     def metrics(self) -> dict[str, float]:
         """Samples by name and labels, as they are written."""

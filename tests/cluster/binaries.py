@@ -25,7 +25,7 @@ MODULES = HERE / "modules"
 GO_LOCK = HERE / "go.lock"
 """Go for machines that have none or an old one, as a Python package with its checksums."""
 KUBERNETES, CONTAINERD = "1.33.13", "v2.1.9"
-LEAST_GO = (1, 24)
+LEAST_GO = (1, 26)
 
 
 class Missing(Exception):
@@ -145,24 +145,44 @@ def compile_into(folder: Path, name: str, compiler: str, progress: str) -> None:
     """One program, with a line when it begins and the seconds when it is done. Raises Missing with what the compiler said."""
     module = PROGRAMS.get(name, name)
     source = SOURCES.get(module) or BESIDE[module]
-    print(f"compiling {name} ({progress}; minutes on first use)", flush=True)
+    words = ["-tags", source.tags, "-ldflags", f"-s -w {source.ldflags}", f"{source.packages}/{name}"]
+    _compile(folder / name, MODULES / module, compiler, words, progress)
+
+
+def compiled(name: str, module: str, packages: str, cache: Path = CACHE) -> Path:
+    """A program that no cluster needs, of a module of its own, with cgo. Raises Missing."""
+    digest = hashlib.sha256(b"".join((MODULES / module / file).read_bytes() for file in ("go.mod", "go.sum")))
+    path = cache / f"{module}-{digest.hexdigest()[:12]}" / "bin" / name
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (cache / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                words = ["-ldflags", "-s -w", f"{packages}/{name}"]
+                _compile(path, MODULES / module, go(cache), words, "1 of 1", cgo=True)
+    return path
+
+
+def _compile(path: Path, module: Path, compiler: str, words: list[str], progress: str, *, cgo: bool = False) -> None:
+    print(f"compiling {path.name} ({progress}; minutes on first use)", flush=True)
     began = time.monotonic()
-    part = folder / f"{name}.{os.getpid()}.part"
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     # What a killed run had begun.
-    for left in folder.glob("*.part"):
+    for left in path.parent.glob("*.part"):
         left.unlink()
-    words = ["build", "-trimpath", "-mod=readonly", "-tags", source.tags, "-ldflags", f"-s -w {source.ldflags}"]
     # Checksums are go.sum's; nothing of the environment changes what is made, and no other Go is downloaded.
-    settings = {"CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", "GOTOOLCHAIN": "local", "GOWORK": "off"}
+    settings = {
+        "CGO_ENABLED": str(int(cgo)), "GOFLAGS": "-buildvcs=false", "GOTOOLCHAIN": "local", "GOWORK": "off"
+    }  # fmt: skip
     done = subprocess.run(
-        [compiler, *words, "-o", str(part), f"{source.packages}/{name}"],
-        cwd=MODULES / module, env={**os.environ, **settings}, check=False, stderr=subprocess.PIPE, text=True,
+        [compiler, "build", "-trimpath", "-mod=readonly", "-o", str(part), *words],
+        cwd=module, env={**os.environ, **settings}, check=False, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     if done.returncode:
         part.unlink(missing_ok=True)
-        raise Missing(f"{name} cannot be compiled: {done.stderr.strip()[-2000:]}")
-    part.rename(folder / name)
-    print(f"compiled {name} in {time.monotonic() - began:.0f} s", flush=True)
+        raise Missing(f"{path.name} cannot be compiled: {done.stderr.strip()[-2000:]}")
+    part.rename(path)
+    print(f"compiled {path.name} in {time.monotonic() - began:.0f} s", flush=True)
 
 
 def go(cache: Path = CACHE) -> str:

@@ -55,3 +55,11 @@ class Server:
     def ask(self, method: str, path: str, body: Any = None, kind: str = JSON, seconds: float = 30) -> Any:
         """The same, decoded."""
         return json.loads(self.text(method, path, body, kind, seconds))
+
+    def refusal(self, method: str, path: str, body: Any = None, kind: str = JSON) -> Refused | None:
+        """Ask; why not, where it says no."""
+        try:
+            self.text(method, path, body, kind)
+        except Refused as error:
+            return error
+        return None

@@ -14,15 +14,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from deploy import chart
 from tests.cluster import audit
 from tests.cluster.audit import Asked
-from tests.cluster.binaries import beside
 from tests.cluster.cluster import Cluster, Failed
 from tests.cluster.daemons import wait
 from tests.cluster.objects import a_pod
-from tests.cluster.server import MERGE, Refused, Server
+from tests.cluster.server import MERGE, Server
 from tests.cluster.shipped import CHART, IMAGE, TAG, archive, helm
+from tests.cluster.test_rights import rules
 
 pytestmark = pytest.mark.cluster
 NAMESPACE, RELEASE = "dioptase-system", "dioptase"
@@ -31,8 +30,8 @@ CONFIG, NODE = "config.katalyst.kubewharf.io", "node.katalyst.kubewharf.io"
 CGROUPS = Path("/sys/fs/cgroup")
 KNOBS = ("cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.idle", "cpu.weight", "cpu.max", "cpuset.cpus")
 QOS = "katalyst.kubewharf.io/qos_level"
-# Bits of CAP_SYS_PTRACE, CAP_PERFMON and CAP_BPF: include/uapi/linux/capability.h.
-CAPABILITIES = 1 << 19 | 1 << 38 | 1 << 39
+# Bits of CAP_PERFMON and CAP_BPF: include/uapi/linux/capability.h.
+CAPABILITIES = 1 << 38 | 1 << 39
 RARE = {
     Asked("", "events", "create"): "only when a pod is evicted",
     Asked("", "pods/eviction", "create"): "only 20 minutes after an agent is gone",
@@ -261,17 +260,6 @@ def test_helm_asks_them_too(installed: Installed) -> None:
     assert "Phase:          Succeeded" in installed.helm("test", RELEASE, "--timeout=60s")
 
 
-def rules(server: Server, path: str) -> set[Asked]:
-    """Every verb on every resource that a role grants."""
-    return {
-        Asked(group, resource, verb)
-        for rule in server.ask("GET", path)["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
-
-
 def granted(installed: Installed, account: str) -> set[Asked]:
     roles = "/apis/rbac.authorization.k8s.io/v1"
     found = rules(installed.server, f"{roles}/clusterroles/{account}")
@@ -321,83 +309,6 @@ def test_every_right_is_used_or_it_is_known_why_not(installed: Installed, accoun
     )
     assert unknown == set()
     assert used, "an empty log would prove nothing"
-
-
-@pytest.mark.parametrize("account", [AGENT, CONTROLLER])
-def test_without_any_one_of_its_rights_the_request_is_refused(installed: Installed, account: str) -> None:
-    """For each a role that lacks it alone, and the very request, by somebody who has that role."""
-    rights = granted(installed, account)
-    items = []
-    for number, missing in enumerate(sorted(rights)):
-        name = f"less-{account}-{number}"
-        said = [{"apiGroups": [r.group], "resources": [r.resource], "verbs": [r.verb]} for r in rights - {missing}]
-        meta = {"name": name, "labels": {"less": account}}
-        rbac = "rbac.authorization.k8s.io"
-        items.append({"apiVersion": f"{rbac}/v1", "kind": "ClusterRole", "metadata": meta, "rules": said})
-        items.append({
-            "apiVersion": f"{rbac}/v1", "kind": "ClusterRoleBinding", "metadata": meta,
-            "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": name},
-            "subjects": [{"apiGroup": rbac, "kind": "User", "name": name}],
-        })  # fmt: skip
-    made = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
-    installed.cluster.kubectl("create", "-f", "-", said=made)
-    try:
-        wait("the last role", lambda: allowed(installed.server, f"less-{account}-{len(rights) - 1}", sorted(rights)[0]))
-        passed = []
-        for number, missing in enumerate(sorted(rights)):
-            name = f"less-{account}-{number}"
-            others = sorted(rights - {missing})
-            assert allowed(installed.server, name, others[number % len(others)])
-            if not refused(installed, name, missing):
-                passed.append(missing)
-        assert passed == []
-    finally:
-        installed.cluster.kubectl("delete", "clusterroles,clusterrolebindings", "-l", f"less={account}")
-
-
-def allowed(server: Server, user: str, right: Asked) -> bool:
-    resource, _, subresource = right.resource.partition("/")
-    wanted = {"group": right.group, "resource": resource, "subresource": subresource, "verb": right.verb}
-    spec = {
-        "user": user,
-        "resourceAttributes": {**wanted, "namespace": NAMESPACE if resource in ("leases", "pods", "events") else ""},
-    }
-    return bool(
-        server.ask("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", {"spec": spec})["status"]["allowed"]
-    )
-
-
-METHODS = {
-    "get": "GET",
-    "list": "GET",
-    "watch": "GET",
-    "create": "POST",
-    "patch": "PATCH",
-    "update": "PUT",
-    "delete": "DELETE",
-}
-
-
-def refused(installed: Installed, user: str, right: Asked) -> bool:
-    """Whether the API server refuses it, by name; what is the kubelet's to ask is asked as it does."""
-    if right.resource in ("nodes/pods", "nodes/finalizers"):
-        return not allowed(installed.server, user, right)
-    plural, _, subresource = right.resource.partition("/")
-    root = f"/apis/{right.group}/{'v1' if right.group.endswith('k8s.io') else 'v1alpha1'}" if right.group else "/api/v1"
-    namespace = (
-        f"/namespaces/{NAMESPACE}" if plural in ("leases", "events") or right.resource == "pods/eviction" else ""
-    )
-    name = "" if right.verb in ("list", "watch") or (right.verb == "create" and not subresource) else "/some"
-    path = f"{root}{namespace}/{plural}{name}{f'/{subresource}' if subresource else ''}?dryRun=All"
-    path += "&watch=true&timeoutSeconds=1" if right.verb == "watch" else ""
-    body = None if METHODS[right.verb] in ("GET", "DELETE") else {}
-    try:
-        installed.server.text(
-            METHODS[right.verb], path, body, MERGE if right.verb == "patch" else "application/json", user=user
-        )
-    except Refused as error:
-        return error.status == 403 and f'cannot {right.verb} resource "{right.resource}"' in str(error)
-    return False
 
 
 def test_a_right_that_is_taken_away_is_missed_by_name(installed: Installed) -> None:
@@ -463,26 +374,3 @@ def test_after_uninstall_every_cgroup_is_as_it_was(installed: Installed) -> None
     after = installed.knobs()
     assert {path: after[path] for path in installed.before} == installed.before
     assert '"entries":[]' in (installed.state / "originals.json").read_text()
-
-
-@pytest.mark.parametrize(
-    ("value", "path"),
-    [
-        ("agent.act=yes", "/agent/act"),
-        ("agent.port=0", "/agent/port"),
-        ("agent.stateDir=lib", "/agent/stateDir"),
-        ("agent.capabilities={sys_admin}", "/agent/capabilities/0"),
-        ("tokenRevew=true", "'tokenRevew' not allowed"),
-        ("metrics.scrapers[0].name=a", "/metrics/scrapers/0"),
-    ],
-)
-def test_a_value_that_cannot_be_is_refused_with_its_path(ours: Cluster, value: str, path: str) -> None:
-    with pytest.raises(Failed, match=re.escape(path)):
-        helm(ours, "template", "x", CHART, "--set", value)
-
-
-def test_the_kustomize_base_is_the_chart(ours: Cluster) -> None:
-    assert chart.BASE.read_text() == chart.base(str(beside("helm")))
-    shown = ours.kubectl("kustomize", chart.BASE.parent)
-    assert shown.count("\nkind: ") == chart.BASE.read_text().count("\nkind: ") + 1
-    assert f"image: {IMAGE}:0.1.0" in shown

@@ -38,6 +38,8 @@ from kube import client as client_module
 from kube.client import Client
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
+from tests.cluster.existing import Existing
+from tests.cluster.objects import a_pod
 from tests.cluster.server import JSON, MERGE, Server
 from tests.exporters.certificates import Authority
 from tests.rich import rich_round
@@ -279,6 +281,17 @@ def test_one_node_explains_itself(mixed: Fleet, call: Call) -> None:
         assert complaint in done.stderr
 
 
+def test_a_wrong_scheme_is_told(fleet: Fleet, agents: Agents, call: Call, tmp_path: Path) -> None:
+    Authority(tmp_path).issue("server")
+    (tmp_path / "tls.yml").write_text("tls_server_config: {cert_file: server.crt, key_file: server.key}\n")
+    fleet.agent("a", agents.start(told(), WebConfig(tmp_path / "tls.yml", check)), "HTTP")
+    fleet.agent("b", agents.start(told()), "HTTPS")
+    rows = json.loads(call("top", "-o", "json").stdout)
+    said = [row["problem"].partition("cannot reach it: ")[2] for row in rows]
+    assert said == ["EOF", "tls: first record does not look like a TLS handshake"]
+    assert all("over TLS if its probe says HTTPS" in row["remedy"] for row in rows)
+
+
 def test_json_has_the_numbers(mixed: Fleet, call: Call) -> None:
     rows = json.loads(
         call("top", "-o", "json", "--node", mixed.name("a-plain"), "--node", mixed.name("d-closed")).stdout
@@ -427,3 +440,33 @@ def test_kubectl_finds_it(fleet: Fleet, agents: Agents, ours: Cluster, tmp_path:
     assert "on, grow" in done.stdout
     helped = subprocess.run([*words[:2], "top", "-h"], capture_output=True, text=True, check=True, env=environment)
     assert helped.stdout.startswith("Usage: kubectl dioptase top ")
+
+
+def test_an_agent_in_a_pod_of_a_real_node_is_asked(
+    ours: Cluster, cluster: Cluster | Existing, server: Server, workspace: str, tmp_path: Path
+) -> None:
+    """The code is this machine's, by hostPath, and so is its root: what an image has is tested with the image."""
+    pod = a_pod("agent", **{"app.kubernetes.io/name": "dioptase", "app.kubernetes.io/component": "agent"})
+    options = f"--listen 0.0.0.0:9102 --state-dir {tmp_path}/state"
+    inside = f"cd {ROOT} && exec {sys.executable} -c 'from cli.main import main; main()' agent {options}"
+    pod["spec"]["volumes"] = [{"name": "root", "hostPath": {"path": "/"}}]
+    pod["spec"]["containers"][0] |= {
+        "command": ["chroot", "/host", "sh", "-c", inside],
+        "volumeMounts": [{"name": "root", "mountPath": "/host"}],
+        "readinessProbe": {"httpGet": {"path": "/healthz", "port": 9102}, "periodSeconds": 1},
+    }
+    server.ask("POST", f"/api/v1/namespaces/{workspace}/pods", pod)
+    base = ["--kubeconfig", str(ours.kubeconfig), "-n", workspace, "--node", "node1"]
+
+    def row() -> dict[str, Any]:
+        (found,) = json.loads(run("top", "-o", "json", *base).stdout)
+        return dict(found)
+
+    wait("the agent", lambda: row().get("busy_cores") is not None, 120)
+    assert row()["cpus"] == os.cpu_count()
+    assert row()["allocatable_cores"] == pytest.approx(row()["cpus"] - 0.1), "the kubelet keeps 100m back"
+    said = run("config", "intervalS", *base)
+    assert said.stdout.split() == ["intervalS", "1", "(default)"]
+    found = json.loads(run("doctor", "-o", "json", *base).stdout)
+    assert [one["ok"] for one in found if one["name"] == "agent"] == [True]
+    assert "Now: round" in run("explain", "node1", *base).stdout

@@ -198,7 +198,7 @@ async def url() -> AsyncIterator[str]:
         ("/metrics", {}, 401, "send `Authorization: Bearer TOKEN`"),
         ("/metrics", {"Authorization": "Bearer poor"}, 403, "may not get /metrics"),
         ("/", {}, 401, "token"),
-        ("/api/v1/snapshot", {"Authorization": "Bearer good"}, 403, "may not get /api/v1/snapshot"),
+        ("/api/v1/snapshot", {"Authorization": "Bearer good"}, 403, "may not get /dioptase/api/v1/snapshot"),
         ("/healthz", {}, 200, "ok\n"),
         ("/readyz", {}, 200, "ok\n"),
         ("/healthz/", {}, 401, "token"),

@@ -400,6 +400,13 @@ def test_kinds_of_which_little_or_nothing_is_obeyed_say_so(
             {"enabledStrategies": [{"name": "borwein_v3", "parameters": {"strategy_slots": "[1]"}}]},
             "status.enabledStrategies: strategy_slots is no JSON list of objects with net, offset",
         ),
+        (
+            ADMIN,
+            nested(f"{RECLAIM}.disableReclaimSharePools", ["a", "x" * 4097]),
+            f"spec.config.{RECLAIM}.disableReclaimSharePools[1]: has 4097 characters, and at most 4096 are taken",
+        ),
+        (ADMIN, {"unknown": {"of": [0] * 4097}}, "spec.config.unknown.of: has 4097 entries"),
+        (ADMIN, {str(number): 0 for number in range(4097)}, "spec.config: has 4097 entries"),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_field(grammar: Grammar, config: Any, message: str) -> None:

@@ -1,0 +1,210 @@
+"""What the agent costs on a real node with a hundred real pods, beside what the kubelet and containerd cost there.
+
+Half of the pods are online, half reclaimed, and all are idle: what is measured is looking after them. In a second phase the
+API server is gone (`--away`), and what came of that is told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agent.hierarchy import detect
+from bench.machine import cpu_ns_of, end_cleanly_on_sigterm, memory_kib_of, this_machine
+from tests.cluster.accounts import Account
+from tests.cluster.binaries import Missing
+from tests.cluster.cluster import Cluster, made
+from tests.cluster.control import API_SERVER
+from tests.cluster.daemons import Late, wait
+from tests.cluster.objects import a_pod
+from tests.cluster.pods import QOS
+from tests.cluster.programs import CODE, Agent, Controller
+
+RESULTS = Path(__file__).parent / "results"
+PODS = "/api/v1/namespaces/default/pods"
+LEVELS = ("shared_cores", "reclaimed_cores")
+NS_PER_MS, KIB_PER_MIB = 1_000_000, 1024
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one program, or of several of a kind together."""
+
+    cpu_ms: float
+    """For each second."""
+    rss_mib: float
+
+
+class Phase(msgspec.Struct, frozen=True, kw_only=True):
+    """So many seconds, and what was spent in them."""
+
+    name: str
+    seconds: float
+    rounds: int
+    pods: int
+    """That still ran as they did before, at its end."""
+    costs: Mapping[str, Cost]
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything, with what it was measured on."""
+
+    machine: str
+    pods: int
+    phases: Sequence[Phase]
+
+
+def measure(pods: int, seconds: float, away: float) -> Run:
+    """Make a cluster, look at it, and remove it. Raises Missing and Late."""
+    cluster = made(1)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="dioptase-bench-"))
+        cluster.kubectl("apply", "--server-side", "-f", CODE / "deploy/crds")
+        cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", CODE / "deploy/crds")
+        _fill(cluster, pods)
+        controller = Controller(cluster, Account(cluster, "dioptase-controller", "default", folder), folder)
+        account = Account(cluster, "dioptase-agent", "default", folder)
+        agent = Agent(cluster, cluster.nodes[0], account, folder, options=("--act", "on"))
+        controller.begin()
+        agent.begin()
+        agent.wait("the pods", lambda: len(agent.view()["containers"]) == pods)
+        time.sleep(10)  # probes load, and what is new is written once
+        phases = [_phase("at rest", cluster, agent, controller, seconds)]
+        if away:
+            cluster.daemons.end(API_SERVER)
+            phases.append(_phase("API server away", cluster, agent, controller, away))
+            cluster.daemons.again(API_SERVER)
+            cluster.control.ready()
+            phases.append(_phase("and back", cluster, agent, controller, min(seconds, 20.0)))
+        agent.end()
+        return Run(machine=this_machine(detect().mode).line(), pods=pods, phases=phases)
+    finally:
+        cluster.release()
+
+
+def _fill(cluster: Cluster, pods: int) -> None:
+    """So many pods, running."""
+    for number in range(pods):
+        pod: dict[str, Any] = a_pod(f"pod{number:03}")
+        pod["metadata"]["annotations"] = {QOS: LEVELS[number % 2]}
+        pod["spec"]["containers"][0]["command"] = ["sleep", "infinity"]
+        pod["spec"]["terminationGracePeriodSeconds"] = 0
+        cluster.server.ask("POST", PODS, pod)
+    wait(f"{pods} pods", lambda: _well(cluster) == pods, 240)
+
+
+def _well(cluster: Cluster) -> int:
+    """Pods that run, and never began anew."""
+    found = cluster.server.ask("GET", PODS)["items"]
+    statuses = [pod["status"].get("containerStatuses", []) for pod in found]
+    return sum(bool(each) and all(one["ready"] and not one["restartCount"] for one in each) for each in statuses)
+
+
+def _phase(name: str, cluster: Cluster, agent: Agent, controller: Controller, seconds: float) -> Phase:
+    began, seq, before = time.monotonic(), agent.view()["seq"], _spent(cluster, agent, controller)
+    time.sleep(seconds)
+    after, passed = _spent(cluster, agent, controller), time.monotonic() - began
+    costs = {
+        program: Cost(cpu_ms=(cpu - before.get(program, (cpu, 0))[0]) / NS_PER_MS / passed, rss_mib=kib / KIB_PER_MIB)
+        for program, (cpu, kib) in after.items()
+    }
+    pods = _well(cluster) if cluster.daemons.pid(API_SERVER) is not None else len(agent.view()["containers"])
+    return Phase(name=name, seconds=passed, rounds=agent.view()["seq"] - seq, pods=pods, costs=costs)
+
+
+def _spent(cluster: Cluster, agent: Agent, controller: Controller) -> dict[str, tuple[int, int]]:
+    """CPU time in ns and memory in KiB so far, by program."""
+    daemons = cluster.daemons
+    pids: dict[str, Sequence[int | None]] = {
+        "agent": [agent.pid],
+        "controller": [controller.pid],
+        "kubelet": [daemons.pid("node1-kubelet")],
+        "containerd": [daemons.pid("node1-containerd")],
+        "containerd's shims": _shims(cluster),
+        "kube-proxy": [daemons.pid("node1-proxy")],
+        "API server": [daemons.pid(API_SERVER)],
+    }
+    spent = {}
+    for name, those in pids.items():
+        running = [pid for pid in those if pid is not None]
+        if running:
+            spent[name] = (sum(map(cpu_ns_of, running)), sum(map(memory_kib_of, running)))
+    return spent
+
+
+def _shims(cluster: Cluster) -> list[int]:
+    """Of each pod the process that containerd leaves beside it; those of other nodes have other mounts."""
+    space = cluster.daemons.pid("node1")
+    assert space is not None
+    mine = Path(f"/proc/{space}/ns/mnt").stat().st_ino
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if (
+                process.name.isdigit()
+                and (process / "comm").read_text().startswith("containerd-shim")
+                and (process / "ns/mnt").stat().st_ino == mine
+            ):
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def markdown(run: Run) -> str:
+    """The section of RESULTS.md."""
+    first, names = run.phases[0].costs, [each.name for each in run.phases]
+    kubelet = first["kubelet"]
+    heads = ["program", *(f"CPU, {name}" for name in names), "of the kubelet's CPU", "memory MiB", "of the kubelet's"]
+    text = [
+        "## On a real node",
+        "",
+        f"{run.machine}. `python -m bench.cluster`: a stock kubelet 1.33 and containerd 2 with {run.pods} pods, half online",
+        "and half reclaimed, all idle; the agent with `--kubelet --node --act on` and its default settings. CPU is ms for each",
+        f"second, memory is resident; phases of {', '.join(f'{each.seconds:.0f}' for each in run.phases)} s. Shims are one",
+        "process for each pod.",
+        "",
+        f"| {' | '.join(heads)} |",
+        "|---|" + "---:|" * (len(heads) - 1),
+    ]
+    for program, cost in first.items():
+        cpus = [f"{each.costs[program].cpu_ms:.1f}" if program in each.costs else "" for each in run.phases]
+        ratios = [cost.cpu_ms / kubelet.cpu_ms, cost.rss_mib / kubelet.rss_mib]
+        cells = [program, *cpus, f"{ratios[0]:.2f}", f"{cost.rss_mib:.0f}", f"{ratios[1]:.2f}"]
+        text.append(f"| {' | '.join(cells)} |")
+    text.append("")
+    text += [f"- {one.name}: {one.rounds} rounds; {one.pods} of {run.pods} pods run as before." for one in run.phases]
+    return "\n".join(text) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__)
+    parser.add_argument("--pods", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of the first phase")
+    parser.add_argument("--away", type=float, default=60.0, help="for so long the API server is killed; 0: not at all")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for cluster.json and .md")
+    args = parser.parse_args(argv)
+    end_cleanly_on_sigterm()
+    try:
+        run = measure(args.pods, args.seconds, args.away)
+    except (Missing, Late, OSError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    print(markdown(run))
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "cluster.json").write_bytes(msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n")
+    (args.out / "cluster.md").write_text(markdown(run))
+    lost = [each.name for each in run.phases if each.pods != run.pods]
+    if lost:
+        print(f"bench: pods were lost: {', '.join(lost)}", file=sys.stderr)
+    return 1 if lost else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Katalyst's objects as a person writes them, and where the API server has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.cluster.server import MERGE, Refused, Server
+
+CONFIG = "/apis/config.katalyst.kubewharf.io/v1alpha1"
+CNCS, KCCS, ADMINS = f"{CONFIG}/customnodeconfigs", "katalystcustomconfigs", "adminqosconfigurations"
+CNRS = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources"
+
+
+def within(namespace: str, kind: str) -> str:
+    """All of one kind of configuration in a namespace."""
+    return f"{CONFIG}/namespaces/{namespace}/{kind}"
+
+
+def a_kcc(name: str = "all", kind: str = ADMINS, **spec: Any) -> dict[str, Any]:
+    """That objects of this kind are configuration."""
+    target = {"group": "config.katalyst.kubewharf.io", "version": "v1alpha1", "resource": kind}
+    return _object("KatalystCustomConfig", name, {"targetType": target, **spec})
+
+
+def an_admin(name: str, config: Mapping[str, Any], **spec: Any) -> dict[str, Any]:
+    """Configuration of agents."""
+    return _object("AdminQoSConfiguration", name, {"config": config, **spec})
+
+
+def lending(report: str) -> dict[str, Any]:
+    """A configuration that differs by one number."""
+    return {"reclaimedResourceConfig": {"reservedResourceForReport": {"cpu": report}}}
+
+
+def _object(kind: str, name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    api = "config.katalyst.kubewharf.io/v1alpha1"
+    return {"apiVersion": api, "kind": kind, "metadata": {"name": name}, "spec": dict(spec)}
+
+
+def told(server: Server, node: str, kind: str = ADMINS) -> str | None:
+    """Which object of a kind a node is told to obey, with its hash; None if none."""
+    status = server.ask("GET", f"{CNCS}/{node}").get("status", {})
+    for one in status.get("katalystCustomConfigList", []):
+        if one["configType"]["resource"] == kind:
+            return f"{one['configName']} {one['hash']}"
+    return None
+
+
+def valid(server: Server, path: str) -> tuple[str, str, str]:
+    """What an object's condition Valid says: status, reason and message. Raises StopIteration where there is none yet."""
+    conditions = server.ask("GET", path).get("status", {}).get("conditions", [])
+    one = next(one for one in conditions if one["type"] == "Valid")
+    return one["status"], one["reason"], one["message"]
+
+
+def change(server: Server, path: str, **spec: Any) -> None:
+    """Fields of its specification."""
+    server.ask("PATCH", path, {"spec": spec}, MERGE)
+
+
+def gone(server: Server, path: str) -> bool:
+    """Whether there is no such object."""
+    try:
+        server.ask("GET", path)
+    except Refused as error:
+        if error.status != 404:
+            raise
+        return True
+    return False

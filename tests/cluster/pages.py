@@ -1,0 +1,70 @@
+"""Pages whose commands are run: fenced blocks, in their order, and what they answered when the page was written.
+
+A block `sh` is one script; `sh until` is repeated until it answers as written, `sh fails` must end badly. The block `text`
+after it is its answer, line by line: `…` stands for anything within a line, and alone on one for any number of lines.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.cluster.daemons import Late, wait
+
+_FENCE = re.compile(r"^```(?P<kind>[a-z ]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class Step(NamedTuple):
+    """One block of commands."""
+
+    line: int
+    how: str
+    script: str
+    answer: str | None
+
+
+def blocks(page: str) -> list[tuple[int, str, str]]:
+    """Line, kind and text of every fenced block."""
+    return [(page.count("\n", 0, one.start()) + 1, one["kind"].strip(), one["text"]) for one in _FENCE.finditer(page)]
+
+
+def steps(page: str) -> Iterator[Step]:
+    """The commands, each with its answer where it has one."""
+    found = blocks(page)
+    for number, (line, kind, text) in enumerate(found):
+        if kind.split(" ")[0] == "sh":
+            _, next_kind, next_text = found[number + 1] if number + 1 < len(found) else (0, "", "")
+            yield Step(line, kind[3:], text, next_text if next_kind == "text" else None)
+
+
+def answers(said: str, wanted: str) -> bool:
+    """Whether it is what was written."""
+    parts = []
+    for line in wanted.rstrip("\n").split("\n"):
+        parts.append("(?:.*\n)*" if line == "…" else ".*".join(map(re.escape, line.split("…"))) + "\n")
+    return re.fullmatch("".join(parts), said if said.endswith("\n") else f"{said}\n") is not None
+
+
+def follow(step: Step, settings: Mapping[str, str], folder: Path, seconds: float) -> None:
+    """Do it. Raises AssertionError with what was said last."""
+    last = [""]
+
+    def once() -> bool:
+        done = subprocess.run(
+            ["bash", "-eu", "-o", "pipefail", "-c", step.script], check=False, capture_output=True, text=True,
+            env=dict(settings), cwd=folder, timeout=120,
+        )  # fmt: skip
+        last[0] = f"{done.stdout}{done.stderr}"
+        ended = (done.returncode != 0) is (step.how == "fails")
+        return ended and (step.answer is None or answers(last[0], step.answer))
+
+    if step.how != "until":
+        assert once(), f"line {step.line}: it said {last[0]!r}"
+        return
+    try:
+        wait(f"line {step.line}", once, seconds)
+    except Late as error:
+        raise AssertionError(f"{error}; it said {last[0]!r}") from None

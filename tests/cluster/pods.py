@@ -1,0 +1,80 @@
+"""Pods that really run, of a QoS level, and what the kernel holds of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.cgroups import ROOT
+from tests.cluster.cluster import Cluster
+from tests.cluster.daemons import wait
+from tests.cluster.node import Node
+from tests.cluster.objects import a_pod
+from tests.cluster.server import Server
+
+QOS = "katalyst.kubewharf.io/qos_level"
+IDLING = "trap exit TERM; while :; do sleep 1; done"
+IDLE = "cpu.idle"
+
+
+class Pod:
+    """One pod on one node."""
+
+    def __init__(self, server: Server, namespace: str, name: str, node: Node) -> None:
+        self._server, self.name, self._node = server, name, node
+        self.path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+        self.key = f"{namespace}/{name}"
+
+    def read(self) -> Any:
+        return self._server.ask("GET", self.path)
+
+    @property
+    def running(self) -> bool:
+        statuses = self.read()["status"].get("containerStatuses", [])
+        return bool(statuses) and all(one["ready"] for one in statuses)
+
+    @property
+    def untouched(self) -> bool:
+        """Whether it still is who it was: nothing was restarted, and nobody asked it to leave."""
+        found = self.read()
+        restarts = [one["restartCount"] for one in found["status"]["containerStatuses"]]
+        return not any(restarts) and "deletionTimestamp" not in found["metadata"] and self.running
+
+    def cgroups(self, controller: str = "cpu") -> list[Path]:
+        """Its own, and those of its containers: what can be set for it and nobody else."""
+        root = ROOT / controller if (ROOT / controller).exists() else ROOT
+        found = self.read()
+        klass = {"BestEffort": "besteffort", "Burstable": "burstable"}.get(found["status"]["qosClass"], "")
+        pod = root / self._node.cgroup_root.strip("/") / "kubepods" / klass / f"pod{found['metadata']['uid']}"
+        return [pod, *(each for each in pod.iterdir() if each.is_dir())]
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has CPU only where nobody else wants to run, wherever that is set."""
+        return any((group / IDLE).read_text() == "1\n" for group in self.cgroups())
+
+    def knobs(self) -> dict[str, str]:
+        """Everything that could have been written."""
+        files = [file for group in self.cgroups() for file in group.glob("cpu.*") if file.name not in _TOLD]
+        return {f"{file.parent.name}/{file.name}": file.read_text() for file in sorted(files)}
+
+
+_TOLD = {"cpu.stat", "cpu.stat.local", "cpu.pressure"}
+"""What the kernel says, and nobody sets."""
+
+
+def run(
+    cluster: Cluster, namespace: str, name: str, level: str, command: str = IDLING,
+    annotations: Mapping[str, str] | None = None, resources: Mapping[str, Any] | None = None, node: Node | None = None,
+) -> Pod:  # fmt: skip
+    """A pod of this level, running; on the first node unless another is named."""
+    node = node or cluster.nodes[0]
+    made = a_pod(name)
+    made["metadata"]["annotations"] = {QOS: level, **(annotations or {})}
+    made["spec"]["nodeName"] = node.name
+    made["spec"]["containers"][0] |= {"command": ["sh", "-c", command], "resources": dict(resources or {})}
+    cluster.server.ask("POST", f"/api/v1/namespaces/{namespace}/pods", made)
+    pod = Pod(cluster.server, namespace, name, node)
+    wait(f"pod {name}", lambda: pod.running)
+    return pod

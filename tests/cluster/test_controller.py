@@ -1,0 +1,335 @@
+"""Two replicas of the controller on a real API server, with nodes that are only objects: what they make of them, whom they tell
+what, whom they taint and empty, and that nothing of it is lost when one of them, or the API server, is killed."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from controller.kcc.targets import hash_of
+from tests.cluster.accounts import Account
+from tests.cluster.cluster import CONSENT, Cluster
+from tests.cluster.control import API_SERVER
+from tests.cluster.daemons import wait
+from tests.cluster.katalyst import (
+    ADMINS,
+    CNCS,
+    CNRS,
+    KCCS,
+    a_kcc,
+    an_admin,
+    change,
+    gone,
+    lending,
+    told,
+    valid,
+    within,
+)  # fmt: skip
+from tests.cluster.programs import Controller
+from tests.cluster.server import MERGE, Server
+
+pytestmark = pytest.mark.cluster
+NODES = "/api/v1/nodes"
+PODS = f"/api/v1/namespaces/{CONSENT}/pods"
+OURS = {"nodes.test/kind": "object"}
+SETTINGS = {
+    "health": {
+        "nodeSelector": "nodes.test/kind=object", "agents": {"agent": "app=agent"},
+        "taintAfterS": 1, "evictAfterS": 6, "taintPerS": 100, "evictPerS": 100,
+    },
+}  # fmt: skip
+TAINT = ("node.kubernetes.io/unschedulable", "NoSchedule", "reclaimed_cores")
+
+
+@pytest.fixture(scope="module")
+def replicas(
+    ours: Cluster, definitions: Server, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[Controller]]:
+    folder = tmp_path_factory.mktemp("controllers")
+    account = Account(ours, "dioptase-controller", CONSENT, folder)
+    made = [Controller(ours, account, folder, number, SETTINGS) for number in (1, 2)]
+    for one in made:
+        one.begin()
+    wait("a leader", lambda: leader(made))
+    yield made
+    for one in made:
+        one.end()
+    account.forget()
+
+
+def leader(replicas: list[Controller]) -> Controller | None:
+    leading = [one for one in replicas if one.leads]
+    assert len(leading) <= 1
+    return leading[0] if leading else None
+
+
+def leading(replicas: list[Controller]) -> Controller:
+    found = leader(replicas)
+    assert found is not None
+    return found
+
+
+@contextmanager
+def nodes(server: Server, prefix: str, count: int, **labels: str) -> Iterator[list[str]]:
+    """Nodes that nobody is, with their objects; all are gone afterwards."""
+    names = [f"{prefix}{number}" for number in range(count)]
+    for name in names:
+        server.ask("POST", NODES, {"metadata": {"name": name, "labels": {**OURS, **labels}}})
+    try:
+        for name in names:
+            wait(f"{name}'s objects", lambda name=name: not gone(server, f"{CNCS}/{name}"))
+            wait(f"{name}'s objects", lambda name=name: not gone(server, f"{CNRS}/{name}"))
+        yield names
+    finally:
+        for name in names:
+            server.ask("DELETE", f"{NODES}/{name}")
+
+
+@contextmanager
+def configured(server: Server, kcc: dict[str, Any], *objects: dict[str, Any]) -> Iterator[None]:
+    """The kind is configuration, with these objects of it; afterwards nothing of it is left, finalizers included."""
+    kccs, admins = within(CONSENT, KCCS), within(CONSENT, ADMINS)
+    server.ask("POST", kccs, kcc)
+    try:
+        for one in objects:
+            server.ask("POST", admins, one)
+        yield
+    finally:
+        for one in server.ask("GET", admins)["items"]:
+            server.ask("DELETE", f"{admins}/{one['metadata']['name']}")
+        wait("no configuration is left", lambda: not server.ask("GET", admins)["items"])
+        for one in server.ask("GET", kccs)["items"]:
+            server.ask("DELETE", f"{kccs}/{one['metadata']['name']}")
+        wait("no KatalystCustomConfig is left", lambda: not server.ask("GET", kccs)["items"])
+
+
+def holds(seconds: float, check: Callable[[], bool]) -> None:
+    """It is so all the time."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        assert check()
+        time.sleep(0.2)
+
+
+def taints(server: Server, node: str) -> set[tuple[str, ...]]:
+    found = server.ask("GET", f"{CNRS}/{node}").get("spec", {}).get("taints", [])
+    return {(one["key"], one["effect"], one["qosLevel"]) for one in found}
+
+
+def a_pod_on(server: Server, node: str, name: str, level: str = "reclaimed_cores", **labels: str) -> str:
+    """A pod that nobody runs, on a node that nobody is; its address."""
+    container = {"name": "main", "image": "none", "command": ["none"]}
+    annotations = {"katalyst.kubewharf.io/qos_level": level}
+    metadata = {"name": name, "labels": labels, "annotations": annotations}
+    spec = {"nodeName": node, "containers": [container], "automountServiceAccountToken": False}
+    server.ask("POST", PODS, {"metadata": metadata, "spec": spec})
+    return f"{PODS}/{name}"
+
+
+def be(server: Server, pod: str, ready: bool) -> None:
+    status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True" if ready else "False"}]}
+    server.ask("PATCH", f"{pod}/status", {"status": status}, MERGE)
+
+
+@pytest.fixture
+def pods(server: Server, replicas: list[Controller]) -> Iterator[None]:
+    """What tests put on nodes goes at once."""
+    account = f"/api/v1/namespaces/{CONSENT}/serviceaccounts"
+    refused = server.refusal("POST", account, {"metadata": {"name": "default"}})
+    assert refused is None or refused.status == 409  # where there are controllers, they have made it
+    yield
+    for one in server.ask("GET", PODS)["items"]:
+        server.ask("DELETE", f"{PODS}/{one['metadata']['name']}", {"gracePeriodSeconds": 0})
+
+
+def test_objects_come_follow_and_go_with_their_node(definitions: Server, replicas: list[Controller]) -> None:
+    with nodes(definitions, "follow", 1, zone="a") as (name,):
+        uid = definitions.ask("GET", f"{NODES}/{name}")["metadata"]["uid"]
+        for path in (f"{CNCS}/{name}", f"{CNRS}/{name}"):
+            found = definitions.ask("GET", path)["metadata"]
+            assert found["labels"] == {**OURS, "zone": "a"}
+            assert [one["uid"] for one in found["ownerReferences"]] == [uid]
+        definitions.ask("PATCH", f"{CNRS}/{name}", {"metadata": {"labels": {"own": "1"}}}, MERGE)
+        definitions.ask("PATCH", f"{NODES}/{name}", {"metadata": {"labels": {"zone": None, "disk": "ssd"}}}, MERGE)
+        for path, more in ((f"{CNCS}/{name}", {}), (f"{CNRS}/{name}", {"own": "1"})):
+            wanted = {**OURS, "disk": "ssd", **more}
+            wait(
+                "labels", lambda path=path, wanted=wanted: definitions.ask("GET", path)["metadata"]["labels"] == wanted
+            )
+    for path in (f"{CNCS}/{name}", f"{CNRS}/{name}"):
+        wait("objects go with their node", lambda path=path: gone(definitions, path))
+
+
+def test_a_rollout_reaches_canaries_first_and_stops_when_paused(
+    definitions: Server, replicas: list[Controller]
+) -> None:
+    server, first, second = definitions, lending("1"), lending("2")
+    old, new = f"all {hash_of(first, {})}", f"all {hash_of(second, {})}"
+    path = f"{within(CONSENT, ADMINS)}/all"
+    # Other tests may have left a node that is one.
+    ours = an_admin("all", first, nodeLabelSelector="nodes.test/kind=object", priority=1)
+    kcc = a_kcc(nodeLabelSelectorAllowedKeyList=[{"priority": 1, "keyList": ["nodes.test/kind"]}])
+    with nodes(server, "roll", 10) as names, configured(server, kcc, ours):
+
+        def with_the_new() -> list[str]:
+            return [name for name in names if told(server, name) == new]
+
+        wait("everybody is told", lambda: all(told(server, name) == old for name in names))
+        change(server, path, config=second, updateStrategy={"rollingUpdate": {"canary": "30%"}})
+        wait("canaries are told", lambda: len(with_the_new()) == 3)
+        assert with_the_new() == names[:3], "the first by name"
+        wait("the object says so", lambda: server.ask("GET", path)["status"].get("updatedTargetNodes") == 3)
+        status = server.ask("GET", path)["status"]
+        assert (status["canaryNodes"], status["currentHash"]) == (3, new.split()[1])
+        change(server, path, paused=True, updateStrategy={"rollingUpdate": {"canary": 7}})
+        holds(1.5, lambda: len(with_the_new()) == 3)
+        change(server, path, paused=False)
+        wait("seven are told", lambda: len(with_the_new()) == 7)
+
+
+def test_labels_go_by_priority_and_two_for_one_node_stop_the_kind(
+    definitions: Server, replicas: list[Controller]
+) -> None:
+    server, admins = definitions, within(CONSENT, ADMINS)
+    allowed = [{"priority": 1, "keyList": ["zone", "disk"]}, {"priority": 2, "keyList": ["zone"]}]
+    objects = (
+        an_admin("everybody", lending("1")),
+        an_admin("zone", lending("2"), nodeLabelSelector="zone=a", priority=1),
+        an_admin("more", lending("3"), nodeLabelSelector="zone in (a,b)", priority=2),
+    )
+    with (
+        nodes(server, "labelled", 2, zone="a") as names,
+        nodes(server, "other", 1) as (other,),
+        configured(server, a_kcc(nodeLabelSelectorAllowedKeyList=allowed), *objects),
+    ):
+        wait("the highest priority counts", lambda: all(str(told(server, one)).startswith("more ") for one in names))
+        wait("the others have what is for all", lambda: str(told(server, other)).startswith("everybody "))
+        before = told(server, other)
+        server.ask("POST", admins, an_admin("overlap", lending("4"), nodeLabelSelector="disk=ssd", priority=1))
+        wait("it is found out", lambda: valid(server, f"{admins}/overlap")[0] == "False")
+        status, reason, message = valid(server, f"{admins}/overlap")
+        assert (status, reason) == ("False", "ValidateFailed")
+        assert "zone" in message
+        change(server, f"{admins}/everybody", config=lending("9"))
+        holds(1.5, lambda: told(server, other) == before)
+        server.ask("DELETE", f"{admins}/overlap")
+        wait("it goes on", lambda: told(server, other) == f"everybody {hash_of(lending('9'), {})}")
+        short = {"nodeNames": [other], "lastDuration": "2s"}
+        server.ask("POST", admins, an_admin("short", lending("5"), ephemeralSelector=short))
+        wait("it is before all others", lambda: str(told(server, other)).startswith("short "))
+        wait("for its time", lambda: str(told(server, other)).startswith("everybody "))
+        wait("then it is deleted", lambda: gone(server, f"{admins}/short"))
+
+
+HOSTILE = {
+    "a mebibyte for a selector": {"nodeLabelSelector": "zone=" + "a" * (1 << 20)},
+    "no selector at all": {"nodeLabelSelector": "((("},
+    "a key nobody allows": {"nodeLabelSelector": "secret=1", "priority": 1},
+    "a canary that is no number": {"updateStrategy": {"rollingUpdate": {"canary": "NaN%"}}},
+    "a time that is none": {"ephemeralSelector": {"nodeNames": ["x"], "lastDuration": "NaNs"}},
+    "a priority beyond its type": {"nodeLabelSelector": "zone=a", "priority": 1 << 40},
+}
+
+
+def test_hostile_objects_are_refused_by_name_and_the_kind_goes_on_without_them(
+    definitions: Server, replicas: list[Controller]
+) -> None:
+    server, admins = definitions, within(CONSENT, ADMINS)
+    pids = [one.pid for one in replicas]
+    with nodes(server, "hostile", 1) as (name,), configured(server, a_kcc(), an_admin("all", lending("1"))):
+        wait("it is told", lambda: told(server, name) == f"all {hash_of(lending('1'), {})}")
+        taken = {}
+        for number, (what, spec) in enumerate(HOSTILE.items()):
+            refused = server.refusal("POST", admins, an_admin(f"bad{number}", lending("7"), **spec))
+            if refused is None:
+                taken[f"{admins}/bad{number}"] = what
+            else:
+                assert (refused.status, "spec." in str(refused)) == (422, True), f"{what}: the field's path"
+        assert len(taken) > 3, "not all is refused by the definition"
+        for path, what in taken.items():
+            wait(what, lambda path=path: valid(server, path)[0] == "False")
+            assert len(valid(server, path)[2]) < 5000, "what is told of it is bounded, whatever it says"
+        for path in taken:
+            server.ask("DELETE", path)
+        change(server, f"{admins}/all", config=lending("8"))
+        wait("the kind goes on", lambda: told(server, name) == f"all {hash_of(lending('8'), {})}")
+    assert [one.pid for one in replicas] == pids
+
+
+def test_a_node_without_its_agent_is_tainted_then_emptied_and_well_again_at_once(
+    definitions: Server, replicas: list[Controller], pods: None
+) -> None:
+    server = definitions
+    with nodes(server, "sick", 3) as (sick, *well):
+        agents = {node: a_pod_on(server, node, f"agent-{node}", "system_cores", app="agent") for node in (sick, *well)}
+        batch, web = a_pod_on(server, sick, "batch"), a_pod_on(server, sick, "web", "shared_cores")
+        other = a_pod_on(server, well[0], "elsewhere")
+        budget = {
+            "metadata": {"name": "kept"},
+            "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "kept"}}},
+        }
+        server.ask("POST", f"/apis/policy/v1/namespaces/{CONSENT}/poddisruptionbudgets", budget)
+        kept = a_pod_on(server, sick, "kept", app="kept")
+        for pod in (*agents.values(), batch, web, other, kept):
+            be(server, pod, ready=True)
+        metrics = leading(replicas)
+        wait("all agents are well", lambda: "dioptase_lifecycle_unwell_nodes 0.0" in metrics.text("/metrics"))
+        be(server, agents[sick], ready=False)
+        wait("the taint", lambda: taints(server, sick) == {TAINT})
+        assert "deletionTimestamp" not in server.ask("GET", batch)["metadata"], "first no new ones, later the old ones"
+        wait("who is reclaimed leaves", lambda: "deletionTimestamp" in server.ask("GET", batch)["metadata"])
+        said = metrics.text("/metrics")
+        assert 'dioptase_lifecycle_evictions_total{result="budget"} ' in said
+        for pod in (kept, web, other, agents[sick]):
+            assert "deletionTimestamp" not in server.ask("GET", pod)["metadata"], pod
+        assert [taints(server, node) for node in well] == [set(), set()]
+        be(server, agents[sick], ready=True)
+        wait("the taint goes at once", lambda: not taints(server, sick), 3)
+        # All of them at once is somebody's mistake.
+        for pod in agents.values():
+            be(server, pod, ready=False)
+        wait("a halt", lambda: 'dioptase_lifecycle_halt{reason="full"} 1.0' in metrics.text("/metrics"))
+        holds(6, lambda: not any(taints(server, node) for node in (sick, *well)))
+        assert "deletionTimestamp" not in server.ask("GET", other)["metadata"]
+        server.ask("DELETE", f"/apis/policy/v1/namespaces/{CONSENT}/poddisruptionbudgets/kept")
+
+
+def test_a_leader_killed_with_the_api_server_is_followed_by_the_other_and_nothing_is_lost(
+    ours: Cluster, definitions: Server, replicas: list[Controller], pods: None
+) -> None:
+    server = definitions
+    with nodes(server, "away", 2) as names, configured(server, a_kcc(), an_admin("all", lending("1"))):
+        for name in names:
+            be(server, a_pod_on(server, name, f"agent-{name}", "system_cores", app="agent"), ready=True)
+        batch = a_pod_on(server, names[0], "batch")
+        wait("it is told", lambda: told(server, names[1]) is not None)
+        first = leading(replicas)
+        (second,) = [one for one in replicas if one is not first]
+        pid = second.pid
+        first.end(signal.SIGKILL)
+        # All watches end, and those that would go on from where they were are told that it is forgotten.
+        ours.compact()
+        ours.daemons.end(API_SERVER)
+        time.sleep(8)  # longer than both ages of SETTINGS
+        ours.daemons.again(API_SERVER)
+        ours.control.ready()
+        change(server, f"{within(CONSENT, ADMINS)}/all", config=lending("2"))
+        wait("the other leads", lambda: second.leads, 25)
+        wait("what came between", lambda: told(server, names[1]) == f"all {hash_of(lending('2'), {})}")
+        assert [taints(server, name) for name in names] == [set(), set()]
+        assert "deletionTimestamp" not in server.ask("GET", batch)["metadata"]
+        assert second.pid == pid
+        first.again()
+        first.ready()
+        assert not first.leads
+        second.end(signal.SIGTERM)
+        began = time.monotonic()
+        wait("who ends gives the lease back", lambda: first.leads, 25)
+        assert time.monotonic() - began < 5, "at once, and not when it has run out"
+        second.again()
+        second.ready()

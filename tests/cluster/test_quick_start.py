@@ -1,0 +1,73 @@
+"""docs/quick-start.md, command by command, on a real node: whoever follows the page sees what it says."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.cluster import images
+from tests.cluster.accounts import Account
+from tests.cluster.cluster import CONSENT, Cluster
+from tests.cluster.existing import Existing
+from tests.cluster.pages import answers, blocks, follow, steps
+from tests.cluster.programs import CODE, Agent, Controller
+
+PAGE = (CODE / "docs/quick-start.md").read_text()
+BUSYBOX = "docker.io/library/busybox:1.36"
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted", "same"),
+    [
+        ("1500\n", "1500\n", True),
+        ("1500", "1500\n", True),
+        ("15000\n", "1500\n", False),
+        ("", "1500\n", False),
+        ("cpu 2\n", "cpu …\n", True),
+        ("cpu 2\nmemory 3\n", "cpu …\n", False),
+        ("a\nb\nc\n", "a\n…\n", True),
+        ("a\n", "a\n…\n", True),
+        ("b\n", "a\n…\n", False),
+        ("a.c\n", "abc\n", False),
+    ],
+)
+def test_an_answer_is_as_written_or_not(said: str, wanted: str, same: bool) -> None:
+    assert answers(said, wanted) is same
+
+
+@pytest.fixture
+def world(
+    ours: Cluster, cluster: Cluster | Existing, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, str]]:
+    """What the page supposes: a node with an image, the two programs, and the shell's variables."""
+    node = ours.nodes[0]
+    archive = tmp_path / "busybox.tar"
+    images.write(archive, {BUSYBOX: ()})
+    node.load(archive)
+    settings = next(text for _, kind, text in blocks(PAGE) if kind == "yaml")
+    folder = tmp_path_factory.mktemp("quick")
+    ours.kubectl("apply", "--server-side", "-f", CODE / "deploy/crds")
+    controller = Controller(ours, Account(ours, "dioptase-controller", CONSENT, folder), folder, 5)
+    account = Account(ours, "dioptase-agent", CONSENT, folder)
+    agent = Agent(ours, node, account, folder, msgspec.yaml.decode(settings), ("--act", "on"))
+    for one in (controller, agent):
+        one.begin()
+    path = f"{Path(sys.executable).parent}:{ours.programs['kubectl'].parent}:/usr/bin:/bin"
+    yield {
+        "PATH": path, "KUBECONFIG": str(ours.kubeconfig), "NODE": node.name, "AGENT": agent.url,
+        "HOME": str(tmp_path), "PYTHONPATH": str(CODE),
+    }  # fmt: skip
+    for one in (agent, controller):
+        one.end()
+
+
+@pytest.mark.cluster
+def test_whoever_follows_the_page_sees_what_it_says(world: dict[str, str]) -> None:
+    listed = list(steps(PAGE))
+    assert len(listed) > 10
+    for step in listed:
+        follow(step, world, CODE, 60)

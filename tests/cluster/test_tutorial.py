@@ -1,0 +1,87 @@
+"""Katalyst's tutorial on a node of its size, declared: 48 cores and 195924424Ki, judged as the agent judges and written to a
+real API server as it writes. (On 48 CPUs that are there: tests/vm/test_big.py. By hand, on any node: test_quick_start.py.)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from agent.config import Config
+from agent.policy import Judged, Remembered, judge
+from agent.report.cnr_writer import CnrWriter
+from agent.settings import parse
+from api.decisions import Act, Round
+from api.facts import NumaNode
+from api.pods import Pod
+from api.qos import QoSLevel
+from api.samples import NodeSample, Snapshot
+from kube.client import Client
+from tests.agent.advisor.builders import pod, topology
+from tests.agent.test_promises import seen
+from tests.cluster.cluster import Cluster
+from tests.cluster.existing import Existing
+from tests.cluster.server import Server
+
+pytestmark = pytest.mark.cluster
+NODE = "tutorial"
+KIB = 1024
+TOTAL = 195_924_424 * KIB
+CONFIG = "advisor: {policy: canonical}\nmemory: {policy: canonical}\nreport: {periodS: 10, windowS: 30}\n"
+"""Two minutes' mean every half a minute, unless set: sooner here."""
+
+
+def judged(pods: Sequence[Pod], busy: float, known: Remembered, config: Config, began: int) -> tuple[Round, Remembered]:
+    """Three minutes of rounds, a second apart, in which the online pod keeps so many cores busy; it kept one busy before."""
+    node, finished = topology(48), None
+    for at in range(began, began + 180):
+        mean = (began + busy * (at - began)) / at
+        shot = with_memory(
+            seen(at, pods, node, {one.name: mean if one.qos is QoSLevel.SHARED else 0.0 for one in pods})
+        )
+        answer, known = judge(shot, config, known, shot.taken_at_ns)
+        finished = told(shot, answer)
+    assert finished is not None
+    return finished, known
+
+
+def with_memory(shot: Snapshot) -> Snapshot:
+    """Nearly all of it is free."""
+    meminfo = {"MemTotal": TOTAL, "MemFree": TOTAL, "MemAvailable": TOTAL}
+    node: NodeSample = msgspec.structs.replace(
+        shot.node, memory_total_bytes=TOTAL, memory_available_bytes=TOTAL, meminfo=meminfo,
+        numa={0: NumaNode(meminfo=meminfo)},
+    )  # fmt: skip
+    return msgspec.structs.replace(shot, node=node)
+
+
+def told(shot: Snapshot, answer: Judged) -> Round:
+    return Round(snapshot=shot, previous=None, act=Act.ON, trigger="tick", advice=answer.advice, memory=answer.memory)
+
+
+async def test_44k_42k_and_40k_as_the_tutorial_says(
+    api_server: Cluster | Existing, client: Client, definitions: Server
+) -> None:
+    writer = CnrWriter(client, NODE, metrics=False)
+    config, known = parse(CONFIG.encode(), "tutorial"), Remembered()
+    online = pod("shared-normal-pod", QoSLevel.SHARED, request=2)
+    batch = pod("reclaimed-normal-pod", QoSLevel.RECLAIMED)
+    found, sizes = [], []
+    for phase, (pods, busy) in enumerate((((batch,), 0.0), ((online, batch), 1.0), ((online, batch), 3.0))):
+        finished, known = judged(pods, busy, known, config, 1 + phase * 180)
+        assert finished.advice is not None
+        sizes.append({pool.name: len(pool.cpus) for pool in finished.advice.pools})
+        writer.publish(finished)
+        await writer.look(time.monotonic())
+        assert writer.problem() is None
+        words = ("get", "kcnr", NODE, "-o", "jsonpath={.status.resources.allocatable}")
+        found.append(msgspec.json.decode(api_server.kubectl(*words)))
+    path = f"/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources/{NODE}"
+    definitions.ask("DELETE", path)
+    assert [one["resource.katalyst.kubewharf.io/reclaimed_millicpu"] for one in found] == ["44000", "42000", "40000"]
+    # 195924424Ki less 5Gi
+    assert found[0]["resource.katalyst.kubewharf.io/reclaimed_memory"] == "195257901056"
+    assert sizes == [{"share": 4, "reclaim": 44}, {"share": 6, "reclaim": 42}, {"share": 8, "reclaim": 40}]
