@@ -225,9 +225,10 @@ def test_who_fills_the_file_system_leaves_by_the_killer_of_its_level(
         wait("one is stopped and comes again", lambda: restarts() >= 1)
 
         def known() -> bool:
-            told = kills(agent, writer)
-            assert told[0][0] == "ContainerStopped", told
-            return told[0][1].startswith(f"Successfully kill container main; reason: plugin {plugin} met threshold")
+            # A busy runtime may refuse at first, and stop it all the same.
+            told = [message for reason, message in kills(agent, writer) if reason == "ContainerStopped"]
+            assert told, kills(agent, writer)
+            return told[0].startswith(f"Successfully kill container main; reason: plugin {plugin} met threshold")
 
         wait("that is known", known)
         wait("an event says so", lambda: "ContainerStopping" in [one["action"] for one in events(ours, writer)])
