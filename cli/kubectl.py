@@ -58,7 +58,13 @@ def main() -> None:
 @click.argument("what", type=click.Choice(["nodes", "node", "pods", "pod"]), default="nodes")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @options
-@click.option("--sort-by", type=click.Choice(list(rows.SORTS)), default="name", show_default=True, help="Of pods.")
+@click.option(
+    "--sort-by",
+    type=click.Choice(["name", "cpu", "lent", "memory", "wait", "harm"]),
+    default="name",
+    show_default=True,
+    help="The largest first; lent is of nodes, memory of pods.",
+)
 def top(what: str, names: tuple[str, ...], door: Door, sort_by: str) -> None:
     """What every node lends and who uses it, what online pods wait for it, and what the agents do; or the same of pods.
 
@@ -66,6 +72,8 @@ def top(what: str, names: tuple[str, ...], door: Door, sort_by: str) -> None:
     may have its namespace and a slash before it.
     """
     of_nodes = what.startswith("node")
+    if sort_by not in (rows.NODE_SORTS if of_nodes else rows.POD_SORTS):
+        raise click.UsageError(f"--sort-by {sort_by} is not known of {what}")
     if of_nodes and names:
         door = _only(door, names)
 
@@ -74,10 +82,10 @@ def top(what: str, names: tuple[str, ...], door: Door, sort_by: str) -> None:
 
     told = door.ask("top", question)
     if of_nodes:
-        found = [rows.node_row(one) for one in told]
+        found = sorted((rows.node_row(one) for one in told), key=rows.NODE_SORTS[sort_by])
         show([to_json(found).decode()] if door.as_json else rows.nodes_text(found))
     else:
-        pods = sorted((row for one in told for row in rows.pod_rows(one, names)), key=rows.SORTS[sort_by])
+        pods = sorted((row for one in told for row in rows.pod_rows(one, names)), key=rows.POD_SORTS[sort_by])
         show([to_json(pods).decode()] if door.as_json else rows.pods_text(pods))
         for one in told:
             if one.answer is None:

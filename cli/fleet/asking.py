@@ -22,7 +22,7 @@ AT_ONCE = 32
 """The API server opens a connection to an agent for each, and shares its own capacity with everybody."""
 PATIENCE, PAUSE_S = 5, 1.0
 """An agent reviews one token of an address at a time, and the API server is one address."""
-ACCOUNT, TOKEN_S = "dioptase-viewer", 600
+ACCOUNT, TOKEN_S = "dioptase-reader", 600
 """Whose token agents are shown that want one, and for how long it is good: the least that the API server gives."""
 BESIDE = "X-Dioptase-Authorization"
 """As agents take it, for the proxy does not pass Authorization on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -133,7 +134,15 @@ def harm(container: ContainerView, view: View) -> float | None:
     )
 
 
-SORTS: dict[str, Callable[[PodRow], tuple[object, ...]]] = {
+NODE_SORTS: dict[str, Callable[[NodeRow], tuple[Any, ...]]] = {
+    "name": lambda row: (row.node,),
+    "cpu": lambda row: (-(row.busy_cores or 0), row.node),
+    "lent": lambda row: (-(row.lent_cores or 0), row.node),
+    "wait": lambda row: (-(row.wait_p99_us or 0), row.node),
+    "harm": lambda row: (-(row.harm_ms or 0), row.node),
+}
+"""The largest first; what is not known counts as nothing."""
+POD_SORTS: dict[str, Callable[[PodRow], tuple[Any, ...]]] = {
     "name": lambda row: (row.node, row.pod, row.container),
     "cpu": lambda row: (-(row.cpu_cores or 0), row.node, row.pod),
     "memory": lambda row: (-(row.memory_bytes or 0), row.node, row.pod),

@@ -9,40 +9,33 @@ import asyncio
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from aiohttp import web
 
 from agent.config import Config
 from agent.dynamic.overlay import settle
 from agent.dynamic.told import configuration
-from agent.report.journal import DecisionJournal
 from agent.sense.documents import check
 from api.checks import Check
 from api.configuration import Configuration
-from api.text import to_json
-from exporters.http import Server as AgentServer
-from exporters.view import build
 from exporters.webconfig import WebConfig
-from kube import client as client_module
 from kube.client import Client
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
 from tests.cluster.existing import Existing
+from tests.cluster.fleet import Agents, Fleet, Reviewing
 from tests.cluster.objects import a_pod
-from tests.cluster.server import JSON, MERGE, Server
+from tests.cluster.server import Refused, Server
 from tests.exporters.certificates import Authority
-from tests.rich import rich_round
 
 pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).parents[2]
@@ -50,121 +43,6 @@ PLUGIN = "from cli.kubectl import main; main()"
 MANY = 200
 LACKS = Check(name="pressure", ok=False, detail="no /proc/pressure", remedy="boot with psi=1")
 PASSWORD = "$2b$04$cVWp4XaNU8a4v1uMRum2SO026BWLIoQMD/TXg5uZV.0P.uO8m3YEm"
-
-
-Request = tuple[str, str, dict[str, Any]]
-"""Method, path and body."""
-
-
-class Agents:
-    """Servers of agents in a thread of their own, and sockets that never answer."""
-
-    def __init__(self, host: str) -> None:
-        self._host, self._loop = host, asyncio.new_event_loop()
-        self._servers: list[AgentServer] = []
-        self._sockets: list[socket.socket] = []
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-
-    def start(
-        self,
-        told: Configuration,
-        web_config: WebConfig | None = None,
-        *,
-        round_: bool = True,
-        lacks: tuple[Check, ...] = (),
-    ) -> int:
-        """One more; its port."""
-        server = AgentServer(
-            journal=DecisionJournal(None), version="1.2.3", configuration=lambda: told, checks=lambda: lacks,
-            web_config=web_config, stale_s=3600,
-        )  # fmt: skip
-        self._servers.append(server)
-        port = asyncio.run_coroutine_threadsafe(server.start(self._host, 0), self._loop).result(10)
-        if round_:
-            self._loop.call_soon_threadsafe(server.publish, rich_round())
-        return port
-
-    def silent(self) -> int:
-        """A port that takes connections and says nothing."""
-        self._sockets.append(socket.create_server((self._host, 0)))
-        return int(self._sockets[-1].getsockname()[1])
-
-    def closed(self) -> int:
-        """A port that nobody listens at."""
-        with socket.create_server((self._host, 0)) as listener:
-            return int(listener.getsockname()[1])
-
-    def close(self) -> None:
-        for server in self._servers:
-            asyncio.run_coroutine_threadsafe(server.stop(), self._loop).result(10)
-        # TLS ends with a word of the other side, and a loop that is gone would not hear it.
-        wait("the last word", lambda: not any(one._sock for one in self._loop._transports.values()), 10)
-        for one in self._sockets:
-            one.close()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
-
-
-class Fleet:
-    """Nodes and agents' pods as the API server has them, all of one label and one namespace."""
-
-    def __init__(self, server: Server, host: str, namespace: str) -> None:
-        self.server, self.host, self.namespace = server, host, namespace
-        self.label = f"fleet={uuid.uuid4().hex[:8]}"
-
-    def name(self, node: str) -> str:
-        return f"{node}-{self.label[-4:]}"
-
-    def node(self, name: str) -> None:
-        for method, path, body in self._node(name):
-            self.server.ask(method, path, body, MERGE if method == "PATCH" else JSON)
-
-    def agent(self, node: str, port: int, scheme: str = "HTTP") -> None:
-        """A node with an agent's pod on it that says to run and is probed there."""
-        for method, path, body in (*self._node(node), *self._pod(node, port, scheme)):
-            self.server.ask(method, path, body, MERGE if method == "PATCH" else JSON)
-
-    async def many(self, nodes: list[str], port: int, client: Client) -> None:
-        """The same, at once."""
-        turns = asyncio.Semaphore(16)
-
-        async def one(node: str) -> None:
-            async with turns:
-                for method, path, body in (*self._node(node), *self._pod(node, port, "HTTP")):
-                    kind = client_module.MERGE if method == "PATCH" else client_module.JSON
-                    request = client_module._Request(
-                        method=method, path=path, resource="test", body=body, content_type=kind
-                    )
-                    await client._answer(request)
-
-        await asyncio.gather(*map(one, nodes))
-
-    def _node(self, name: str) -> list[Request]:
-        key, value = self.label.split("=")
-        node = {"metadata": {"name": self.name(name), "labels": {key: value}}, "spec": {"unschedulable": True}}
-        status = {"status": {"allocatable": {"cpu": "7800m", "memory": "8Gi"}}}
-        return [("POST", "/api/v1/nodes", node), ("PATCH", f"/api/v1/nodes/{self.name(name)}/status", status)]
-
-    def _pod(self, node: str, port: int, scheme: str) -> list[Request]:
-        labels = {"app.kubernetes.io/name": "dioptase", "app.kubernetes.io/component": "agent"}
-        probe = {"httpGet": {"path": "/healthz", "port": "web", "scheme": scheme}}
-        container = {
-            "name": "agent", "image": "localhost/dioptase:1", "ports": [{"name": "web", "containerPort": port}],
-            "readinessProbe": probe,
-        }  # fmt: skip
-        spec = {"nodeName": self.name(node), "containers": [container], "automountServiceAccountToken": False}
-        pods = f"/api/v1/namespaces/{self.namespace}/pods"
-        status = {"status": {"phase": "Running", "podIP": self.host, "podIPs": [{"ip": self.host}]}}
-        made = {"metadata": {"name": f"agent-{node}", "labels": labels}, "spec": spec}
-        return [("POST", pods, made), ("PATCH", f"{pods}/agent-{node}/status", status)]
-
-    def remove(self) -> None:
-        """The nodes; pods go first, as no kubelet would ever say that they are gone."""
-        pods = f"/api/v1/namespaces/{self.namespace}/pods"
-        self.server.ask("DELETE", pods, {"gracePeriodSeconds": 0})
-        self.server.ask("DELETE", f"/api/v1/nodes?labelSelector={self.label}")
 
 
 def told(interval_s: float = 1.0) -> Configuration:
@@ -177,9 +55,8 @@ def told(interval_s: float = 1.0) -> Configuration:
 @pytest.fixture
 def account(server: Server, namespace: str) -> None:
     """What the controllers would make."""
-    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
-    if not server.ask("GET", accounts)["items"]:
-        server.ask("POST", accounts, {"metadata": {"name": "default"}})
+    with suppress(Refused):  # it is there already where there are controllers
+        server.ask("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": "default"}})
 
 
 @pytest.fixture
@@ -218,7 +95,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def mixed(agents: Agents, fleet: Fleet, tmp_path: Path) -> Fleet:
+def mixed(agents: Agents, fleet: Fleet, definitions: Server, tmp_path: Path) -> Fleet:
     """Eight nodes, of which three answer."""
     authority = Authority(tmp_path)
     authority.issue("server")
@@ -323,46 +200,6 @@ async def test_two_hundred_nodes_take_seconds(fleet: Fleet, agents: Agents, call
     assert lines[-1].split()[:3] == ["200", "nodes", "800"]
 
 
-class Reviewing:
-    """An agent that serves whom the API server knows, as one with exporters.tokenReview does; it is busy at first."""
-
-    def __init__(self, server: Server, host: str) -> None:
-        self._server, self._host = server, host
-        self.seen: list[tuple[str | None, str]] = []
-        """The Authorization of each request, and who the token was of."""
-        self.busy = 1
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self.port = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
-
-    async def _start(self) -> int:
-        self._runner = web.ServerRunner(web.Server(self._answer))
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, 0)
-        await site.start()
-        return int(self._runner.addresses[0][1])
-
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        given = request.headers.get("X-Dioptase-Authorization", "").removeprefix("Bearer ")
-        if not given:
-            return web.json_response({"error": "this agent asks for a token", "remedy": "send one"}, status=401)
-        if self.busy:
-            self.busy -= 1
-            return web.json_response({"error": "busy", "remedy": "ask again"}, status=429)
-        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": given}}
-        path = "/apis/authentication.k8s.io/v1/tokenreviews"
-        user = (await asyncio.to_thread(self._server.ask, "POST", path, review))["status"]["user"]["username"]
-        self.seen.append((request.headers.get("Authorization"), user))
-        return web.Response(body=to_json(build(rich_round())), content_type="application/json")
-
-    def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
-
-
 @pytest.fixture
 def reviewing(server: Server, ours: Cluster) -> Iterator[Reviewing]:
     made = Reviewing(server, ours.names.host)
@@ -377,13 +214,13 @@ def test_an_agent_that_wants_a_token_gets_one_of_the_account_that_looks(
     fleet.agent("b", reviewing.port)
     done = call("top")
     assert done.returncode == 1
-    assert f"you get none of account {fleet.namespace}/dioptase-viewer: 404" in done.stdout
+    assert f"you get none of account {fleet.namespace}/dioptase-reader: 404" in done.stdout
     accounts = f"/api/v1/namespaces/{fleet.namespace}/serviceaccounts"
-    server.ask("POST", accounts, {"metadata": {"name": "dioptase-viewer"}})
+    server.ask("POST", accounts, {"metadata": {"name": "dioptase-reader"}})
     done = call("top")
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("on, grow") == 2
-    viewer = f"system:serviceaccount:{fleet.namespace}:dioptase-viewer"
+    viewer = f"system:serviceaccount:{fleet.namespace}:dioptase-reader"
     assert reviewing.seen == [(None, viewer)] * 2, "and the API server passed nobody's own credentials on"
 
 

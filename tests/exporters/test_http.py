@@ -319,7 +319,7 @@ async def test_every_file_of_the_real_page_is_served() -> None:
     for file in http.PAGE.iterdir():
         status, headers, body = await client.get(f"/static/{file.name}")
         assert (status, body) == (200, file.read_bytes())
-        assert headers["Content-Type"].partition(";")[0] == http.TYPES[file.suffix]
+        assert headers["Content-Type"].partition(";")[0] == sending.TYPES[file.suffix]
     assert (await client.get("/"))[2] == (http.PAGE / "index.html").read_bytes()
     await client.session.close()
     await server.stop()

@@ -9,7 +9,7 @@ from cli import words
 from cli.fleet.asking import Told
 from cli.fleet.lines import Cell, named, table
 from cli.fleet.members import Member
-from cli.fleet.rows import SORTS, NodeRow, harm, node_row, nodes_text, pod_rows, pods_text
+from cli.fleet.rows import NODE_SORTS, POD_SORTS, NodeRow, harm, node_row, nodes_text, pod_rows, pods_text
 from exporters.cgroup_view import BlameView
 from exporters.view import View, build
 from tests.fakes import BATCH, bare_round
@@ -70,6 +70,19 @@ def test_sums_are_of_those_that_are_known() -> None:
     assert len(nodes_text(rows[:1])) == 2, "one node needs no sum"
 
 
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [("name", "abc"), ("cpu", "cab"), ("lent", "bac"), ("wait", "abc"), ("harm", "cba")],
+)
+def test_the_largest_nodes_come_first(by: str, expected: str) -> None:
+    rows = [
+        NodeRow(node="b", busy_cores=None, lent_cores=3, harm_ms=1.0),
+        NodeRow(node="c", busy_cores=2.0, lent_cores=None, harm_ms=2.0),
+        NodeRow(node="a", busy_cores=1.0, lent_cores=2, harm_ms=None),
+    ]
+    assert "".join(row.node for row in sorted(rows, key=NODE_SORTS[by])) == expected
+
+
 def test_names_from_outside_move_no_cursor() -> None:
     text = "\n".join(nodes_text([node_row(told("n\x1b[31m", None, "bad\nline"))]))
     assert "\x1b" not in text
@@ -79,8 +92,8 @@ def test_names_from_outside_move_no_cursor() -> None:
 def test_pods_are_chosen_by_name_and_sorted() -> None:
     assert [row.pod for row in pod_rows(told(), ("web", "other/batch"))] == ["default/web"]
     rows = pod_rows(told())
-    assert [row.pod for row in sorted(rows, key=SORTS["cpu"])] == ["default/batch", "default/web"]
-    assert [row.pod for row in sorted(rows, key=SORTS["harm"])] == ["default/web", "default/batch"]
+    assert [row.pod for row in sorted(rows, key=POD_SORTS["cpu"])] == ["default/batch", "default/web"]
+    assert [row.pod for row in sorted(rows, key=POD_SORTS["harm"])] == ["default/web", "default/batch"]
     assert pod_rows(told(view=None)) == []
     assert pods_text([])[0].split()[:4] == ["NODE", "POD", "CONTAINER", "QOS"]
 
