@@ -154,9 +154,8 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         cgroups, node = _open_readers(options, config, hierarchy, stack)
         runtime = optional.runtime_side(config, act, pods, hierarchy, _door(config))
         sinks, reporting = await _open_exporters(options, config, (*journals, recorder), (cluster, runtime), stack)
-        sinks += await cluster.join(config, act, stack)
-        sinks += (evicting := await optional.join_evicting(evictor, config, cluster, stack))
-        more = (*cluster.sources, *evicting, *optional.hardware(config, SYS), *runtime.probes)
+        sinks += await cluster.join(config, act, evictor, stack)
+        more = (*cluster.sources, *optional.hardware(config, SYS), *runtime.probes)
         sensor = Sensor(
             cgroups=cgroups,
             node=node,

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from agent.qrm.node_knobs import NodeKnobs
     from agent.qrm.originals import Originals
     from agent.runtime_side import RuntimeSide
-    from kube.client import Client
 
 NS_PER_S = 1_000_000_000
 State = tuple[Path, str]
@@ -84,17 +83,6 @@ def open_evictor(
         killer = open_killer(config.eviction, hierarchy, node=node, kubelet=kubelet)
         stack.callback(killer.close)
     return Evictor(config, killer)
-
-
-async def join_evicting(
-    evictor: Evictor | None, config: Config, cluster: Cluster, stack: AsyncExitStack
-) -> tuple[Beside, ...]:
-    """What the eviction manager has beside the rounds, once the API server is known: each is a sink and a source."""
-    if evictor is None:
-        return ()
-    from agent import evicting  # noqa: PLC0415 - as above
-
-    return await evicting.join(evictor, config, cluster.client, cluster.node, stack, kubelet=cluster.kubelet)
 
 
 def hardware(config: Config, sys: Path) -> tuple[Probe, ...]:
@@ -217,52 +205,54 @@ class Cluster:
     def __init__(self, node: str, state_dir: Path | None, *, kubelet: bool = False) -> None:
         """What was obeyed last is remembered in `state_dir`; nowhere, where somebody else has it. `kubelet` says whether there
         is one to ask."""
-        self.node, self._state_dir, self.kubelet = node, state_dir, kubelet
+        self._node, self._state_dir, self._kubelet = node, state_dir, kubelet
         self._file: Mapping[str, Any] = {}
         self._config, self._started_wall_ns = Config(), time.time_ns()
         self._rules: Rules | None = None
         self._joined: Joined | None = None
         self.neighbours: Neighbours | None = None
         """Those at sockets, once they were joined."""
+        self._evicting: tuple[Beside, ...] = ()
 
     def open(
         self, file: Mapping[str, Any], config: Config, fits: Callable[[Config], str]
     ) -> tuple[Config, tuple[str, ...]]:
         """The settings that come of the file and of what was obeyed last, and what of that was lost. Raises Unavailable."""
         self._file, self._config = file, config
-        if not self.node:
+        if not self._node:
             return config, ()
         from agent.dynamic.follow import Rules  # noqa: PLC0415 - the types of Katalyst's kinds
         from agent.dynamic.saved import ObeyedFile  # noqa: PLC0415
 
-        saved = None if self._state_dir is None else ObeyedFile(self._state_dir, self.node)
+        saved = None if self._state_dir is None else ObeyedFile(self._state_dir, self._node)
         self._rules = Rules(file, config, fits, saved)
         return self._rules.config, self._rules.messages
 
-    async def join(self, config: Config, act: Act, stack: AsyncExitStack) -> tuple[Sink, ...]:
-        """Who is shown the rounds, to report them. Raises Unavailable where no API server is named."""
+    async def join(self, config: Config, act: Act, evictor: Evictor | None, stack: AsyncExitStack) -> tuple[Sink, ...]:
+        """Who is shown the rounds, to report them, with what the eviction manager has beside them. Raises Unavailable where no
+        API server is named."""
         told = config.sockets
         if act is not Act.OFF and (told.serve or told.take):
             from agent.neighbours import Neighbours  # noqa: PLC0415 - gRPC is 12 MiB, and most agents stand alone
 
             self.neighbours = Neighbours(config)
-        beside = () if self.neighbours is None else self.neighbours.sinks
-        if self._rules is None:
-            return beside
-        from agent.cluster import join  # noqa: PLC0415
+        sinks: tuple[Sink, ...] = () if self.neighbours is None else self.neighbours.sinks
+        if self._rules is not None:
+            from agent.cluster import join  # noqa: PLC0415
 
-        self._joined = await join(self.node, self._rules, stack, kubelet=self.kubelet)
-        return (*self._joined.sinks, *beside)
+            self._joined = await join(self._node, self._rules, stack, kubelet=self._kubelet)
+            sinks = (*self._joined.sinks, *sinks)
+        if evictor is not None:
+            from agent import evicting  # noqa: PLC0415 - as in open_evictor
 
-    @property
-    def client(self) -> Client | None:
-        """Of the API server, once it was joined."""
-        return None if self._joined is None else self._joined.client
+            client = None if self._joined is None else self._joined.client
+            self._evicting = await evicting.join(evictor, config, client, self._node, stack, kubelet=self._kubelet)
+        return (*sinks, *self._evicting)
 
     @property
     def sources(self) -> tuple[Probe, ...]:
         """How that goes, once it was joined."""
-        beside = () if self.neighbours is None else self.neighbours.sources
+        beside = (*(() if self.neighbours is None else self.neighbours.sources), *self._evicting)
         return beside if self._joined is None else (*self._joined.sources, *beside)
 
     def start(self, obey: Callable[[Config], None], stack: AsyncExitStack) -> None:

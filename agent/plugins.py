@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 DIRECTORY = Path("/var/lib/katalyst/plugin-socks")
 KINDS = frozenset(("EvictionPlugin", "ReporterPlugin", "ResourcePlugin"))
 """Of Katalyst's plugins, which share a directory: each is taken by the manager of its kind, and none is refused by another."""
+OF_PARTS = frozenset(("EvictionPlugin", "ReporterPlugin"))
+"""Kinds that parts of this agent look for in one directory, each with a watcher of its own: what is another part's is left to
+that, and told nothing."""
 MOST_SOCKETS = 64
 """That are looked at; more are a mistake, and said."""
 ANSWER_S = 2.0
@@ -45,7 +48,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Trial(msgspec.Struct, frozen=True):
-    """A socket that was not taken: which one, when to ask again, and after how long then."""
+    """A socket that was not taken: which one, when to ask again, and after how long then; without a reason, another part's."""
 
     inode: int
     again_ns: int

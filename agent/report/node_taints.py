@@ -88,6 +88,7 @@ class NodeTaints:
     def __init__(self, client: Client, node: str) -> None:
         self._client, self._node = client, node
         self._wanted: frozenset[Taint] | None = None
+        self._judging = False
         self._written: frozenset[Taint] | None = None
         self._again_s = self._not_before_s = 0.0
         self._failures = 0
@@ -98,6 +99,7 @@ class NodeTaints:
         found = wanted(finished.evictions)
         if found is not None:
             self._wanted = found
+            self._judging = finished.evictions is not None and bool(finished.evictions.thresholds)
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:  # noqa: ARG002 - as every source is asked
         return Seen()
@@ -131,6 +133,8 @@ class NodeTaints:
         ours = self._wanted
         if ours is None or now_s < self._not_before_s:
             return
+        if self._written is None and not ours and not self._judging:
+            return  # where no plugin judges, an agent needs no right to look at Nodes
         if ours == self._written and (not ours or now_s < self._again_s):
             return
         try:

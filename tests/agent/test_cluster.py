@@ -40,7 +40,7 @@ async def test_without_a_node_s_name_nobody_is_reported_to_and_settings_are_told
     config = Config(report=ReportConfig(reserved_cores=1))
     assert cluster.open(file, config, fits) == (config, ())
     async with AsyncExitStack() as stack:
-        assert await cluster.join(Config(), Act.ON, stack) == ()
+        assert await cluster.join(Config(), Act.ON, None, stack) == ()
         assert cluster.sources == ()
     told = msgspec.json.decode(to_json(cluster.told()), type=Configuration)
     assert [one.name for one in told.settings if one.source == "file"] == ["report.reservedCores"]
@@ -63,7 +63,7 @@ async def test_with_one_it_starts_as_it_was_told_last_and_goes_on(
         kubeconfig = tmp_path / "kubeconfig"
         kubeconfig.write_text(KUBECONFIG.format(address))
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-        sinks = await cluster.join(Config(), Act.ON, stack)
+        sinks = await cluster.join(Config(), Act.ON, None, stack)
         assert len(sinks) == 3
         assert [source.name for source in cluster.sources] == [
             "dynamic-config",
@@ -102,7 +102,7 @@ async def test_who_works_beside_the_rounds(
     cluster = Cluster("n1", None, kubelet=kubelet)
     cluster.open({}, Config(report=ReportConfig(**said)), fits)  # type: ignore[arg-type]
     async with AsyncExitStack() as stack:
-        await cluster.join(stack)
+        await cluster.join(Config(), Act.ON, None, stack)
         assert [source.name for source in cluster.sources] == ["dynamic-config", *names]
         cluster.start(lambda _config: None, stack)
         if "offered_in" in report:
@@ -120,7 +120,7 @@ async def test_a_node_s_name_without_an_api_server_is_refused_before_anything_ch
     cluster.open({}, Config(), fits)
     async with AsyncExitStack() as stack:
         with pytest.raises(Unavailable):
-            await cluster.join(Config(), Act.ON, stack)
+            await cluster.join(Config(), Act.ON, None, stack)
 
 
 async def test_nobody_s_token_is_known_before_the_cluster_was_joined() -> None:

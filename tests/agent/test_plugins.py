@@ -43,6 +43,21 @@ async def test_plugins_come_and_go(tmp_path: Path) -> None:
     await below.stop()
 
 
+async def test_two_parts_look_in_one_directory_and_neither_turns_away_what_is_the_other_s(tmp_path: Path) -> None:
+    both = [PluginWatcher({kind: versions}, tmp_path) for kind, versions in KINDS.items()]
+    cards = [Card(kind=kind, name=kind.lower()) for kind in KINDS]
+    offered = [await offer(tmp_path / f"{card.name}.sock", card) for card in cards]
+    for _ in range(2):
+        for watcher in both:
+            await watcher.look()
+    for watcher, kind in zip(both, KINDS, strict=True):
+        assert [one.name for kind_ in KINDS for one in watcher.plugins(kind_)] == [kind.lower()]
+        assert watcher.problems() == ()
+    assert [introduced.registered for _, introduced in offered] == [True, True]
+    for server, _ in offered:
+        await server.stop()
+
+
 REFUSED = {
     "a kind of others": (
         Card(kind="CSIPlugin", name="x"),

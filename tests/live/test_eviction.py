@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from agent.qrm.protocol.registration import Card, Introduced
+from agent.rpc import Server, Service, serve
+from api.proto import eviction_plugin_pb2 as wire
+from tests.agent.eviction.protocol.test_remote import SERVICE, handlers
 from tests.dashboards.support import free_port
 from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
 from tests.kernel.test_eviction_rounds import EIGHT_MIB
@@ -124,6 +130,59 @@ def test_an_agent_that_is_killed_in_the_middle_kills_nobody_and_the_next_one_beg
         assert batch.wait(20) == -signal.SIGKILL
         assert reasons(agent) == ["EvictCreated", "EvictCreated", "EvictSucceeded"]
         assert [entry["seq"] for entry in evictions(agent)] == list(range(1, len(evictions(agent)) + 1))
+        assert agent.end() == 0
+
+
+@pytest.fixture
+def sockets(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Offers an eviction plugin by what it says, and gives the directory of its socket."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    servers: list[Server] = []
+
+    def offer(name: str, **said: Any) -> Path:
+        services = (
+            Introduced(Card(kind="EvictionPlugin", name=name)).service(),
+            Service(SERVICE, handlers({"ThresholdMet": wire.ThresholdMetResponse(), **said}, [])),
+        )
+        made = asyncio.run_coroutine_threadsafe(serve(tmp_path / "socks" / f"{name}.sock", services), loop)
+        servers.append(made.result(20))
+        return tmp_path / "socks"
+
+    try:
+        yield offer
+    finally:
+        for server in servers:
+            asyncio.run_coroutine_threadsafe(server.stop(), loop).result(20)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def test_a_plugin_of_others_has_a_pod_leave_and_one_that_hangs_holds_nothing_up(
+    groups: tuple[TestCgroup, TestCgroup], tmp_path: Path, sockets: Callable[..., Path]
+) -> None:
+    online, batch = run(groups[0], SLEEP), run(groups[1], SLEEP)
+    named = wire.GetEvictPodsResponse()
+    # In a static file a pod's uid is its name.
+    named.evict_pods.add(reason="too loud", force_evict=True).pod.metadata.uid = "default/batch"
+    sockets("hangs", GetEvictPods="hang")
+    directory = sockets("loud", GetEvictPods=named)
+    with Agent(*options(groups, tmp_path, plugins=[], pluginSockets=str(directory))) as agent:
+        eventually("it leaves", lambda: reasons(agent) == ["EvictCreated", "EvictSucceeded"])
+        assert (batch.wait(20), online.poll()) == (-signal.SIGTERM, None)
+        victim = evictions(agent)[0]["victim"]
+        assert (victim["plugin"], victim["verdict"]["text"]) == ("loud", "too loud")
+        metrics = agent.get("/metrics")
+        assert 'dioptase_eviction_victims_total{plugin="loud",dry_run="false"} 1' in metrics
+        assert 'dioptase_source_up{source="eviction-plugins",detail="grpc"} 1' in metrics
+        seen = agent.view()["seq"]
+        eventually("rounds go on", lambda: agent.view()["seq"] >= seen + 4)
+        eventually(
+            "it is told that one hangs",
+            lambda: any("did not answer within 5 s" in one["text"] for one in agent.view()["evictions"]["thresholds"]),
+        )
         assert agent.end() == 0
 
 

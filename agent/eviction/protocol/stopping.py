@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 from agent.eviction.situation import USUAL_GRACE_S
 from agent.eviction.ways import LEAST_GRACE_S, REFUSED_WAIT_S, Answer, Fate, Sight
 from agent.rpc import NotOffered, Peer, Refused
 from agent.sense.cri import joined
+from agent.sense.running import Looked
 from api.evictions import Held
 from api.pods import Pod
 from api.ports import Unavailable
@@ -28,29 +30,40 @@ class ContainerWay:
 
     def __init__(self, socket: Path, timeout_s: float) -> None:
         self._socket, self._timeout_s = socket, timeout_s
+        self._meant: dict[str, Mapping[str, str]] = {}
+        """By the pod's uid, of tries that failed: the containers that ran then. Those that came since are others, and stay."""
 
     async def ask(self, pod: Pod, grace_s: float | None) -> Answer:
-        """Stop all containers of the pod that run, at the same time; a pod without any is gone as far as this goes."""
+        """Stop all containers of the pod that run, at the same time."""
         seconds = max(LEAST_GRACE_S, math.ceil(USUAL_GRACE_S if grace_s is None else grace_s))
         try:
-            ids = await self._running(pod)
-            await asyncio.gather(*(self._stop(id_, seconds) for id_ in ids.values()))
+            looked = await self._look()
+            running = {name: one.id for (uid, name), one in looked.running.items() if uid == pod.uid}
+            meant = self._meant.setdefault(pod.uid, running)
+            ids = [id_ for id_ in meant.values() if id_ in running.values()]
+            done = await asyncio.gather(*(self._stop(id_, seconds) for id_ in ids), return_exceptions=True)
+            for failure in done:
+                if failure is not None:
+                    raise failure
+        except NotOffered as error:
+            return Answer(fate=Fate.HELD, held=Held.REFUSED, text=error.reason, wait_s=REFUSED_WAIT_S)
         except Unavailable as error:
-            refused = isinstance(error, Refused | NotOffered)
-            held = Held.REFUSED if refused else Held.UNREACHABLE
-            return Answer(fate=Fate.HELD, held=held, text=error.reason, wait_s=REFUSED_WAIT_S if refused else None)
-        if not ids:
+            # Whoever refuses is just starting or removing that container.
+            held = Held.BUSY if isinstance(error, Refused) else Held.UNREACHABLE
+            return Answer(fate=Fate.HELD, held=held, text=error.reason)
+        del self._meant[pod.uid]
+        if pod.uid not in looked.sandboxes:
             return Answer(fate=Fate.GONE)
-        return Answer(fate=Fate.DONE, text=f"Successfully kill container {', '.join(sorted(ids))}")
+        return Answer(fate=Fate.DONE, text=f"Successfully kill container {', '.join(sorted(meant)) or '(none ran)'}")
 
     async def look(self, pod: Pod) -> Sight | None:
-        """Only whether anything of it runs: nobody is told to end here."""
+        """Only whether the pod is there: nobody is told to end here."""
         try:
-            return Sight(gone=not await self._running(pod))
+            return Sight(gone=pod.uid not in (await self._look()).sandboxes)
         except Unavailable:
             return None
 
-    async def _running(self, pod: Pod) -> dict[str, str]:
+    async def _look(self) -> Looked:
         peer = Peer(self._socket, _SERVICE, self._timeout_s)
         try:
             sandboxes, containers = await asyncio.gather(
@@ -59,8 +72,7 @@ class ContainerWay:
             )
         finally:
             await peer.close()
-        running = joined(sandboxes, containers).running
-        return {name: one.id for (uid, name), one in running.items() if uid == pod.uid}
+        return joined(sandboxes, containers)
 
     async def _stop(self, container_id: str, seconds: int) -> None:
         peer = Peer(self._socket, _SERVICE, seconds + SLACK_S)

@@ -9,7 +9,8 @@ import pytest
 from aiohttp import web
 
 from agent.report.node_taints import NodeTaints, wanted, with_taints
-from api.evictions import Condition, Evictions, Shown
+from api.evictions import Condition, Evictions, Met, Shown, Threshold
+from api.knobs import Verdict
 from tests.fakes import busy_round
 from tests.kube.test_client import asking
 
@@ -123,6 +124,10 @@ async def test_what_a_killed_agent_left_is_taken_away_by_the_next_and_what_is_in
     async with asking(server.answer) as client:
         taints = NodeTaints(client, "n1")
         taints.publish(msgspec.structs.replace(busy_round(), evictions=Evictions()))
+        await taints.look(0)
+        assert server.requests == [], "no plugin judges here, and the role need not allow to look"
+        judged = Evictions(thresholds=(Threshold(plugin="p", met=Met.NOT_MET, verdict=Verdict(rule="r", text="t")),))
+        taints.publish(msgspec.structs.replace(busy_round(), evictions=judged))
         await taints.look(0)
         assert server.taints == [OTHERS]
         taints.publish(msgspec.structs.replace(busy_round(), evictions=in_force(Condition(name="MemoryPressure"))))

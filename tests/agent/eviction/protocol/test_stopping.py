@@ -79,9 +79,40 @@ async def test_a_pod_of_another_uid_is_gone_as_far_as_this_goes(tmp_path: Path) 
     await server.stop()
 
 
+async def test_a_container_that_came_while_the_runtime_refused_stays(tmp_path: Path) -> None:
+    """It was stopped all the same, and the kubelet has started the next one."""
+    made = runtime()
+    made.refuses = True
+    server = await made.begin(tmp_path / "c.sock")
+    way = ContainerWay(tmp_path / "c.sock", 5)
+    assert (await way.ask(pod(), 5)).fate is Fate.HELD
+    made.refuses = False
+    del made.containers["aa"]
+    made.run("web", "main", "ee")
+    assert (await way.ask(pod(), 5)).fate is Fate.DONE
+    assert made.stopped == [("bb", 5)]
+    assert (await way.ask(pod(), 5)).fate is Fate.DONE
+    assert sorted(made.stopped) == [("bb", 5), ("bb", 5), ("ee", 5)], "for another wish all that runs is meant"
+    await server.stop()
+
+
+async def test_a_pod_of_which_nothing_runs_now_is_there_still(tmp_path: Path) -> None:
+    made = runtime()
+    for one in ("aa", "bb"):
+        del made.containers[one]
+    server = await made.begin(tmp_path / "c.sock")
+    way = ContainerWay(tmp_path / "c.sock", 5)
+    answer = await way.ask(pod(), 5)
+    assert (answer.fate, answer.text, made.stopped) == (Fate.DONE, "Successfully kill container (none ran)", [])
+    seen = await way.look(pod())
+    assert seen is not None
+    assert not seen.gone
+    await server.stop()
+
+
 @pytest.mark.parametrize(
     ("trouble", "held"),
-    [("refuses", Held.REFUSED), ("cannot", Held.REFUSED), ("away", Held.UNREACHABLE), ("hangs", Held.UNREACHABLE)],
+    [("refuses", Held.BUSY), ("cannot", Held.REFUSED), ("away", Held.UNREACHABLE), ("hangs", Held.UNREACHABLE)],
 )
 async def test_a_runtime_that_will_not_or_is_away_holds_the_pod(tmp_path: Path, trouble: str, held: Held) -> None:
     made = runtime()
