@@ -161,6 +161,7 @@ def installed(ours: Cluster, server: Server) -> Iterator[Installed]:
     server.ask("POST", "/api/v1/namespaces/installed/serviceaccounts", {"metadata": {"name": "scraper"}})
     one.upgrade()
     yield one
+    unconfigured(one)
     one.helm("uninstall", RELEASE, "--ignore-not-found", "--wait", "--timeout=90s")
     ours.kubectl("delete", "namespace", NAMESPACE, "installed", "--timeout=60s")
     ours.kubectl("delete", "clusterrolebinding", "reader")
@@ -287,6 +288,12 @@ def test_configuration_is_rolled_out_to_the_agent(installed: Installed) -> None:
     wait("the setting", lambda: reserve(installed) == 0.125, 60)
 
 
+def unconfigured(installed: Installed) -> None:
+    """Take the configuration back while there is a controller, whose finalizers would keep it for ever."""
+    for kind in ("adminqosconfigurations", "katalystcustomconfigs"):
+        installed.cluster.kubectl("--namespace", "installed", "delete", kind, "--all", "--timeout=30s")
+
+
 def reserve(installed: Installed) -> float:
     told = json.loads(installed.get("/api/v1/config", installed.token("reader"))[1])
     return float(next(one["value"] for one in told["settings"] if one["name"] == "report.reservedCores"))
@@ -335,8 +342,8 @@ def test_upgrade_and_rollback_keep_what_was_remembered(installed: Installed) -> 
     secret = f"/api/v1/namespaces/{NAMESPACE}/secrets/{RELEASE}-tls"
     certificate, first = installed.server.ask("GET", secret)["data"], journal(installed)
     assert first
-    installed.upgrade("agent.settings.intervalS=0.5")
-    assert setting(installed, "intervalS") == "0.5"
+    installed.upgrade("agent.settings.intervalS=2")
+    assert setting(installed, "intervalS") == "2"
     assert installed.server.ask("GET", secret)["data"] == certificate
     # Of the cluster's configuration, too, which it had before it asked for it.
     assert reserve(installed) == 0.125
@@ -365,6 +372,7 @@ def test_after_uninstall_every_cgroup_is_as_it_was(installed: Installed) -> None
         lambda: any(installed.knobs().get(path, text) != text for path, text in installed.before.items()),
         60,
     )
+    unconfigured(installed)
     installed.helm("uninstall", RELEASE, "--wait", "--timeout=90s")
     wait(
         "the end of the agent",

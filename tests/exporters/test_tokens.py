@@ -145,6 +145,11 @@ async def test_whoever_guesses_asks_once_a_second_and_keeps_nobody_else_out() ->
     assert await status(tokens, "guess0") == 401
     assert await status(tokens, "other", address=THERE) == 401
     assert await status(tokens, "good") == 200
+    # Nor one that is known and may not: that was no guess.
+    clock.now += PAUSE_S
+    assert await status(tokens, "poor") == 403
+    assert await status(tokens, "good", "/other") == 403
+    server.reviews = server.reviews[:-2]
     # Behind the same address, as behind a proxy, one that is known and due for a review is not held up.
     clock.now += FRESH_S
     assert await status(tokens, "guess5") == 401
