@@ -210,6 +210,7 @@ def test_the_batch_pod_is_acted_on(installed: Installed) -> None:
     status, said = installed.get("/api/v1/decisions", installed.token("reader"))
     assert status == 200
     assert '"applied"' in said
+    assert f"{NAMESPACE}/{AGENT}" not in said, "it leaves itself alone"
 
 
 def test_the_agent_has_no_more_than_it_says(installed: Installed) -> None:
