@@ -18,6 +18,7 @@ import pytest
 from agent.qrm.originals import decode_file
 from tests.cluster import audit
 from tests.cluster.audit import Asked
+from tests.cluster.binaries import Missing
 from tests.cluster.cluster import Cluster, Failed
 from tests.cluster.daemons import Late, wait
 from tests.cluster.objects import a_pod
@@ -128,8 +129,12 @@ def running(server: Server, namespace: str, name: str) -> bool:
 @pytest.fixture(scope="module")
 def installed(ours: Cluster, server: Server) -> Iterator[Installed]:
     """After two pods were there, an online one and a batch one; all tests here share it, in their order."""
+    try:
+        image = archive()
+    except Missing as error:
+        pytest.skip(str(error))
     ours.grow(1)
-    ours.nodes[0].load(archive())
+    ours.nodes[0].load(image)
     state = ours.names.run / "state"
     for name in (NAMESPACE, "installed"):
         labels = {"pod-security.kubernetes.io/enforce": "privileged"} if name == NAMESPACE else {}
