@@ -115,7 +115,7 @@ class Tokens:
             return
         now, allowed = self._clock(), task.result()
         _put(self._known, key, (now, allowed))
-        if not allowed:
+        if allowed is None:
             _put(self._wrong, address, now + PAUSE_S)
 
 

@@ -3,7 +3,7 @@
 up [--nodes N]    make it; the shell lines that point kubectl at it are printed
 down              remove it, and whatever tests that were killed left behind
 env               print these lines again
-build             only compile what is missing
+build             only compile what is missing, and build the image of this tree
 katalyst          compile the stock Katalyst agent too
 """
 
@@ -20,6 +20,7 @@ from tests.cluster.cluster import Cluster, made
 from tests.cluster.daemons import Late
 from tests.cluster.leftovers import Taken, release_abandoned
 from tests.cluster.names import Names
+from tests.cluster.shipped import archive
 from tests.cluster.stock import obtain_katalyst
 
 
@@ -69,8 +70,10 @@ def env(_nodes: int) -> int:
 def build(_nodes: int) -> int:
     # Who has a cluster needs no more than to ask it.
     obtain(("kubectl",) if os.environ.get("KUBECONFIG") else tuple(PROGRAMS))
-    for name in BESIDE:
-        beside(name)
+    if not os.environ.get("KUBECONFIG"):
+        for name in BESIDE:
+            beside(name)
+        archive()
     return 0
 
 

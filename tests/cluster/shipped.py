@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
-from tests.cluster.binaries import CACHE, beside
+from tests.cluster.binaries import CACHE, Missing, beside
 from tests.cluster.cluster import Cluster, printed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,7 +19,7 @@ _FILES = ("deploy/Dockerfile", "deploy/image", "requirements.lock", "pyproject.t
 
 
 def archive() -> Path:
-    """The image, as it would be built of this tree; the one before it goes. Raises CalledProcessError."""
+    """The image, as it would be built of this tree; the one before it goes. Raises Missing."""
     digest = hashlib.sha256()
     files = [ROOT / name for name in _FILES]
     files += sorted(path for name in _CODE for path in (ROOT / name).rglob("*") if _is_code(path))
@@ -27,8 +28,15 @@ def archive() -> Path:
     folder = CACHE.parent / "image"
     made = folder / f"tested-{digest.hexdigest()[:12]}.tar"
     if not made.exists():
+        for program in ("mmdebstrap", "buildah"):
+            if shutil.which(program) is None:
+                raise Missing(f"{program} is not installed: deploy/install-packages image")
         folder.mkdir(parents=True, exist_ok=True)
-        subprocess.run([ROOT / "deploy/image", made, f"{IMAGE}:{TAG}"], check=True)
+        print("building the image (minutes on first use)", flush=True)
+        try:
+            subprocess.run([ROOT / "deploy/image", made, f"{IMAGE}:{TAG}"], check=True)
+        except subprocess.CalledProcessError as error:
+            raise Missing(f"the image cannot be built: {error}") from None
         for old in set(folder.glob("tested-*.tar")) - {made}:
             old.unlink()
     return made

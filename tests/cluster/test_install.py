@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import json
 import re
@@ -16,8 +17,9 @@ import pytest
 
 from tests.cluster import audit
 from tests.cluster.audit import Asked
+from tests.cluster.binaries import Missing
 from tests.cluster.cluster import Cluster, Failed
-from tests.cluster.daemons import wait
+from tests.cluster.daemons import Late, wait
 from tests.cluster.objects import a_pod
 from tests.cluster.server import MERGE, Server
 from tests.cluster.shipped import CHART, IMAGE, TAG, archive, helm
@@ -127,8 +129,12 @@ def running(server: Server, namespace: str, name: str) -> bool:
 @pytest.fixture(scope="module")
 def installed(ours: Cluster, server: Server) -> Iterator[Installed]:
     """After two pods were there, an online one and a batch one; all tests here share it, in their order."""
+    try:
+        image = archive()
+    except Missing as error:
+        pytest.skip(str(error))
     ours.grow(1)
-    ours.nodes[0].load(archive())
+    ours.nodes[0].load(image)
     state = ours.names.run / "state"
     for name in (NAMESPACE, "installed"):
         labels = {"pod-security.kubernetes.io/enforce": "privileged"} if name == NAMESPACE else {}
@@ -162,13 +168,15 @@ def installed(ours: Cluster, server: Server) -> Iterator[Installed]:
     server.ask("POST", "/api/v1/namespaces/installed/serviceaccounts", {"metadata": {"name": "scraper"}})
     one.upgrade()
     yield one
+    unconfigured(one)
     one.helm("uninstall", RELEASE, "--ignore-not-found", "--wait", "--timeout=90s")
     ours.kubectl("delete", "namespace", NAMESPACE, "installed", "--timeout=60s")
     ours.kubectl("delete", "clusterrolebinding", "reader")
 
 
 def test_agent_and_controller_do_their_work_with_the_shipped_roles(installed: Installed) -> None:
-    wait("every source", lambda: set(installed.sources().values()) == {1.0}, 60)
+    # Probes are compiled by a child that gives way to everybody.
+    wait("every source", lambda: not failed(installed), 120)
     assert installed.sources().keys() >= {
         "kubelet",
         "container-runtime",
@@ -200,6 +208,11 @@ def test_agent_and_controller_do_their_work_with_the_shipped_roles(installed: In
         assert refused == []
 
 
+def failed(installed: Installed) -> set[str]:
+    """Sources that gave nothing, but for one that says that pods of several classes are no siblings, as a kubelet has them."""
+    return {name for name, up in installed.sources().items() if not up} - {"pod-siblings"}
+
+
 def test_the_batch_pod_is_acted_on(installed: Installed) -> None:
     wait(
         "a change",
@@ -209,6 +222,7 @@ def test_the_batch_pod_is_acted_on(installed: Installed) -> None:
     status, said = installed.get("/api/v1/decisions", installed.token("reader"))
     assert status == 200
     assert '"applied"' in said
+    assert f"{NAMESPACE}/{AGENT}" not in said, "it leaves itself alone"
 
 
 def test_the_agent_has_no_more_than_it_says(installed: Installed) -> None:
@@ -288,6 +302,12 @@ def test_configuration_is_rolled_out_to_the_agent(installed: Installed) -> None:
     wait("the setting", lambda: reserve(installed) == 0.125, 60)
 
 
+def unconfigured(installed: Installed) -> None:
+    """Take the configuration back while there is a controller, whose finalizers would keep it for ever."""
+    for kind in ("adminqosconfigurations", "katalystcustomconfigs"):
+        installed.cluster.kubectl("--namespace", "installed", "delete", kind, "--all", "--timeout=30s")
+
+
 def reserve(installed: Installed) -> float:
     told = json.loads(installed.get("/api/v1/config", installed.token("reader"))[1])
     return float(next(one["value"] for one in told["settings"] if one["name"] == "report.reservedCores"))
@@ -336,8 +356,8 @@ def test_upgrade_and_rollback_keep_what_was_remembered(installed: Installed) -> 
     secret = f"/api/v1/namespaces/{NAMESPACE}/secrets/{RELEASE}-tls"
     certificate, first = installed.server.ask("GET", secret)["data"], journal(installed)
     assert first
-    installed.upgrade("agent.settings.intervalS=0.5")
-    assert setting(installed, "intervalS") == "0.5"
+    installed.upgrade("agent.settings.intervalS=2")
+    assert setting(installed, "intervalS") == "2"
     assert installed.server.ask("GET", secret)["data"] == certificate
     # Of the cluster's configuration, too, which it had before it asked for it.
     assert reserve(installed) == 0.125
@@ -356,7 +376,9 @@ def journal(installed: Installed) -> list[str]:
 
 
 def setting(installed: Installed, name: str) -> Any:
-    told = json.loads(installed.get("/api/v1/config", installed.token("reader"))[1])
+    token = installed.token("reader")
+    wait("the page", lambda: installed.get("/api/v1/config", token)[0] == 200, 20)
+    told = json.loads(installed.get("/api/v1/config", token)[1])
     return next(one["value"] for one in told["settings"] if one["name"] == name)
 
 
@@ -366,12 +388,21 @@ def test_after_uninstall_every_cgroup_is_as_it_was(installed: Installed) -> None
         lambda: any(installed.knobs().get(path, text) != text for path, text in installed.before.items()),
         60,
     )
+    unconfigured(installed)
     installed.helm("uninstall", RELEASE, "--wait", "--timeout=90s")
     wait(
         "the end of the agent",
         lambda: not installed.server.ask("GET", f"/api/v1/namespaces/{NAMESPACE}/pods")["items"],
         90,
     )
-    after = installed.knobs()
-    assert {path: after[path] for path in installed.before} == installed.before
-    assert '"entries":[]' in (installed.state / "originals.json").read_text()
+
+    def other() -> dict[str, tuple[str, str]]:
+        after = installed.knobs()
+        return {path: (text, after.get(path, "")) for path, text in installed.before.items() if after.get(path) != text}
+
+    # What kubelet gives a class of pods goes by their requests, and it looks at those once a minute.
+    assert not [path for path in other() if "/pod" in path]
+    with contextlib.suppress(Late):
+        wait("the classes of pods", lambda: not other(), 90)
+    assert other() == {}
+    assert not (installed.state / "originals.json").exists()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from deploy import chart
@@ -14,7 +17,7 @@ from tests.cluster.binaries import beside
 from tests.cluster.cluster import Cluster, Failed
 from tests.cluster.daemons import wait
 from tests.cluster.server import JSON, MERGE, Refused, Server
-from tests.cluster.shipped import CHART, IMAGE, helm
+from tests.cluster.shipped import CHART, IMAGE, ROOT, helm
 
 pytestmark = pytest.mark.cluster
 RBAC = "rbac.authorization.k8s.io"
@@ -158,3 +161,48 @@ def test_the_kustomize_base_is_the_chart(ours: Cluster) -> None:
     shown = ours.kubectl("kustomize", chart.BASE.parent)
     assert shown.count("\nkind: ") == chart.BASE.read_text().count("\nkind: ") + 1
     assert f"image: {IMAGE}:0.1.0" in shown
+
+
+EVERYTHING = {
+    "agent": {
+        "extendedResources": True,
+        "appArmor": "Unconfined",
+        "kubelet": {"caFile": "/var/lib/kubelet/pki/kubelet.crt", "right": "proxy"},
+    },
+    "metrics": {"serviceMonitor": True, "rules": True, "dashboards": True, "labels": {"release": "prom"}},
+    "networkPolicy": {"from": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
+}
+EVERYTHING["agent"] |= {"hostPaths": [{"path": "/run/nri", "readOnly": True}]}
+EVERYTHING["metrics"] |= {"scrapers": [{"name": "prometheus", "namespace": "monitoring"}]}
+NOTHING = {
+    "tls": {"enabled": False},
+    "tokenReview": False,
+    "controller": {"enabled": False},
+    "priorityClass": {"create": False},
+    "networkPolicy": {"enabled": False},
+}
+
+
+@pytest.mark.parametrize(("values", "kinds"), [(EVERYTHING, 16), (NOTHING, 7)], ids=["everything", "nothing"])
+def test_whatever_is_chosen_is_taken_by_the_api_server(
+    ours: Cluster, namespace: str, tmp_path: Path, values: object, kinds: int
+) -> None:
+    """Field by field, but for the Prometheus operator's kinds, which hold our own rules and dashboards unchanged."""
+    (tmp_path / "values.json").write_text(json.dumps(values))
+    with contextlib.suppress(Refused):
+        # Controllers make it, where there are any.
+        ours.server.ask("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": "default"}})
+    made = helm(ours, "template", "x", CHART, "--namespace", namespace, "--values", tmp_path / "values.json")
+    objects = [msgspec.yaml.decode(text) for text in made.split("\n---\n") if not re.fullmatch(r"(#.*\n|\s)*", text)]
+    assert len({one["kind"] for one in objects}) == kinds
+    ours_alone = [one for one in objects if "monitoring.coreos.com" not in one["apiVersion"]]
+    listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": ours_alone})
+    said = ours.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", said=listed)
+    assert said.count("(server dry run)") == len(ours_alone)
+    for rule in (one for one in objects if one["kind"] == "PrometheusRule"):
+        assert rule["spec"] == msgspec.yaml.decode((ROOT / "dashboards/rules.yaml").read_bytes())
+    boards = {
+        name: text for one in objects if "dashboard" in one["metadata"]["name"] for name, text in one["data"].items()
+    }
+    there = {path.name: path.read_text() for path in (ROOT / "dashboards").glob("*.json")}
+    assert boards == (there if values is EVERYTHING else {})

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import aiohttp
+import bcrypt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.report.journal import DecisionJournal
+from agent.sense.documents import check
 from api.ports import Unavailable
 from exporters.http import Server
 from exporters.tokens import DENIED_S, FRESH_S, KEPT_S, LONGEST, MOST_REMEMBERED, MOST_WAITING, PAUSE_S, Tokens
+from exporters.webconfig import WebConfig
 from tests.fakes import busy_round
 
 HERE, THERE = "192.0.2.1", "192.0.2.2"
@@ -145,6 +152,11 @@ async def test_whoever_guesses_asks_once_a_second_and_keeps_nobody_else_out() ->
     assert await status(tokens, "guess0") == 401
     assert await status(tokens, "other", address=THERE) == 401
     assert await status(tokens, "good") == 200
+    # Nor one that is known and may not: that was no guess.
+    clock.now += PAUSE_S
+    assert await status(tokens, "poor") == 403
+    assert await status(tokens, "good", "/other") == 403
+    server.reviews = server.reviews[:-2]
     # Behind the same address, as behind a proxy, one that is known and due for a review is not held up.
     clock.now += FRESH_S
     assert await status(tokens, "guess5") == 401
@@ -221,3 +233,36 @@ async def test_who_is_not_known_hears_of_an_agent_that_is_not_well_and_no_more()
     async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/readyz") as answer:
         assert (answer.status, await answer.text()) == (503, "not ok\n")
     await server.stop()
+
+
+async def test_with_passwords_too_either_is_enough(tmp_path: Path) -> None:
+    path = tmp_path / "web.yml"
+    path.write_text(f"basic_auth_users:\n  me: {bcrypt.hashpw(b'secret', bcrypt.gensalt(4)).decode()}\n")
+    server = Server(
+        journal=DecisionJournal(None), version="1", web_config=WebConfig(path, check), tokens=Tokens(ApiServer())
+    )
+    port = await server.start("127.0.0.1", 0)
+    server.publish(busy_round(1))
+    said = {
+        "Bearer good": 200,
+        "bearer nobody": 401,
+        f"Basic {base64.b64encode(b'me:secret').decode()}": 200,
+        f"basic {base64.b64encode(b'me:wrong').decode()}": 401,
+        "Basic": 401,
+    }
+    async with aiohttp.ClientSession() as session:
+        seen = {}
+        for header in said:
+            async with session.get(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": header}) as answer:
+                seen[header] = answer.status
+    await server.stop()
+    assert seen == said
+
+
+@given(said=st.text(max_size=200))
+async def test_whatever_is_said_is_an_answer_and_no_error(said: str) -> None:
+    refusal = await Tokens(ApiServer()).refusal(said, "/metrics", HERE)
+    assert refusal is None or refusal[0] in (401, 403)
+    assert (refusal is None) == (
+        said.partition(" ")[0].lower() == "bearer" and said.partition(" ")[2].strip() == "good"
+    )
