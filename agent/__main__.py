@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
 import logging
 import os
 import signal
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from agent import optional
+from agent import heap, optional
 from agent.config import Config
 from agent.hierarchy import V1_CONTROLLERS, Hierarchy, detect
 from agent.loop import Loop
@@ -42,12 +40,13 @@ from agent.sense.schedstat import SchedstatWaits
 from agent.sense.sensor import Sensor
 from agent.sense.topology import read_topology
 from agent.sense.triggers import TriggerSet
-from agent.settings import ConfigError, load_document
+from agent.settings import ConfigError
 from api import VERSION
 from api.decisions import Act
 from api.ports import PodSource, Probe, Sink, Unavailable, WaitSource
 from exporters.families import About
 from exporters.http import STALE_S, Server
+from exporters.tokens import Tokens
 from exporters.webconfig import WebConfig
 from probes import registry
 from probes.background import Background
@@ -55,16 +54,12 @@ from probes.blame import Blames, beside
 from probes.runqlat import open_waits
 
 if TYPE_CHECKING:
+    from agent.runtime_side import RuntimeSide
     from exporters.otlp import OtelSink
     from exporters.recorder import Recorder
 
 log = logging.getLogger("dioptase")
 BLAME = Blames.name
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-"""malloc.h; 1.3 MiB less at 200 cgroups."""
-_LARGE_BYTES = 128 << 10
-_COLLECTIONS = (10_000, 10, 10)
-"""Instead of (700, 10, 10)."""
 READERS = 2
 """Threads that answer scrapes: more would only keep more memory, for they compute and share one interpreter."""
 PROC, SYS = Path("/proc"), Path("/sys")
@@ -97,12 +92,16 @@ def main(options: Options) -> int:
 
     Raises ConfigError, PodsError and Unavailable before anything was changed.
     """
-    _one_heap()
+    heap.one()
     # Until the loop takes signals over, an end while the probe compiles must clean up as well; nothing was changed yet.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
-    document, config = load_document(options.config, registry.NAMES)
+    document, config = optional.settings(options.config, registry.NAMES, PROC if options.kubelet else None)
     if options.config is not None and (found := _misfit(config)):
         raise ConfigError(f"{options.config}: {found}")
+    if config.exporters.token_review and not options.node:
+        raise ConfigError(
+            f"{options.config}: exporters.tokenReview: it is the API server that knows tokens; give --node too"
+        )
     # A file that cannot hold is refused before anything else.
     return asyncio.run(_run(options, document, config, _pods(options.pods, config)))
 
@@ -129,7 +128,7 @@ async def _asked(
     """Whoever lists the pods, how those fare whom he asks, and for how long he may list what has ended (ns)."""
     if not options.kubelet:
         return pods, (), 0
-    source, probes = await optional.open_kubelet(config, _door(config), hierarchy, stack)
+    source, probes = await optional.open_kubelet(optional.named(config, options.node), _door(config), hierarchy, stack)
     return source, probes, optional.patience_ns(config)
 
 
@@ -137,48 +136,29 @@ def _door(config: Config) -> Door:
     return Door(dialect=config.qos.dialect(), numa_nodes=read_topology(SYS).numa_nodes or None)
 
 
-def _one_heap() -> None:
-    """Keep glibc from giving every thread a heap of its own, and have it give large blocks back when they are freed: the few
-    threads here wait more than they allocate, and a scrape needs for a moment what it must not keep."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
-    if mallopt is not None:
-        mallopt(_M_ARENA_MAX, 1)
-        mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _LARGE_BYTES)
-
-
-def _few_collections() -> None:
-    """Have the collector of cycles leave alone what lives as long as the agent, and come less often: a round makes tens of
-    thousands of objects and no cycles, and one collection of everything stopped it for 60 ms."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_COLLECTIONS)
-
-
 async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: PodSource) -> int:
     hierarchy, state = detect(PROC), (options.state_dir, boot_id(PROC))
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(READERS, "reader"))
     async with AsyncExitStack() as stack:
-        files = stack.enter_context(closing(KnobFiles(hierarchy)))
+        files = stack.enter_context(closing(optional.open_knobs(config, hierarchy, kubelet=options.kubelet)))
         pods, asking, patience_ns = await _asked(options, config, hierarchy, pods, stack)
-        originals, state_missing = _open_originals(options)
-        if originals is not None:
-            stack.callback(originals.close)
-        cluster = optional.Cluster(options.node, None if originals is None else options.state_dir)
+        originals, state_missing = _open_originals(options, stack)
+        cluster = optional.Cluster(options.node, options.state_dir if originals else None, kubelet=options.kubelet)
         config, told_missing = cluster.open(file, config, _misfit)
-        act, act_missing = _effective(options.act, files, originals, pods)
-        chosen = registry.USUAL if config.probes is None else config.probes
-        waits, waits_missing = _open_waits(hierarchy, blame=BLAME in chosen, watching=isinstance(pods, NoPods))
-        stack.callback(waits.close)
-        probes = stack.enter_context(closing(Background(registry.openers(chosen, {BLAME: partial(beside, waits)}))))
+        act, act_missing = _effective(options.act, files, originals, pods, config)
+        waits, probes, waits_missing = _open_probes(config, hierarchy, stack, watching=isinstance(pods, NoPods))
         node_knobs, knobs_missing = optional.open_node_knobs(config, act, hierarchy, state, SYS)
-        evictor = optional.open_evictor(config, act, hierarchy, stack, told=bool(options.node))
+        evictor = optional.open_evictor(config, act, hierarchy, stack, node=options.node, kubelet=options.kubelet)
         journals = open_journals(None if originals is None else options.state_dir, stack, evicting=evictor is not None)
         recorder = _open_recorder(options, stack)
         indicators = Indicators()
         cgroups, node = _open_readers(options, config, hierarchy, stack)
-        sinks, reporting = await _open_exporters(options, config, (*journals, recorder), cluster, stack)
-        sinks += await cluster.join(stack)
+        runtime = optional.runtime_side(config, act, pods, hierarchy, _door(config))
+        told = (cluster, runtime)
+        sinks, reporting = await _open_exporters(options, config, (*journals, recorder), told, stack)
+        sinks += await cluster.join(config, act, stack)
+        sinks += (evicting := await optional.join_evicting(evictor, config, cluster, stack))
+        more = (*cluster.sources, *evicting, *optional.hardware(config, SYS), *runtime.probes)
         sensor = Sensor(
             cgroups=cgroups,
             node=node,
@@ -186,7 +166,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
             pods=pods,
             waits=waits,
             indicators=indicators,
-            probes=(*probes.probes, *asking, *reporting, *cluster.sources, *optional.hardware(config, SYS)),
+            probes=(*probes.probes, *asking, *reporting, *more),
             reclaim_root=config.memory.reclaim_root,
             patience_ns=patience_ns,
         )
@@ -195,22 +175,25 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         loop = Loop(
             config=config,
             sensor=sensor,
-            actuator=Actuator(files, originals, act),
+            actuator=Actuator(files, originals, act, runtime.foretold),
             sinks=sinks,
             triggers=_triggers(hierarchy, stack),
             evictor=evictor,
             node_knobs=node_knobs,
+            neighbours=cluster.neighbours,
             checkpoint=Checkpoint(*state) if act is Act.ON else None,
             forecasts=optional.open_forecasts(config, options.act, state, stack) if originals is not None else None,
             banner=(*state_missing, *told_missing, *act_missing, *waits_missing, *knobs_missing),
         )
         cluster.start(loop.obey, stack)
-        _few_collections()
+        runtime.start(lambda: loop.basis)
+        heap.few_collections()
         probes.start()
         stack.callback(asyncio.create_task(indicators.run(loop.pods)).cancel)
         try:
             await _until_told(loop, options)
         finally:
+            runtime.end(files, originals)
             left = put_back(originals, files, node_knobs, loop.latest, journals[0]) if act is Act.ON else 0
             if act is not options.act:
                 log.warning("--act on was asked for, and nothing was written. %s", " ".join(act_missing))
@@ -228,7 +211,7 @@ def _open_readers(
     return cgroups, node
 
 
-def _open_originals(options: Options) -> tuple[Originals | None, tuple[str, ...]]:
+def _open_originals(options: Options, stack: AsyncExitStack) -> tuple[Originals | None, tuple[str, ...]]:
     """The journal of originals. Only an agent that holds the lock goes on to act; watching needs none."""
     try:
         originals = open_originals(options.state_dir, boot_id(PROC))
@@ -238,17 +221,20 @@ def _open_originals(options: Options) -> tuple[Originals | None, tuple[str, ...]
         return None, ()
     except Unavailable as error:
         return None, (f"{error.reason}: {error.remedy}.",)
+    stack.callback(originals.close)
     left = len(originals.entries())
     found = (f"An earlier agent left {left} values changed; they are put back when this one ends with --act on.",)
     return originals, (*originals.messages, *(found if left else ()))
 
 
 def _effective(
-    asked: Act, files: KnobFiles, originals: Originals | None, pods: PodSource
+    asked: Act, files: KnobFiles, originals: Originals | None, pods: PodSource, config: Config
 ) -> tuple[Act, tuple[str, ...]]:
-    """What can really be done: without write access or a journal of originals, decisions run dry."""
+    """What can really be done: without write access, without a journal of originals, or as another's hands, nothing is."""
     if asked is not Act.ON:
         return asked, ()
+    if "advisor" in config.sockets.serve:
+        return Act.DRY_RUN, ("Decisions run dry: sockets.serve has advisor, whose QRM plugin carries them out.",)
     try:
         ours = managed(pods.read())
     except Unavailable:
@@ -271,6 +257,17 @@ def _open_waits(hierarchy: Hierarchy, *, blame: bool, watching: bool) -> tuple[W
         return SchedstatWaits(PROC, hierarchy), (f"{none if watching else coarse}: {error.reason}: {error.remedy}.",)
 
 
+def _open_probes(
+    config: Config, hierarchy: Hierarchy, stack: AsyncExitStack, *, watching: bool
+) -> tuple[WaitSource, Background, tuple[str, ...]]:
+    """Waits, and the other probes, which are loaded later."""
+    chosen = registry.USUAL if config.probes is None else config.probes
+    waits, missing = _open_waits(hierarchy, blame=BLAME in chosen, watching=watching)
+    stack.callback(waits.close)
+    openers = registry.openers(chosen, {BLAME: partial(beside, waits)})
+    return waits, stack.enter_context(closing(Background(openers))), missing
+
+
 def _open_recorder(options: Options, stack: AsyncExitStack) -> Recorder | None:
     if options.record is None:
         return None
@@ -285,11 +282,11 @@ async def _open_exporters(
     options: Options,
     config: Config,
     kept: tuple[DecisionJournal, EvictionJournal | None, Recorder | None],
-    cluster: optional.Cluster,
+    told: tuple[optional.Cluster, optional.Nobody | RuntimeSide],
     stack: AsyncExitStack,
 ) -> tuple[list[Sink], list[Probe]]:
     """Whoever is shown the rounds, and those of them that are sources too, because they say how they fare."""
-    journal, evictions, recorder = kept
+    (journal, evictions, recorder), (cluster, runtime) = kept, told
 
     def about() -> About:
         return About(
@@ -302,7 +299,9 @@ async def _open_exporters(
             recording=None if recorder is None else recorder.state,
             max_cgroups=config.exporters.max_cgroups,
             api_requests=cluster.requests(),
+            nri_answers=runtime.answers,
             obeyed=cluster.obeyed(),
+            **cluster.exchanged(),
         )
 
     spans = None
@@ -320,7 +319,9 @@ async def _open_exporters(
         stale_s=stale_s,
         about=about,
         configuration=cluster.told,
+        checks=partial(optional.node_checks, options.state_dir),
         web_config=secured,
+        tokens=Tokens(cluster.review) if config.exporters.token_review else None,
     )
     port = await server.start(options.host, options.port)
     stack.push_async_callback(server.stop)

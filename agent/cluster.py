@@ -9,21 +9,38 @@ import asyncio
 import os
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 
 from agent.config import Config
 from agent.dynamic.follow import Follower, Rules
+from agent.report.beside import Beside
 from agent.report.cnr_writer import CnrWriter
 from agent.report.events import EventWriter
 from agent.report.extended import ExtendedResources
+from agent.report.kubelet import Neighbourhood
 from agent.sense.documents import check
+from agent.sense.kubelet import CONFIGZ, Kubelet
 from api import VERSION
 from api.configuration import Configuration
 from api.ports import Probe, Sink
+from api.reports import ReportedField
 from kube.client import Client
 from kube.config import find
+
+POD_RESOURCES = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+
+
+class Source(Probe, Protocol):
+    """Works in a task of its own, and says how it goes."""
+
+    async def run(self) -> None: ...
+
+
+class Part(Source, Sink, Protocol):
+    """The same of one that is shown the rounds."""
 
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,23 +61,66 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
             stack.callback(task.cancel)
 
 
-async def join(node: str, rules: Rules, config: Config, stack: AsyncExitStack) -> Joined:
-    """Find the API server as kubectl does; whether it answers is seen later. Raises Unavailable where it is nowhere named."""
+async def join(node: str, rules: Rules, stack: AsyncExitStack, *, kubelet: bool) -> Joined:
+    """Find the API server as kubectl does; whether it answers is seen later. `kubelet` is asked too, where there is one. Raises
+    Unavailable where no API server is named."""
     access = find(os.environ, check)
     client = await stack.enter_async_context(Client(access, f"dioptase-agent/{VERSION}"))
-    follower = Follower(client, node, rules)
-    cnr, events = CnrWriter(client, node, metrics=config.report.node_metrics), EventWriter(client, node)
-    writers: tuple[CnrWriter | EventWriter | ExtendedResources, ...] = (cnr, events)
+    config, follower = rules.config, Follower(client, node, rules)
+    writers: list[Part] = []
+    others: list[Source] = []
+    if config.report.offered_in:
+        from agent.report.protocol.offered import Offered  # noqa: PLC0415 - gRPC is 12 MiB
+
+        writers.append(Offered(Path(config.report.offered_in)))
+    else:
+        cnr, others = await open_cnr(client, node, config, stack, kubelet=kubelet)
+        writers.append(cnr)
+    writers.append(EventWriter(client, node))
     if config.report.extended_resources:
         extended = ExtendedResources(client, node)
         stack.push_async_callback(extended.withdraw)
-        writers += (extended,)
+        writers.append(extended)
     return Joined(
-        sinks=writers,
-        sources=(follower, *writers),
+        sinks=tuple(writers),
+        sources=(follower, *writers, *others),
         told=follower.told,
         obeyed=rules.obeyed,
         client=client,
-        runs=tuple(writer.run for writer in writers),
+        runs=tuple(part.run for part in (*writers, *others)),
         follower=follower,
     )
+
+
+async def open_cnr(
+    client: Client, node: str, config: Config, stack: AsyncExitStack, *, kubelet: bool
+) -> tuple[CnrWriter, list[Source]]:
+    """Who writes the node's CustomNodeResource, and whom he asks what to say beside the rounds: their `run` is to be run."""
+    report, asked, shares = config.report, None, None
+    if kubelet:
+        asked = await stack.enter_async_context(Kubelet(config.kubelet, CONFIGZ))
+    socket = (
+        POD_RESOURCES if report.pod_resources is None and kubelet and POD_RESOURCES.exists() else report.pod_resources
+    )
+    if socket:
+        from agent.qrm.protocol.pod_resources import PodResources  # noqa: PLC0415 - gRPC is 12 MiB
+
+        shares = PodResources(Path(socket))
+        stack.push_async_callback(shares.close)
+    start = Beside(cpu_flags=report.cpu_flags, zone_types=report.device_zones)
+    around = Neighbourhood((Path("/proc"), Path("/sys")), start, asked, shares)
+    others: list[Source] = [around]
+    fields: Callable[[], tuple[ReportedField, ...]] = tuple
+    cnr = CnrWriter(
+        client,
+        node,
+        metrics=report.node_metrics,
+        beside=lambda: msgspec.structs.replace(around.beside, fields=fields()),
+    )
+    if report.reporter_plugins:
+        from agent.report.plugins import Reporters  # noqa: PLC0415 - gRPC is 12 MiB
+
+        reporters = Reporters(Path(report.reporter_plugins), cnr.wake)
+        fields = reporters.fields
+        others.append(reporters)
+    return cnr, others

@@ -89,6 +89,11 @@ kubelet:                        # one that signs its own certificate, beside CRI
   serverName: worker-3
   runtimeSocket: /run/crio/crio.sock
 """,
+    "sockets": """\
+sockets: {serve: [advisor, pod-resources]}              # beside Katalyst's agent without its own advisor
+---
+sockets: {take: [cpu, memory]}                          # or its advisor, and our QRM
+""",
     "exporters": """\
 exporters: {maxCgroups: 100}
 """,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,7 +19,8 @@ from agent.advisor.latency import can_shrink, limits_ns
 from agent.advisor.waits import alarmed
 from agent.config import Config
 from agent.forecast_state import ForecastFile
-from agent.policy import Judged, Remembered, inherited, judge
+from agent.foreseen import Basis
+from agent.policy import Judged, Remembered, Told, inherited, judge
 from agent.qrm.actuator import Actuator
 from agent.qrm.checkpoint import Checkpoint
 from agent.qrm.cpu import managed
@@ -32,6 +33,7 @@ from api.decisions import Act, Advice, Outcome, Round
 from api.evictions import Evictions, KillEvent
 from api.facts import Wait
 from api.forecasts import Outlook
+from api.knobs import Knob
 from api.memory_advice import MemoryAdvice
 from api.node_advice import NodeAdvice
 from api.pods import Pod
@@ -42,6 +44,7 @@ from api.samples import Snapshot, SourceStatus
 
 if TYPE_CHECKING:
     from agent.eviction.evictor import Evictor
+    from agent.neighbours import Neighbours
     from agent.qrm.node_knobs import NodeKnobs
 
 log = logging.getLogger(__name__)
@@ -63,6 +66,7 @@ class Loop:
         evictor: Evictor | None = None,
         forecasts: ForecastFile | None = None,
         node_knobs: NodeKnobs | None = None,
+        neighbours: Neighbours | None = None,
         banner: tuple[str, ...] = (),
     ) -> None:
         """Raises Unavailable where the checkpoint cannot be read."""
@@ -80,9 +84,10 @@ class Loop:
         self._known = msgspec.structs.replace(inherited(cpus or CpuState()), forecasts=Watched(series=series))
         self._heir = True
         self._shadow = Remembered()
-        self._evictor, self._node_knobs = evictor, node_knobs
+        self._evictor, self._node_knobs, self._neighbours = evictor, node_knobs, neighbours
         self._previous: Snapshot | None = None
         self._latest: Round | None = None
+        self._basis: Basis | None = None
         self._online_ids: dict[str, list[int]] = {}
         self._seq = 0
         self._stop = asyncio.Event()
@@ -94,6 +99,11 @@ class Loop:
     def latest(self) -> Round | None:
         """The round that finished last."""
         return self._latest
+
+    @property
+    def basis(self) -> Basis | None:
+        """What the latest round was judged by; None before the first one, and where it failed. Any thread may ask."""
+        return self._basis
 
     def pods(self) -> tuple[Pod, ...]:
         """The pods of the latest round."""
@@ -154,13 +164,18 @@ class Loop:
                     self._heir, self._known = False, self._inheriting(snapshot)
                 if self._damaged:
                     self._damaged, self._known = False, self._rebuilt(snapshot, started)
-                judged, self._known = judge(snapshot, self._config, self._known, started)
+                self._basis = None
+                judged, before, told = self._judged(snapshot, started)
                 # Before anything is moved: who is started next goes on from there, wherever this one was killed.
                 snapshot = self._saved(snapshot)
                 advice, memory, node, forecasts = judged.advice, judged.memory, judged.node, judged.forecasts
                 stage = "actuator"
-                for done in self._done(judged, snapshot, started):
+                knobs = self._actuator.knobs(managed(snapshot.pods))
+                for done in self._done(judged, snapshot, knobs, started):
                     outcomes += done
+                self._basis = Basis(
+                    snapshot=snapshot, config=self._config, known=before, told=told, now_ns=started, knobs=knobs
+                )
         except Exception as error:
             log.exception("round %d: the %s failed; nothing more is changed in this round", self._seq, stage)
             snapshot = _with_failure(snapshot, stage, error)
@@ -192,15 +207,26 @@ class Loop:
             sink.publish(finished)
         return finished
 
-    def _done(self, judged: Judged, snapshot: Snapshot, now_ns: int) -> Iterator[tuple[Outcome, ...]]:
+    def _judged(self, snapshot: Snapshot, now_ns: int) -> tuple[Judged, Remembered, Told]:
+        """What is to be, by our advice or by that of whoever is asked in its stead; what was known before, and what he said."""
+        known, told = (self._known, Told()) if self._neighbours is None else self._neighbours.before(self._known)
+        judged, self._known = judge(snapshot, self._config, known, now_ns, told)
+        if self._neighbours is not None:
+            self._neighbours.after(snapshot, judged, self._known, self._config)
+        return judged, known, told
+
+    def _done(
+        self, judged: Judged, snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]], now_ns: int
+    ) -> Iterator[tuple[Outcome, ...]]:
         """Have done what is to be, and given back what nobody decides on any more and an earlier policy changed."""
         ours = managed(snapshot.pods)
-        decisions = judged.decisions(snapshot, self._actuator.knobs(ours))
+        decisions = judged.decisions(snapshot, knobs)
         if self._actuator.version == "v1":
             decisions = with_nested(decisions, snapshot)
         yield self._actuator.apply(decisions, now_ns, loosen=judged.asked.loosen)
         if snapshot.cgroups:  # a tree that cannot be read tells of nobody that he has left
-            yield self._actuator.release(decisions, (ours | judged.named) - snapshot.cgroups.keys())
+            coming = self._actuator.foretold.coming({one.cgroup for one in decisions}, now_ns / 1e9)
+            yield self._actuator.release(decisions, ((ours | judged.named) - snapshot.cgroups.keys()) | coming)
         yield self._actuator.finished()
 
     def _inheriting(self, snapshot: Snapshot) -> Remembered:

@@ -5,16 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from agent.calls import CALLS
 from agent.config import Config
 from agent.forecast_state import ForecastFile
-from agent.hierarchy import Hierarchy
+from agent.hierarchy import Hierarchy, detect
+from agent.qrm.knobs import KnobFiles
+from agent.sense.pods import NoPods, StaticPods
 from agent.sense.podspec import Door
+from agent.sense.running import find_socket
+from agent.settings import built, load_document
+from api.checks import Check
 from api.configuration import Configuration
 from api.decisions import Act
 from api.ports import PodSource, Probe, Sink, Unavailable
@@ -22,8 +30,15 @@ from api.ports import PodSource, Probe, Sink, Unavailable
 if TYPE_CHECKING:
     from agent.cluster import Joined
     from agent.dynamic.follow import Rules
+    from agent.evicting import Beside
     from agent.eviction.evictor import Evictor
+    from agent.foreseen import Basis
+    from agent.neighbours import Neighbours
+    from agent.qrm.foretold import Foretold
     from agent.qrm.node_knobs import NodeKnobs
+    from agent.qrm.originals import Originals
+    from agent.runtime_side import RuntimeSide
+    from kube.client import Client
 
 NS_PER_S = 1_000_000_000
 State = tuple[Path, str]
@@ -32,22 +47,54 @@ NODE_ORIGINALS, OOM_ORIGINALS, RESCTRL_GROUPS = "node-originals.json", "oom-orig
 """As agent.qrm.node_files, oom_scores and resctrl have them, which are loaded only where they are needed."""
 
 
+def settings(path: Path | None, probes: Collection[str], proc: Path | None) -> tuple[Mapping[str, Any], Config]:
+    """What the settings file says, and the settings. With `proc`, whose mounts have the cgroups, those that name cgroups
+    are, unless set, the kubelet's. Raises ConfigError, and Unavailable where there are no cgroups."""
+    document, config = load_document(path, probes)
+    if proc is None:
+        return document, config
+    from agent.kubelet_roots import rooted  # noqa: PLC0415 - where pods are not a kubelet's, there are none of its cgroups
+
+    document = rooted(document, config.kubelet.cgroup_root, partial(exists, detect(proc).primary))
+    return document, built(document, str(path or "the kubelet's cgroups"))
+
+
+def open_knobs(config: Config, hierarchy: Hierarchy, *, kubelet: bool) -> KnobFiles:
+    """Whoever writes the knobs. Raises Unavailable."""
+    socket = find_socket(config.kubelet.runtime_socket) if kubelet and config.kubelet.writer == "cri" else None
+    if socket is None:
+        return KnobFiles(hierarchy)
+    from agent.qrm.by_runtime import KnobsByRuntime  # noqa: PLC0415 - gRPC is 12 MiB
+
+    return KnobsByRuntime(hierarchy, socket)
+
+
 def open_evictor(
-    config: Config, act: Act, hierarchy: Hierarchy, stack: AsyncExitStack, *, told: bool
+    config: Config, act: Act, hierarchy: Hierarchy, stack: AsyncExitStack, *, node: str, kubelet: bool
 ) -> Evictor | None:
-    """The eviction manager, if a plugin is named or may be while the agent runs, because it is `told` its settings by the
-    cluster; it asks nobody to leave unless the agent acts."""
-    if not (config.eviction.plugins or told) or act is Act.OFF:
+    """The eviction manager, if a plugin is named, asked at a socket, or may be named while the agent runs, because the cluster
+    tells it its settings; it asks nobody to leave unless the agent acts. Raises Unavailable."""
+    if not (config.eviction.plugins or config.eviction.plugin_sockets or node) or act is Act.OFF:
         return None
-    from agent.eviction.evictor import Evictor  # noqa: PLC0415 - twenty plugins, which most nodes name none of
+    from agent.evicting import open_killer  # noqa: PLC0415 - twenty plugins, which most nodes name none of
+    from agent.eviction.evictor import Evictor  # noqa: PLC0415
 
     killer = None
     if act is Act.ON:
-        from agent.eviction.signals import SignalKiller  # noqa: PLC0415
-
-        killer = SignalKiller(hierarchy)
+        killer = open_killer(config.eviction, hierarchy, node=node, kubelet=kubelet)
         stack.callback(killer.close)
     return Evictor(config, killer)
+
+
+async def join_evicting(
+    evictor: Evictor | None, config: Config, cluster: Cluster, stack: AsyncExitStack
+) -> tuple[Beside, ...]:
+    """What the eviction manager has beside the rounds, once the API server is known: each is a sink and a source."""
+    if evictor is None:
+        return ()
+    from agent import evicting  # noqa: PLC0415 - as above
+
+    return await evicting.join(evictor, config, cluster.client, cluster.node, stack, kubelet=cluster.kubelet)
 
 
 def hardware(config: Config, sys: Path) -> tuple[Probe, ...]:
@@ -57,6 +104,13 @@ def hardware(config: Config, sys: Path) -> tuple[Probe, ...]:
     from agent.sense.power_caps import PowerCaps  # noqa: PLC0415 - few nodes ask for it
 
     return (PowerCaps(sys),)
+
+
+def node_checks(state_dir: Path) -> tuple[Check, ...]:
+    """What this node can and cannot do, for whoever asks over HTTP; the probes say themselves how they fare, as sources."""
+    from agent import doctor  # noqa: PLC0415 - few ask
+
+    return doctor.checks(state_dir)
 
 
 def open_forecasts(config: Config, act: Act, state: State, stack: AsyncExitStack) -> ForecastFile | None:
@@ -84,6 +138,16 @@ def open_node_knobs(
         return None, (f"Disks, caches and OOM scores are left alone: {error.reason}: {error.remedy}.",)
 
 
+LOOPBACK = ("https://127.", "https://localhost:", "https://[::1]:")
+
+
+def named(config: Config, node: str) -> Config:
+    """With the name that the certificate of this node's kubelet has, where nothing else tells it."""
+    if config.kubelet.server_name or not config.kubelet.url.startswith(LOOPBACK):
+        return config
+    return msgspec.structs.replace(config, kubelet=msgspec.structs.replace(config.kubelet, server_name=node))
+
+
 async def open_kubelet(
     config: Config, door: Door, hierarchy: Hierarchy, stack: AsyncExitStack
 ) -> tuple[PodSource, tuple[Probe, ...]]:
@@ -92,7 +156,6 @@ async def open_kubelet(
     from agent.sense.kubelet import Kubelet  # noqa: PLC0415 - the others have their pods from a file, or none
     from agent.sense.kubepods import KubePods  # noqa: PLC0415
     from agent.sense.podjoin import Node  # noqa: PLC0415
-    from agent.sense.running import find_socket  # noqa: PLC0415
 
     runtime, socket = None, find_socket(config.kubelet.runtime_socket)
     if socket is not None:
@@ -106,6 +169,29 @@ async def open_kubelet(
     await pods.turn()
     stack.push_async_callback(ended, asyncio.create_task(pods.run()))
     return pods, pods.probes()
+
+
+class Nobody:
+    """RuntimeSide where the pods are a file's."""
+
+    foretold: Foretold | None = None
+    probes: tuple[Probe, ...] = ()
+    answers: Mapping[str, int] = {}
+
+    def start(self, basis: Callable[[], Basis | None]) -> None: ...
+
+    def end(self, files: KnobFiles, originals: Originals | None) -> None: ...
+
+
+def runtime_side(config: Config, act: Act, pods: PodSource, hierarchy: Hierarchy, door: Door) -> RuntimeSide | Nobody:
+    """The kubelet's and the runtime's part in acting, where the pods are theirs."""
+    if isinstance(pods, (StaticPods, NoPods)):
+        return Nobody()
+    from agent.runtime_side import RuntimeSide  # noqa: PLC0415 - what speaks to them
+    from agent.sense.kubepods import KubePods  # noqa: PLC0415
+
+    assert isinstance(pods, KubePods)
+    return RuntimeSide(config, act, pods, door, hierarchy)
 
 
 def patience_ns(config: Config) -> int:
@@ -125,48 +211,80 @@ def exists(mount: Path, cgroup: str) -> bool:
 
 
 class Cluster:
-    """The cluster's side of the agent: who is reported to, and obeyed. Without a node's name there is nobody."""
+    """The cluster's side of the agent: who is reported to, and obeyed, and the neighbours at sockets. Without a node's name,
+    and where the settings name no socket, there is nobody."""
 
-    def __init__(self, node: str, state_dir: Path | None) -> None:
-        """What was obeyed last is remembered in `state_dir`; nowhere, where somebody else has it."""
-        self._node, self._state_dir = node, state_dir
+    def __init__(self, node: str, state_dir: Path | None, *, kubelet: bool = False) -> None:
+        """What was obeyed last is remembered in `state_dir`; nowhere, where somebody else has it. `kubelet` says whether there
+        is one to ask."""
+        self.node, self._state_dir, self.kubelet = node, state_dir, kubelet
         self._file: Mapping[str, Any] = {}
         self._config, self._started_wall_ns = Config(), time.time_ns()
         self._rules: Rules | None = None
         self._joined: Joined | None = None
+        self.neighbours: Neighbours | None = None
+        """Those at sockets, once they were joined."""
 
     def open(
         self, file: Mapping[str, Any], config: Config, fits: Callable[[Config], str]
     ) -> tuple[Config, tuple[str, ...]]:
         """The settings that come of the file and of what was obeyed last, and what of that was lost. Raises Unavailable."""
         self._file, self._config = file, config
-        if not self._node:
+        if not self.node:
             return config, ()
         from agent.dynamic.follow import Rules  # noqa: PLC0415 - the types of Katalyst's kinds
         from agent.dynamic.saved import ObeyedFile  # noqa: PLC0415
 
-        saved = None if self._state_dir is None else ObeyedFile(self._state_dir, self._node)
+        saved = None if self._state_dir is None else ObeyedFile(self._state_dir, self.node)
         self._rules = Rules(file, config, fits, saved)
         return self._rules.config, self._rules.messages
 
-    async def join(self, stack: AsyncExitStack) -> tuple[Sink, ...]:
+    async def join(self, config: Config, act: Act, stack: AsyncExitStack) -> tuple[Sink, ...]:
         """Who is shown the rounds, to report them. Raises Unavailable where no API server is named."""
+        told = config.sockets
+        if act is not Act.OFF and (told.serve or told.take):
+            from agent.neighbours import Neighbours  # noqa: PLC0415 - gRPC is 12 MiB, and most agents stand alone
+
+            self.neighbours = Neighbours(config)
+        beside = () if self.neighbours is None else self.neighbours.sinks
         if self._rules is None:
-            return ()
+            return beside
         from agent.cluster import join  # noqa: PLC0415
 
-        self._joined = await join(self._node, self._rules, self._rules.config, stack)
-        return self._joined.sinks
+        self._joined = await join(self.node, self._rules, stack, kubelet=self.kubelet)
+        return (*self._joined.sinks, *beside)
+
+    @property
+    def client(self) -> Client | None:
+        """Of the API server, once it was joined."""
+        return None if self._joined is None else self._joined.client
 
     @property
     def sources(self) -> tuple[Probe, ...]:
         """How that goes, once it was joined."""
-        return () if self._joined is None else self._joined.sources
+        beside = () if self.neighbours is None else self.neighbours.sources
+        return beside if self._joined is None else (*self._joined.sources, *beside)
 
     def start(self, obey: Callable[[Config], None], stack: AsyncExitStack) -> None:
         """Begin to report and to obey, until the stack is left."""
         if self._joined is not None:
             self._joined.start(obey, stack)
+        if self.neighbours is not None:
+            self.neighbours.start(stack)
+
+    def exchanged(self) -> Mapping[str, Any]:
+        """What exporters say of sockets: all calls, and what came of those of the neighbours. Any thread may ask."""
+        if self.neighbours is None:
+            return {"calls": CALLS.copy()}
+        return {"calls": CALLS.copy(), "advice_ages_s": self.neighbours.ages_s(), "peers": self.neighbours.peers()}
+
+    async def review(self, token: str, path: str) -> bool | None:
+        """Whether the account of this token may get that path; None: it is nobody's. Raises Unavailable."""
+        if self._joined is None:
+            raise Unavailable("the agent has not joined its cluster yet", "ask again in a second")
+        from kube.review import review  # noqa: PLC0415 - only some are asked for
+
+        return await review(self._joined.client, token, path)
 
     def requests(self) -> Mapping[tuple[str, str, str], int]:
         """To the API server so far, by method, resource and status. Any thread may ask."""

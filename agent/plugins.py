@@ -21,6 +21,8 @@ from api.proto import plugin_registration_pb2 as wire
 
 log = logging.getLogger(__name__)
 DIRECTORY = Path("/var/lib/katalyst/plugin-socks")
+KINDS = frozenset(("EvictionPlugin", "ReporterPlugin", "ResourcePlugin"))
+"""Of Katalyst's plugins, which share a directory: each is taken by the manager of its kind, and none is refused by another."""
 MOST_SOCKETS = 64
 """That are looked at; more are a mistake, and said."""
 ANSWER_S = 2.0
@@ -49,6 +51,7 @@ class _Trial(msgspec.Struct, frozen=True):
     again_ns: int
     wait_s: float
     why: str
+    """Empty of one that is somebody else's."""
 
 
 class PluginWatcher:
@@ -72,7 +75,7 @@ class PluginWatcher:
 
     def problems(self) -> tuple[str, ...]:
         """One sentence for each socket that is not taken."""
-        found = [f"{path}: {trial.why}" for path, trial in sorted(self._trials.items())]
+        found = [f"{path}: {trial.why}" for path, trial in sorted(self._trials.items()) if trial.why]
         if self._crowded:
             found.append(f"{self._directory} has more than {MOST_SOCKETS} sockets; the others are not looked at")
         return tuple(found)
@@ -111,6 +114,9 @@ class PluginWatcher:
         peer = Peer(path, _REGISTRATION, timeout_s=ANSWER_S)
         try:
             said = await peer.call("GetInfo", wire.InfoRequest())
+            if said.type in KINDS and said.type not in self._kinds:
+                self._put_off(path, inode, "")
+                return
             why = self._against(said)
             status = wire.RegistrationStatus(plugin_registered=not why, error=why)
             await peer.call("NotifyRegistrationStatus", status)
@@ -141,6 +147,6 @@ class PluginWatcher:
     def _put_off(self, path: Path, inode: int, why: str) -> None:
         before = self._trials.get(path)
         wait_s = FIRST_RETRY_S if before is None else min(before.wait_s * 2, LAST_RETRY_S)
-        if before is None or before.why != why:
+        if why and (before is None or before.why != why):
             log.warning("%s is not taken as a plugin: %s", path, why)
         self._trials[path] = _Trial(inode, self._now_ns() + round(wait_s * S), wait_s, why)

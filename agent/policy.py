@@ -31,6 +31,7 @@ from agent.qrm.placing.static import not_shared
 from agent.qrm.wishes import resolve
 from api.advice import Wish
 from api.decisions import Advice, Decision
+from api.facts import KubeletManagers
 from api.forecasts import Outlook
 from api.knobs import Knob
 from api.memory_advice import MemoryAdvice
@@ -87,14 +88,20 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     def decisions(self, snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]) -> tuple[Decision, ...]:
         """Every knob that something is to be said about, by the knobs that the kernel has for each cgroup: what the advice
         says of CPU comes first, and nothing that is wished for contradicts it."""
-        inside = below(snapshot, self.ceiling)
-        taken = () if self.advice is None else decide(self.advice, inside, knobs, self.placement)
+        inside, managers = below(snapshot, self.ceiling), snapshot.node.kubelet
+        advice, placement = self.advice, self.placement
+        if managers is not None and managers.cpusets and advice is not None:
+            # Who may run where is the kubelet's: what pools would keep apart, priority and quota have to.
+            advice, placement = msgspec.structs.replace(advice, idle=True), None
+        taken = () if advice is None else decide(advice, inside, knobs, placement)
         wishes = (
             *self._together(snapshot, knobs),
             *(self.memory.wishes if self.memory is not None else ()),
             *self.asked.wishes,
         )
-        return (*taken, *resolve(wishes, snapshot, knobs, taken, self.named))
+        found = (*taken, *resolve(wishes, snapshot, knobs, taken, self.named))
+        theirs = _kubelets(managers)
+        return tuple(decision for decision in found if decision.knob not in theirs) if theirs else found
 
     def _together(self, snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]) -> tuple[Wish, ...]:
         """Priority holds among the children of one parent: whoever is kept in a cgroup of its own has to yield with it."""
@@ -106,6 +113,13 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
             for root in self.reclaim_roots
             if nobody_else(snapshot, root)
         )
+
+
+def _kubelets(managers: KubeletManagers | None) -> frozenset[Knob]:
+    """Knobs that the kubelet writes itself, and again and again."""
+    if managers is None or not (managers.cpusets or managers.mems):
+        return frozenset()
+    return frozenset({Knob.CPUSET, Knob.MEMS} if managers.cpusets else {Knob.MEMS})
 
 
 _NOBODY = Told()

@@ -187,6 +187,8 @@ def _spread(field: types.Field) -> str:
     name = field.encode_name
     if isinstance(value, Mapping):
         return f"{name}:\n" + "".join(f"  {flow(key)}: {flow(item)}\n" for key, item in value.items())
+    if isinstance(value, str):
+        return f"{name}: {flow(value)}\n"
     assert isinstance(value, tuple)
     return f"{name}:\n" + "".join(f"- {flow(item)}\n" for item in value)
 

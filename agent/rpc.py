@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 from google.protobuf.message_factory import GetMessageClass
 
+from agent.calls import CALLS
 from api.ports import Unavailable
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ LONGEST_PATH = 107
 _TEXT = 300
 """Characters of what a peer says that are worth showing."""
 _BUG = "this is a bug, see the log of dioptase"
+_OK = grpc.StatusCode.OK
 _OPTIONS = (
     ("grpc.max_receive_message_length", MOST_BYTES),
     ("grpc.max_send_message_length", MOST_BYTES),
@@ -101,9 +103,11 @@ class Peer:
         found = self._method(method)
         called = self._channel.unary_unary(_path(found), *_codec_of_client(found))
         try:
-            return await called(request, timeout=self._timeout_s, metadata=self._words)
+            answer = await called(request, timeout=self._timeout_s, metadata=self._words)
         except grpc.aio.AioRpcError as error:
             raise self._failed(method, error) from None
+        _count("made", found.full_name, _OK)
+        return answer
 
     async def stream(self, method: str, request: Message) -> AsyncGenerator[Any, None]:
         """Answers as they come, until the peer ends it or the caller stops. Raises as `call` does.
@@ -115,6 +119,7 @@ class Peer:
         try:
             async for answer in called:
                 yield answer
+            _count("made", found.full_name, _OK)
         except grpc.aio.AioRpcError as error:
             raise self._failed(method, error) from None
         finally:
@@ -129,6 +134,7 @@ class Peer:
 
     def _failed(self, method: str, error: Any) -> Unavailable:
         code, details = error.code(), str(error.details() or "")[:_TEXT]
+        _count("made", self._method(method).full_name, code)
         who = f"{self.path}: {self._service.name}.{method}"
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return NotOffered(f"{who} is not offered", _REMEDIES[code])
@@ -242,12 +248,15 @@ def _answering(name: str, handler: Handler) -> Any:
         try:
             answered = handler(request, _said(context))
             assert inspect.isawaitable(answered)
-            return await answered
+            made = await answered
         except (Refusal, Unavailable) as error:
-            await _refuse(context, error)
+            await _refuse(context, name, error)
         except Exception as error:
             log.exception("%s failed", name)
-            await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {_BUG}")
+            await _admit_bug(context, name, error)
+        else:
+            _count("served", name, _OK)
+            return made
 
     return answer
 
@@ -259,11 +268,12 @@ def _streaming(name: str, handler: Handler) -> Any:
             assert isinstance(stream, AsyncIterator)
             async for one in stream:
                 yield one
+            _count("served", name, _OK)
         except (Refusal, Unavailable) as error:
-            await _refuse(context, error)
+            await _refuse(context, name, error)
         except Exception as error:
             log.exception("%s failed", name)
-            await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {_BUG}")
+            await _admit_bug(context, name, error)
 
     return answers
 
@@ -272,6 +282,16 @@ def _said(context: Any) -> Mapping[str, str]:
     return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
 
 
-async def _refuse(context: Any, error: Refusal | Unavailable) -> None:
+async def _refuse(context: Any, name: str, error: Refusal | Unavailable) -> None:
     text = error.reason if isinstance(error, Unavailable) else str(error)
+    _count("served", name, grpc.StatusCode.FAILED_PRECONDITION)
     await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text[:_TEXT])
+
+
+async def _admit_bug(context: Any, name: str, error: Exception) -> None:
+    _count("served", name, grpc.StatusCode.INTERNAL)
+    await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {_BUG}")
+
+
+def _count(side: str, method: str, code: grpc.StatusCode) -> None:
+    CALLS[side, method, code.name] += 1

@@ -90,6 +90,9 @@ def _contradiction(config: Config) -> str:
                 f"{section}.latency.staleS: {stale:g} is less than intervalS, {interval:g}: "
                 "waits would always be too old; raise it"
             )
+    if config.sockets.take and config.advisor.policy == "none":
+        named = " and ".join(config.sockets.take)
+        return f"sockets.take: {named} would never take effect, because advisor.policy is none; choose another one"
     decided = {"latency": ("cpuset", "cfsQuota"), "canonical": ("cpuset",), "none": ()}[config.advisor.policy]
     if config.knobs.suppress.policy in decided:
         return (

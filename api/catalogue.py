@@ -341,13 +341,17 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("dioptase_eviction_condition", "gauge", "",
            "1 while the condition is in force, so that the scheduler keeps away. Kind: node or cnr.", ("condition", "kind")),
     Metric("dioptase_eviction_leaving_pods", "gauge", "", "Pods that were asked to leave and are still here."),
+    Metric("dioptase_eviction_held_pods", "gauge", "",
+           "Pods that have to leave and stay for now. Why: budget (a disruption budget does not allow it), refused, "
+           "unreachable or busy (the API server or the runtime, which are asked again).", ("why",)),
     Metric("dioptase_eviction_victims_total", "counter", "",
            "Pods that had to leave, or in a dry run would have had to: those once, as long as they are there. Who was only "
            "told is none.",
            ("plugin", "dry_run")),
     Metric("dioptase_eviction_kills_total", "counter", "",
            "What became of evictions, by Katalyst's reasons: EvictCreated, EvictSucceeded, EvictFailed, "
-           "EvictExceededGracePeriod.", ("reason",)),
+           "EvictExceededGracePeriod, ContainerStopped, NotifySuccess, NotifyFailed, and EvictCancelled, of pods that could "
+           "not be asked to leave until they need not any more.", ("reason",)),
     # The agent itself
     Metric("dioptase_round_duration_seconds", "gauge", "seconds", "How long the latest round took."),
     Metric("dioptase_round_interval_seconds", "gauge", "seconds", "Time between two rounds, as set: intervalS."),
@@ -373,9 +377,20 @@ CATALOGUE: tuple[Metric, ...] = (
            "device (of one cgroup), interface.", ("what",)),
     Metric("dioptase_api_requests_total", "counter", "",
            "Requests to the API server by HTTP status; unreachable where there was none.", ("method", "resource", "status")),
+    Metric("dioptase_nri_containers_total", "counter", "",
+           "Containers about to be made or changed that the container runtime asked about, by what was answered: adjusted; "
+           "unchanged, as the kubelet wants them; unknown and late, when nothing was known, or not in time.", ("answer",)),
     Metric("dioptase_config_obeyed", "gauge", "",
            "Per object of the cluster's configuration that this node is to obey, 1 where it does and 0 where it cannot.",
            ("kind", "object", "hash")),
+    Metric("dioptase_protocol_calls_total", "counter", "",
+           "Calls over Unix sockets by gRPC's code. Side: made by the agent, or served.", ("side", "method", "code")),
+    Metric("dioptase_advice_age_seconds", "gauge", "seconds",
+           "Since advice was last given to a QRM plugin of somebody else's, or taken from an advisor (direction).",
+           ("direction", "resource")),
+    Metric("dioptase_protocol_peers", "gauge", "",
+           "Neighbours at Unix sockets that are there: qrm-plugin (asks for advice), advisor (is trusted), plugin-manager "
+           "(took our resource plugins).", ("role",)),
     Metric("dioptase_otel_failures_total", "counter", "", "Exports that no OpenTelemetry collector took."),
     Metric("dioptase_otel_dropped_spans_total", "counter", "", "Rounds of which no OpenTelemetry collector got the span."),
     Metric("dioptase_build_info", "gauge", "", "1, with the version.", ("version",)),

@@ -12,3 +12,11 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     ok: bool
     detail: str
     remedy: str = ""
+
+
+class Findings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a running agent says of its node, for whoever asks from afar."""
+
+    version: str
+    """The agent's own."""
+    checks: tuple[Check, ...]

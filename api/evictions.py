@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Literal
 
@@ -81,6 +82,26 @@ class Victim(msgspec.Struct, frozen=True, kw_only=True):
     notify: bool = False
     """It is only told: it asked for that (pod_soft_evict_notify)."""
     dry_run: bool = False
+    observed: float | None = None
+    """What was held against the verdict's threshold,"""
+    operator: Literal["<", ">"] = ">"
+    """how it relates to that,"""
+    since_ns: int | None = None
+    """and since when it does without a break (CLOCK_MONOTONIC)."""
+    cgroup: str = ""
+    """Of the pod, or of its first container where they share none."""
+
+
+class Held(StrEnum):
+    """Why a pod that has to leave stays for now."""
+
+    BUDGET = "budget"
+    """A disruption budget (PDB) does not allow it."""
+    REFUSED = "refused"
+    """Whoever is asked does not allow us to."""
+    UNREACHABLE = "unreachable"
+    BUSY = "busy"
+    """He answers, and cannot do it now."""
 
 
 class Evictions(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +115,8 @@ class Evictions(msgspec.Struct, frozen=True, kw_only=True):
     """Pods that would leave too but for the burst allowed in one round."""
     leaving: tuple[str, ...] = ()
     """Pods that were asked to leave, and are still here."""
+    held: Mapping[str, Held] = {}
+    """Pods that have to leave and could not be asked yet, and why; they are tried again."""
 
 
 class KillReason(StrEnum):
@@ -104,6 +127,13 @@ class KillReason(StrEnum):
     FAILED = "EvictFailed"
     EXCEEDED = "EvictExceededGracePeriod"
     """It is still there long after its grace."""
+    CANCELLED = "EvictCancelled"
+    """Ours: it could not be asked to leave, and by now need not."""
+    STOPPED = "ContainerStopped"
+    """Of the killer that stops containers and leaves the pod."""
+    NOTIFIED = "NotifySuccess"
+    """It was told of a soft threshold, as it asked for."""
+    NOT_NOTIFIED = "NotifyFailed"
 
 
 class KillEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +147,19 @@ class KillEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def warning(self) -> bool:
-        return self.reason in (KillReason.FAILED, KillReason.EXCEEDED)
+        return self.reason in (KillReason.FAILED, KillReason.EXCEEDED, KillReason.NOT_NOTIFIED)
+
+    @property
+    def action(self) -> str:
+        """Katalyst's word for what was being done."""
+        return _ACTIONS.get(self.reason, "Evicting")
+
+
+_ACTIONS = {
+    KillReason.STOPPED: "ContainerStopping",
+    KillReason.NOTIFIED: "Notifying",
+    KillReason.NOT_NOTIFIED: "Notifying",
+}
 
 
 class EvictionEntry(msgspec.Struct, frozen=True, kw_only=True):

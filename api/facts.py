@@ -289,6 +289,29 @@ class L3Monitor(msgspec.Struct, frozen=True, kw_only=True):
         return "mon_groups/" in self.group
 
 
+class KubeletManagers(msgspec.Struct, frozen=True, kw_only=True):
+    """Which of the kubelet's resource managers hand something out."""
+
+    cpu: str
+    """Policy of its CPU manager: `none` or `static`,"""
+    memory: str
+    """and of its memory manager."""
+    exclusive: Mapping[str, Mapping[str, tuple[int, ...]]] = {}
+    """CPUs that containers have to themselves, by the pod's uid and the container's name."""
+    bound: frozenset[str] = frozenset()
+    """Uids of pods whose memory is bound to NUMA nodes."""
+
+    @property
+    def cpusets(self) -> bool:
+        """Whether it writes lists of CPUs."""
+        return self.cpu == "static"
+
+    @property
+    def mems(self) -> bool:
+        """Whether it writes lists of NUMA nodes."""
+        return self.memory == "static"
+
+
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """What does not change while the machine runs."""
 

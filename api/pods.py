@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from decimal import Decimal
 
 import msgspec
 
@@ -16,26 +14,6 @@ RECLAIMED_CPU = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
 RECLAIMED_MEMORY = "resource.katalyst.kubewharf.io/reclaimed_memory"
 NET_BANDWIDTH = "resource.katalyst.kubewharf.io/net_bandwidth"
 """In Mbit/s, both ways."""
-_QUANTITY = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)([numkMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,2}|)", re.ASCII)
-_SCALE = {
-    "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("0.001"), "": Decimal(1),
-    "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12), "P": Decimal(10**15),
-    "E": Decimal(10**18),
-    "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40), "Pi": Decimal(2**50),
-    "Ei": Decimal(2**60),
-}  # fmt: skip
-
-
-def parse_quantity(text: str) -> Decimal:
-    """The number that a Kubernetes quantity stands for: `500m` is 0.5, `1Gi` is 1073741824, `1e3` is 1000. Never negative.
-
-    Raises ValueError that quotes the text.
-    """
-    match = _QUANTITY.fullmatch(text)
-    if match is None:
-        raise ValueError(f"{text!r:.80} is not a quantity; write a number such as 2, 0.5, 500m or 1Gi")
-    scale = _SCALE.get(match[2])
-    return Decimal(match[1]) * (Decimal(f"1{match[2]}") if scale is None else scale)
 
 
 class Container(msgspec.Struct, frozen=True, kw_only=True):

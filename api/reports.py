@@ -27,3 +27,25 @@ class ReportedField(msgspec.Struct, frozen=True, kw_only=True):
     """Go's name of it, such as `NodeResourceProperties`."""
     value: msgspec.Raw
     """JSON."""
+
+
+class Card(msgspec.Struct, frozen=True, kw_only=True):
+    """A network interface that is a device."""
+
+    name: str
+    index: int
+    numa: int
+    """-1 where the firmware does not say."""
+    pci: str
+    """Its address on the bus; empty of one that is on another."""
+    speed_mbit: int
+    """-1 where it has no link, or is only emulated."""
+    enabled: bool
+
+
+class Hardware(msgspec.Struct, frozen=True, kw_only=True):
+    """What a machine's files say that no policy looks at."""
+
+    flags: tuple[str, ...] = ()
+    """Of the first CPU, as the kernel calls them; empty where it does not say."""
+    cards: tuple[Card, ...] = ()

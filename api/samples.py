@@ -18,6 +18,7 @@ from api.facts import (
     Interface,
     IoStat,
     Kswapd,
+    KubeletManagers,
     L3Monitor,
     Limits,
     Load,
@@ -135,6 +136,8 @@ class NodeSample(msgspec.Struct, frozen=True, kw_only=True):
     files_read_at_ns: int | None = None
     """CLOCK_REALTIME when those of the above that are not read every tick were read: vmstat, sysctl, netstat, tcp_states,
     numa, zones, fragmentation, disks, interfaces, filesystems and interrupts."""
+    kubelet: KubeletManagers | None = None
+    """None where the pods are not a kubelet's, or nothing is known of it."""
     # From probes
     kswapd: Mapping[int, Kswapd] = {}
     """By NUMA node."""

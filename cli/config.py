@@ -16,10 +16,10 @@ from cli.client import Client, url_option
 
 def lines(found: Configuration, names: Sequence[str], now_ns: int) -> Iterator[str]:
     """The settings below these names, or all; then the objects of the cluster's that are obeyed, or cannot be."""
-    shown = [one for one in found.settings if not names or any(_below(one.name, name) for name in names)]
+    shown = [one for one in found.settings if not names or any(below(one.name, name) for name in names)]
     width = max((len(one.name) for one in shown), default=0)
     for one in shown:
-        yield f"{one.name.ljust(width)}  {words.clean(one.value)}  {_source(one, now_ns)}"
+        yield f"{one.name.ljust(width)}  {words.clean(one.value)}  {source_text(one, now_ns)}"
     if names:
         return
     if found.node:
@@ -30,14 +30,16 @@ def lines(found: Configuration, names: Sequence[str], now_ns: int) -> Iterator[s
             else "its CustomNodeConfig is followed"
         )
     for each in found.objects:
-        yield from _object(each, now_ns)
+        yield from object_text(each, now_ns)
 
 
-def _below(name: str, wanted: str) -> bool:
+def below(name: str, wanted: str) -> bool:
+    """Whether a setting is that one, or one of that part."""
     return name == wanted or name.startswith(f"{wanted}.")
 
 
-def _source(one: Setting, now_ns: int) -> str:
+def source_text(one: Setting, now_ns: int) -> str:
+    """Where it came from, and since when."""
     if one.source in ("default", "file"):
         since = "" if one.since_wall_ns is None else f", since {_when(one.since_wall_ns, now_ns)}"
         return f"({one.source}{since})"
@@ -46,7 +48,8 @@ def _source(one: Setting, now_ns: int) -> str:
     return f"({of}: {words.clean(one.field)}{since})"
 
 
-def _object(each: ObeyedObject, now_ns: int) -> Iterator[str]:
+def object_text(each: ObeyedObject, now_ns: int) -> Iterator[str]:
+    """Whether it is obeyed, and what of it is not."""
     of = f"{words.clean(each.kind)} {words.clean(each.object)} {words.clean(each.hash)}".rstrip()
     if each.problem:
         yield f"{of} cannot be obeyed: {words.clean(each.problem)}"
@@ -74,7 +77,7 @@ def config(names: tuple[str, ...], url: str) -> None:
     except Unavailable as error:
         click.echo(f"dioptase config: {error.reason}\n  remedy: {error.remedy}", err=True)
         sys.exit(1)
-    unknown = [name for name in names if not any(_below(one.name, name) for one in found.settings)]
+    unknown = [name for name in names if not any(below(one.name, name) for one in found.settings)]
     if unknown:
         raise click.UsageError(f"there is no setting {unknown[0]!r:.80}; dioptase config without a name lists them")
     for line in lines(found, names, time.time_ns()):

@@ -8,17 +8,18 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from agent import doctor as node
+from agent.optional import settings
 from agent.qrm.originals import default_state_dir
 from agent.sense.pods import PodsError, StaticPods
+from agent.settings import ConfigError
 from api.checks import Check
+from cli.tables import print_table
 from probes import doctor as kernel
-
-LONGEST_LINE = 10_000
+from probes.registry import NAMES
 
 
 @click.command()
@@ -26,20 +27,31 @@ LONGEST_LINE = 10_000
 @click.option(
     "--state-dir", type=click.Path(path_type=Path), default=default_state_dir, help="The agent's state directory."
 )
+@click.option("--kubelet", is_flag=True, help="Ask the kubelet and the container runtime as well, as the agent would.")
+@click.option("--config", type=click.Path(path_type=Path), help="The agent's settings, which say where those are.")
 @click.option(
     "--pods", "file", type=click.Path(path_type=Path), help="The pods of this node, whose cgroups are asked for knobs."
 )
-def doctor(*, as_json: bool, state_dir: Path, file: Path | None) -> None:
+def doctor(*, as_json: bool, state_dir: Path, kubelet: bool, config: Path | None, file: Path | None) -> None:
     """Say what this node can and cannot do, each with the remedy. Exit status 1 if something is missing.
 
-    Which knobs there are is asked of the cgroups of --pods, or of one that Kubernetes, systemd or a container engine made.
+    Which knobs there are is asked of the cgroups of --pods or --kubelet, or of one that Kubernetes, systemd or a container
+    engine made.
     """
     try:
         pods = () if file is None else StaticPods(file).read()
     except PodsError as error:
         raise click.UsageError(str(error)) from error
+    asking: tuple[Check, ...] = ()
+    if kubelet:
+        from agent.kubelet_doctor import examine  # noqa: PLC0415 - gRPC, which nobody else needs here
+
+        try:
+            asking, pods = msgspec.structs.astuple(examine(settings(config, NAMES, None)[1]))
+        except ConfigError as error:
+            raise click.UsageError(str(error)) from error
     asked = [container.cgroup for pod in pods for container in pod.containers]
-    checks = (*node.checks(state_dir, pods=asked), *kernel.checks())
+    checks = (*node.checks(state_dir, pods=asked), *asking, *kernel.checks())
     if as_json:
         click.echo(msgspec.json.encode(checks))
     else:
@@ -49,7 +61,7 @@ def doctor(*, as_json: bool, state_dir: Path, file: Path | None) -> None:
         for check in checks:
             mark = Text("no", "bold red") if not check.ok else Text("-", "dim") if lacks(check) else Text("ok", "green")
             table.add_row(mark, check.name, Text(check.detail), Text(check.remedy))
-        _print(table)
+        print_table(table)
         click.echo(f"\n{summary(checks)}")
     sys.exit(0 if all(check.ok for check in checks) else 1)
 
@@ -68,16 +80,3 @@ def summary(checks: Sequence[Check]) -> str:
         else f"{len(checks)} checked, nothing that is needed is missing"
     )
     return f"{said}; of what is optional this machine lacks {optional}, marked -" if optional else said
-
-
-def _print(table: Table) -> None:
-    """In a file or a pipe a row is a line, however long; a terminal breaks it."""
-    console = Console()
-    if console.is_terminal:
-        console.print(table)
-        return
-    console.width = LONGEST_LINE
-    with console.capture() as captured:
-        console.print(table)
-    for line in captured.get().splitlines():
-        click.echo(line.rstrip())

@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 import click
 
 from api.decisions import Act, JournalEntry, Status
+from api.evictions import EvictionEntry
 from api.ports import Unavailable
+from api.samples import Snapshot
 from api.text import to_json
 from cli import foretold, words
 from cli.client import Client, url_option
@@ -19,6 +21,7 @@ from cli.leaving import eviction_text, threshold_text
 from cli.reasons import Answer, KnobStory, Now, answer, askable
 from cli.standing import memory_text, pod_text, pool_text
 from cli.verdicts import verdict_text
+from exporters.view import View
 
 LABEL = 11
 TRIGGERS = {
@@ -169,15 +172,26 @@ def explain(target: str | None, url: str, as_json: bool) -> None:
     except Unavailable as error:
         click.echo(f"dioptase explain: {error.reason}\n  remedy: {error.remedy}", err=True)
         sys.exit(1)
+    sys.exit(tell(target, (view, snapshot, entries, evicted), as_json=as_json))
+
+
+Told = tuple[View, Snapshot, list[JournalEntry], list[EvictionEntry]]
+"""What an agent says: its latest round, what that was judged from, its decisions and evictions, oldest first."""
+
+
+def tell(target: str | None, told: Told, *, as_json: bool) -> int:
+    """Print what is known, or what could have been asked; the exit status."""
+    view, snapshot, entries, evicted = told
     now_ns = time.time_ns()
     found = answer(target, view, entries, snapshot, now_ns, evicted)
     if target is not None and not found.found:
         _print(nothing(target, askable(view, entries)), err=True)
-        sys.exit(1)
+        return 1
     if as_json:
         click.echo(to_json(found).decode())
     else:
         _print(text(found, now_ns, min(shutil.get_terminal_size().columns, 120)))
+    return 0
 
 
 def _print(lines: Iterator[str] | Sequence[str], *, err: bool = False) -> None:

@@ -25,6 +25,7 @@ COMMANDS = {
     "replay": "judge a recording again, by several policies side by side",
     "simulate": "run policies on a generated node under generated load",
     "controller": "run the cluster's controllers: which node gets which configuration, and nodes whose agent is gone",
+    "kubectl": "all agents of a cluster at once, through its API server; also as kubectl dioptase",
     "capture": "write an archive of what the agent reads on this machine, for a report of a problem",
 }
 
@@ -36,8 +37,8 @@ INTERRUPTED = 130
 """What shells give a program that Ctrl-C ended."""
 
 
-class LazyGroup(Suggesting):
-    """Commands by name; cli/NAME.py holds the command object NAME."""
+class Careful(Suggesting):
+    """The outermost group of a program: what goes wrong with its output ends it with one line."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run a command. Output that is lost and a lack of descriptors end each of them with one line and status 1."""
@@ -64,6 +65,10 @@ class LazyGroup(Suggesting):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)  # wherever it was, a probe that still compiled included; click would say Aborted!
+
+
+class LazyGroup(Careful):
+    """Commands by name; cli/NAME.py holds the command object NAME."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

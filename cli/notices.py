@@ -28,6 +28,9 @@ def _evictions(view: View) -> Iterator[Text]:
         return
     met = [threshold for threshold in found.thresholds if threshold.met != "not-met"]
     parts = [f"leaving: {', '.join(map(words.clean, found.leaving))}"] if found.leaving else []
+    parts += [
+        f"{words.clean(pod)} has to leave and stays for now ({words.clean(why)})" for pod, why in found.held.items()
+    ]
     if met:
         more = f" (and {len(met) - 1} more)" if len(met) > 1 else ""
         parts.append(f"{words.clean(met[0].met)} {words.clean(met[0].plugin)}: {words.clean(met[0].text)}{more}")

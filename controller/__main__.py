@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import uuid
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -24,10 +25,12 @@ from controller.metrics import Exposition
 from controller.settings import parse
 from controller.tally import Tally
 from exporters.listener import Listener
+from exporters.tokens import Tokens
 from exporters.webconfig import WebConfig
 from kube.client import Client
 from kube.config import find
 from kube.leader import Election
+from kube.review import review
 
 log = logging.getLogger("dioptase.controller")
 
@@ -71,7 +74,9 @@ async def _run(options: Options, config: Config) -> None:
         client = await stack.enter_async_context(Client(access, f"dioptase-controller/{VERSION}"))
         exposition = Exposition(tally, client)
         replica = Replica(client, config, tally, exposition, f"{access.namespace}/{config.lease}")
-        await _serve(options, Listener(application(exposition, replica.waiting)), stack)
+        tokens = Tokens(partial(review, client)) if config.token_review else None
+        admit = None if tokens is None else tokens.refusal
+        await _serve(options, Listener(application(exposition, replica.waiting, admit)), stack)
         working = asyncio.create_task(replica.run())
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, working.cancel)

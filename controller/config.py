@@ -65,4 +65,6 @@ class Config(_Settings, frozen=True, kw_only=True):
     """Those that run."""
     lease: str = "dioptase-controller"
     """Name of the Lease by which one of several replicas leads; it is in the namespace that the controller runs in."""
+    token_review: bool = False
+    """Serve metrics to those alone whose bearer token the API server knows and allows to get `/metrics`."""
     health: HealthConfig = HealthConfig()

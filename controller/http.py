@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
 from controller.metrics import Exposition
 
+Admit = Callable[[str, str, str], Awaitable[tuple[int, str, str] | None]]
+"""By Authorization header, path and address: HTTP's status, error and remedy of a request that is refused."""
 HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
 
 
-def application(exposition: Exposition, waiting: Callable[[], str]) -> web.Application:
-    """`waiting` says what is not there yet, and is empty when all is.
+def application(exposition: Exposition, waiting: Callable[[], str], admit: Admit | None = None) -> web.Application:
+    """`waiting` says what is not there yet, and is empty when all is; `admit` judges whoever asks for metrics.
 
     `/healthz` is well whenever it is answered: it is answered by the loop that all work runs in, and a bug ends the process.
     """
@@ -26,6 +28,12 @@ def application(exposition: Exposition, waiting: Callable[[], str]) -> web.Appli
         return web.Response(status=503 if said else 200, text=f"{said or 'ok'}\n", headers=HEADERS)
 
     async def metrics(request: web.Request) -> web.Response:
+        if admit is not None:
+            said = request.headers.get("Authorization", "")
+            if refusal := await admit(said, request.path, request.remote or ""):
+                status, error, remedy = refusal
+                known = {} if status != 401 else {"WWW-Authenticate": 'Bearer realm="dioptase"'}
+                return web.Response(status=status, text=f"{error}: {remedy}\n", headers={**HEADERS, **known})
         body, content_type = exposition.render(request.headers.get("Accept", ""), time.monotonic())
         shown = web.Response(body=body, headers={**HEADERS, "Content-Type": content_type})
         shown.enable_compression()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dashboards import colocation, decisions, health, memory, node, overview, workload
+from dashboards import colocation, decisions, fleet, health, memory, node, overview, workload
 from dashboards.panels import Board
 
 HERE = Path(__file__).parent
@@ -17,6 +17,7 @@ def boards() -> tuple[Board, ...]:
     """Every dashboard, the first look first."""
     return (
         overview.board(),
+        fleet.board(),
         colocation.board(),
         workload.board(),
         node.board(),

@@ -48,9 +48,9 @@ def board() -> Board:
     )
 
 
-def harm(by: str) -> str:
+def harm(by: str, online: str = ONLINE) -> str:
     """Time a second that online pods waited while batch work had the CPU."""
-    made = rate_by(BLAME, f'{ONLINE},cause="neighbour"', f"{by}, culprit")
+    made = rate_by(BLAME, f'{online},cause="neighbour"', f"{by}, culprit")
     return f"sum by ({by}) ({made} and on (job, instance, culprit) {_BATCH})"
 
 

@@ -155,14 +155,15 @@ def _evicted() -> list[Panel]:
         number(
             "Pods on their way out",
             units.Short,
-            f"sum(dioptase_eviction_leaving_pods{{{NODE}}}) or vector(0)",
-            "They were asked to leave, and are still here.",
+            f"(sum(dioptase_eviction_leaving_pods{{{NODE}}}) + sum(dioptase_eviction_held_pods{{{NODE}}})) or vector(0)",
+            "They were asked to leave and are still here, or a disruption budget or the API server does not allow it yet.",
         ),
         number(
             "Evictions that failed or are late",
             units.Short,
             f"sum(increase({KILLS}{{{NODE},{late}}}[1h])) or vector(0)",
-            "In the last hour: processes could not be ended, or outlived their grace by half. `dioptase explain POD` says why.",
+            "In the last hour: a budget or the API server refused, or processes outlived their grace by half. "
+            "`dioptase explain POD` says why.",
             (1, 10),
         ),
         number(

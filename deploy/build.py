@@ -1,4 +1,6 @@
-"""deploy/crds, made from the types in api/crds: `python -m deploy.build` writes it, a test keeps it fresh.
+"""deploy/crds, made from the types in api/crds, and what is made from the chart: `python -m deploy.build [HELM]`.
+
+Tests keep both fresh. Without the program helm the kustomize base stays as it is.
 
 What `kubectl explain` says of a field is its docstring in the source, which only a reader of the source can see.
 """
@@ -9,6 +11,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import sys
 from pathlib import Path
 
 import msgspec
@@ -18,6 +21,7 @@ from api.crds.definition import definition
 from api.crds.kinds import KINDS, Kind
 from api.crds.meta import Part
 from api.crds.schema import Docs
+from deploy import chart
 
 HERE = Path(__file__).parent
 HEAD = "# Made from api/crds by `python -m deploy.build`.\n"
@@ -57,3 +61,7 @@ if __name__ == "__main__":
     said = docstrings()
     for made in KINDS:
         path_of(made).write_text(text_of(made, said))
+    values = (chart.CHART / "values.yaml").read_text()
+    chart.DOCUMENT.write_text(chart.documented(chart.DOCUMENT.read_text(), values))
+    for helm in sys.argv[1:]:
+        chart.BASE.write_text(chart.base(helm))

@@ -12,7 +12,7 @@ import msgspec
 
 from api.catalogue import NS_PER_S
 from api.decisions import Round
-from api.evictions import Evictions, KillReason, Met, Threshold
+from api.evictions import Evictions, Held, KillReason, Met, Threshold
 from exporters.points import Family, Labels, points
 
 LEVELS = {Met.NOT_MET: 0, Met.SOFT: 1, Met.HARD: 2}
@@ -77,6 +77,8 @@ class EvictionView(msgspec.Struct, frozen=True, kw_only=True):
     waiting: tuple[str, ...] = ()
     leaving: tuple[str, ...] = ()
     """Pods that were asked to leave, and are still here."""
+    held: Mapping[str, str] = {}
+    """Pods that have to leave and stay for now, and why: budget, refused, unreachable or busy."""
 
 
 def eviction_view(finished: Round) -> EvictionView | None:
@@ -114,6 +116,7 @@ def eviction_view(finished: Round) -> EvictionView | None:
         ),
         waiting=found.waiting,
         leaving=found.leaving,
+        held={pod: why.value for pod, why in found.held.items()},
     )
 
 
@@ -160,6 +163,10 @@ def eviction_families(found: Evictions) -> Iterator[Family]:
     shown = {(each.condition.name, each.condition.kind): 1 for each in found.conditions}
     yield points("dioptase_eviction_condition", shown.items())
     yield points("dioptase_eviction_leaving_pods", [((), len(found.leaving))])
+    held = {(why.value,): 0 for why in Held}
+    for why in found.held.values():
+        held[(why.value,)] += 1
+    yield points("dioptase_eviction_held_pods", held.items())
 
 
 class Victims(msgspec.Struct, frozen=True):

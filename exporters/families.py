@@ -55,8 +55,16 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     max_cgroups: int = MAX_CGROUPS
     api_requests: Mapping[tuple[str, str, str], int] = {}
     """By method, resource and status; nothing where there is no cluster."""
+    nri_answers: Mapping[str, int] = {}
+    """By answer; nothing where no container runtime asks."""
     obeyed: Mapping[Labels, bool] = {}
     """By kind, key and hash of the object."""
+    calls: Mapping[tuple[str, str, str], int] = {}
+    """Over sockets, by side, method and code; nothing where none are used."""
+    advice_ages_s: Mapping[tuple[str, str], float] = {}
+    """By `given` or `taken` and resource."""
+    peers: Mapping[str, int] = {}
+    """Of our sockets, by what they are to us."""
 
 
 class Tally(msgspec.Struct, frozen=True):
@@ -217,6 +225,10 @@ def _about(about: About) -> Iterator[Family]:
     yield points("dioptase_latency_target_seconds", [((), about.target_wait_s)])
     yield points("dioptase_journal_writable", [((), None if writable is None else int(writable))])
     yield points("dioptase_api_requests_total", list(about.api_requests.items()))
+    yield points("dioptase_nri_containers_total", (((answer,), count) for answer, count in about.nri_answers.items()))
+    yield points("dioptase_protocol_calls_total", list(about.calls.items()))
+    yield points("dioptase_advice_age_seconds", list(about.advice_ages_s.items()))
+    yield points("dioptase_protocol_peers", (((role,), count) for role, count in about.peers.items()))
     yield points("dioptase_config_obeyed", ((labels, int(held)) for labels, held in about.obeyed.items()))
     yield points("dioptase_otel_failures_total", [((), about.otel_failures)])
     yield points("dioptase_otel_dropped_spans_total", [((), about.otel_dropped_spans)])

@@ -19,18 +19,22 @@ import msgspec
 from aiohttp import web
 
 from api.catalogue import NS_PER_S
+from api.checks import Check
 from api.configuration import Configuration
 from api.decisions import JournalEntry, Round
 from api.evictions import EvictionEntry
 from api.ports import EvictionRecord, Journal, Unavailable
 from api.text import to_json
 from exporters import sending, view
+from exporters.checked import Checked
 from exporters.families import About
 from exporters.history import History
 from exporters.listener import Listener
 from exporters.loopback import is_loopback, names_loopback
 from exporters.passwords import RETRY_AFTER_S, Busy, Passwords
+from exporters.problems import Problem, Refused
 from exporters.prometheus import Exposition
+from exporters.tokens import BESIDE, OPEN, Tokens
 from exporters.webconfig import Stamp, Web, WebConfig
 
 log = logging.getLogger(__name__)
@@ -57,18 +61,6 @@ EVICTED_OF: Mapping[str, Callable[[EvictionEntry], str]] = {
 """The same of evictions."""
 FOLLOW_S = 1.0
 """How often the web configuration and its certificates are looked at."""
-TYPES = {
-    ".html": "text/html",
-    ".css": "text/css",
-    ".js": "text/javascript",
-    ".mjs": "text/javascript",
-    ".json": "application/json",
-    ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".ico": "image/x-icon",
-    ".woff2": "font/woff2",
-}
-"""Fixed, because the system's table differs between distributions and `nosniff` makes a wrong type fatal."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -82,13 +74,6 @@ EXTRA_HEADERS = {
     429: {"Retry-After": str(RETRY_AFTER_S)},
 }
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Problem(msgspec.Struct, frozen=True):
-    """Body of every answer that is not 200."""
-
-    error: str
-    remedy: str
 
 
 class Failed(msgspec.Struct, frozen=True):
@@ -107,15 +92,6 @@ class Health(msgspec.Struct, frozen=True):
     banner: tuple[str, ...]
 
 
-class Refused(Exception):
-    """A request that gets a Problem instead of what it asked for."""
-
-    def __init__(self, status: int, error: str, remedy: str) -> None:
-        super().__init__(error)
-        self.status = status
-        self.problem = Problem(error, remedy)
-
-
 class Server:
     """Sink of rounds and HTTP server in one: what is served is exactly what was published."""
 
@@ -129,10 +105,13 @@ class Server:
         stale_s: float = STALE_S,
         about: Callable[[], About] = About,
         configuration: Callable[[], Configuration] | None = None,
+        checks: Callable[[], tuple[Check, ...]] | None = None,
         web_config: WebConfig | None = None,
+        tokens: Tokens | None = None,
     ) -> None:
         self._journal, self._evictions = journal, evictions
         self._configuration = configuration
+        self._checked = None if checks is None else Checked(version, checks)
         self._page = page
         self._stale_s = stale_s
         self._exposition = Exposition(version, about)
@@ -143,6 +122,7 @@ class Server:
         self._encrypted = False
         self._web_config = web_config
         self._passwords: Passwords | None = None
+        self._tokens = tokens
         self._listener: Listener | None = None
         self._following: asyncio.Task[None] | None = None
 
@@ -173,19 +153,21 @@ class Server:
         app.router.add_get("/", self._index)
         app.router.add_get("/static/{name}", self._static)
         app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/healthz", self._health)
+        for path in OPEN:
+            app.router.add_get(path, self._health)
         app.router.add_get("/api/v1/view", self._view)
         app.router.add_get("/api/v1/history", self._views)
         app.router.add_get("/api/v1/decisions", self._decisions)
         app.router.add_get("/api/v1/evictions", self._evicted)
         app.router.add_get("/api/v1/snapshot", self._snapshot)
         app.router.add_get("/api/v1/config", self._settings)
+        app.router.add_get("/api/v1/doctor", self._doctor)
         self._listener = listener = Listener(app)
         bound = await listener.open(host, port, "--listen", secured.tls)
         if config is not None:
             self._following = asyncio.create_task(self._follow(config, config.stamp(), listener))
         self._loopback = all(is_loopback(name) for name, _ in bound)
-        if config is None and not self._loopback:
+        if config is None and self._tokens is None and not self._loopback:
             log.warning(
                 "whoever reaches %s can read all that this agent sees: give it a --web-config with passwords or a certificate",
                 ", ".join(name for name, _ in bound if not is_loopback(name)),
@@ -221,13 +203,19 @@ class Server:
             else:
                 log.info("the web configuration was read anew")
 
-    async def _authenticate(self, request: web.Request) -> None:
-        passwords = self._passwords
+    async def _authenticate(self, request: web.Request) -> bool:
+        """Whether it is known who asks, or need not be; to others health is told by its status alone. Raises Refused."""
+        passwords, said, address = self._passwords, request.headers.get("Authorization", ""), request.remote or ""
+        if self._tokens is not None and not (passwords is not None and said[:6].lower() == "basic "):
+            said = said or request.headers.get(BESIDE, "")
+            if not said and request.path in OPEN:
+                return False
+            if refusal := await self._tokens.refusal(said, request.path, address):
+                raise Refused(*refusal)
+            return True
         try:
-            if passwords is None or await passwords.admits(
-                request.headers.get("Authorization", ""), request.remote or ""
-            ):
-                return
+            if passwords is None or await passwords.admits(said, address):
+                return True
         except Busy:
             raise Refused(
                 429,
@@ -238,8 +226,9 @@ class Server:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        known = True
         try:
-            await self._authenticate(request)
+            known = await self._authenticate(request)
             if request.method not in ("GET", "HEAD"):
                 raise Refused(405, f"{request.method} is not served", "use GET: nothing here can be changed")
             if self._loopback and not names_loopback(request.headers.get("Host", "")):
@@ -251,9 +240,14 @@ class Server:
             response = await handler(request)
         except Refused as refusal:
             response = _problem(refusal.status, refusal.problem)
+            if refusal.status == 401 and self._tokens is not None:
+                response.headers["WWW-Authenticate"] = 'Bearer realm="dioptase"'
         except web.HTTPNotFound:
-            remedy = "see /, /metrics, /healthz or /api/v1/ followed by view, history, decisions, evictions, snapshot or config"
+            served = "view, history, decisions, evictions, snapshot, config or doctor"
+            remedy = f"see /, /metrics, /healthz or /api/v1/ followed by {served}"
             response = _problem(404, Problem(f"{request.path} is not served", remedy))
+        if not known:
+            response = web.Response(status=response.status, text="ok\n" if response.status == 200 else "not ok\n")
         if not response.prepared:
             response.headers.update(HEADERS)
         return response
@@ -267,7 +261,7 @@ class Server:
     async def _file(self, name: str) -> web.StreamResponse:
         """One of the page's own files; the directory's listing decides, so that no name can lead out of it."""
         known = await asyncio.to_thread(lambda: {entry.name: entry for entry in self._page.iterdir()})
-        path, content_type = known.get(name), TYPES.get(Path(name).suffix)
+        path, content_type = known.get(name), sending.TYPES.get(Path(name).suffix)
         if path is None or content_type is None:
             raise web.HTTPNotFound
         charset = "; charset=utf-8" if content_type.startswith("text/") else ""
@@ -320,6 +314,12 @@ class Server:
         if self._configuration is None:
             raise web.HTTPNotFound
         return await sending.send(request, to_json(self._configuration()), JSON)
+
+    async def _doctor(self, request: web.Request) -> web.StreamResponse:
+        _parameters(request)
+        if self._checked is None:
+            raise web.HTTPNotFound
+        return await sending.send(request, await self._checked.told(), JSON)
 
     async def _decisions(self, request: web.Request) -> web.StreamResponse:
         after, limit, told_of = _entries_asked(request, tuple(ASKED_OF))

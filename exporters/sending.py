@@ -13,6 +13,18 @@ from collections.abc import Callable, Iterator, Mapping
 
 from aiohttp import web
 
+TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".ico": "image/x-icon",
+    ".woff2": "font/woff2",
+}
+"""Fixed, because the system's table differs between distributions and `nosniff` makes a wrong type fatal."""
 PIECE_BYTES = 64 << 10
 """A quarter of a millisecond to unpack, so the loop is not held up between two of them."""
 COMPRESS_FROM = 1024

@@ -69,6 +69,13 @@ class Listing(msgspec.Struct, Generic[T], frozen=True):
     problems: Mapping[str, str]
 
 
+class Raw(msgspec.Struct, frozen=True):
+    """An answer as it came, a refusal too: through the proxy it may be the API server's own, or that of whoever is behind."""
+
+    status: int
+    body: bytes
+
+
 class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
     resource_version: str = ""
     continue_: str = msgspec.field(default="", name="continue")
@@ -77,6 +84,14 @@ class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
 class _List(msgspec.Struct, frozen=True):
     metadata: _ListMeta = _ListMeta()
     items: list[msgspec.Raw] | None = None
+
+
+class _Token(msgspec.Struct, frozen=True):
+    token: str
+
+
+class _TokenRequest(msgspec.Struct, frozen=True):
+    status: _Token
 
 
 class _Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +103,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
     accept: str = JSON
     content_type: str = JSON
     body: Body | None = None
+    headers: Mapping[str, str] = {}
     tries: int = MOST_TRIES
 
 
@@ -115,6 +131,31 @@ class Client:
         return await self._object(
             resource, _Request(method="GET", path=resource.path(key), resource=resource.gvr, accept=_accept(resource))
         )
+
+    async def raw(self, path: str, of: str, headers: Mapping[str, str] | None = None) -> Raw:
+        """What is said at a path, such as that of the proxy to a pod; `of` is for the counts. Asked once. Raises Unreachable
+        where there is no answer."""
+        request = _Request(method="GET", path=path, resource=of, accept="*/*", headers=headers or {})
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_S)
+        try:
+            async with self._send(request, timeout) as answer:
+                body = await _content(answer)
+                self._count(request, str(answer.status))
+        except NOT_THERE as failed:
+            raise self._unreachable(request, failed) from failed
+        return Raw(answer.status, body)
+
+    async def token(self, account: str, lasts_s: int) -> str:
+        """A new token of a service account by its key; the API server gives none for less than ten minutes."""
+        accounts = Resource("", "v1", "serviceaccounts", "ServiceAccount", Bare, namespaced=True)
+        body = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"expirationSeconds": lasts_s},
+        }
+        path = accounts.path(account, "token")
+        request = _Request(method="POST", path=path, resource=f"{accounts.gvr}/token", body=body)
+        return _fitting(await self._answer(request), _TokenRequest).status.token
 
     async def list(self, resource: Resource[T], scope: Scope | None = None) -> Listing[T]:
         """All objects, in pages. When the server forgets a page in between (410), everything in one answer."""
@@ -147,13 +188,21 @@ class Client:
         )
 
     async def apply(
-        self, resource: Resource[T], key: str, body: Mapping[str, Any], manager: str, subresource: str = ""
+        self,
+        resource: Resource[T],
+        key: str,
+        body: Mapping[str, Any],
+        manager: str,
+        subresource: str = "",
+        *,
+        force: bool = True,
     ) -> T:
-        """Server-side apply by this field manager, which takes over what others hold: its fields are its own."""
+        """Server-side apply by this field manager, which takes over what others hold: its fields are its own. Without `force`
+        it is a conflict (409) instead, whose `claims` say who holds what."""
         namespace, _, name = key.rpartition("/")
         named = {"name": name, **({"namespace": namespace} if namespace else {}), **body.get("metadata", {})}
         whole = {**body, "apiVersion": resource.api_version, "kind": resource.kind, "metadata": named}
-        query = {"fieldManager": manager, "force": "true"}
+        query = {"fieldManager": manager, "force": str(force).lower()}
         path = resource.path(key, subresource)
         request = _Request(
             method="PATCH", path=path, resource=resource.gvr, query=query, content_type=APPLY, body=whole
@@ -255,7 +304,7 @@ class Client:
 
     def _send(self, request: _Request, timeout: aiohttp.ClientTimeout) -> aiohttp.client._RequestContextManager:
         assert self._session is not None, "enter the client first"
-        headers = {"Accept": request.accept, "User-Agent": self._agent}
+        headers = {**request.headers, "Accept": request.accept, "User-Agent": self._agent}
         try:
             context = self._access.context()
             if token := self._access.token():

@@ -18,11 +18,13 @@ import msgspec
 
 from api.ports import Unavailable
 from kube.credentials import Access, Credentials, Material
+from kube.login import GROUP, Login, Plugin
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 LARGEST_BYTES = 1 << 20
 _NOT_DONE = {
-    "exec": "programs that log in are not run; make a token with `kubectl create token` and write it as token",
+    "exec": "only commands of a person run programs that log in, for they block; make a token with `kubectl create token` and "
+    "write it as token",
     "auth-provider": "such logins ended with Kubernetes 1.26; write a token or a client certificate",
     "username": "passwords ended with Kubernetes 1.19; write a token or a client certificate",
     "as": "impersonation is not done; write the credentials of the one to act as",
@@ -34,6 +36,11 @@ class _Kebab(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     pass
 
 
+class _Extension(msgspec.Struct, frozen=True, kw_only=True):
+    name: str = ""
+    extension: Any = None
+
+
 class _Cluster(_Kebab, frozen=True, kw_only=True):
     server: str = ""
     certificate_authority: str = ""
@@ -41,6 +48,7 @@ class _Cluster(_Kebab, frozen=True, kw_only=True):
     insecure_skip_tls_verify: bool = False
     tls_server_name: str = ""
     proxy_url: str = ""
+    extensions: tuple[_Extension, ...] | None = ()
 
 
 class _User(_Kebab, frozen=True, kw_only=True):
@@ -50,7 +58,7 @@ class _User(_Kebab, frozen=True, kw_only=True):
     client_certificate_data: str = ""
     client_key: str = ""
     client_key_data: str = ""
-    exec: Any = None
+    exec: Plugin | None = None
     auth_provider: Any = None
     username: str = ""
     as_: str = msgspec.field(default="", name="as")
@@ -123,8 +131,13 @@ def in_cluster(environment: Mapping[str, str], service_account: Path = SERVICE_A
     return access
 
 
-def kubeconfig(paths: Iterable[Path], check: Callable[[str], None], context: str = "") -> Access:
-    """By kubeconfig files; the first that sets a current context or has a name wins. Raises Unavailable naming the field."""
+def kubeconfig(
+    paths: Iterable[Path], check: Callable[[str], None], context: str = "", *, logins: bool = False
+) -> Access:
+    """By kubeconfig files; the first that sets a current context or has a name wins. Raises Unavailable naming the field.
+
+    With `logins` the programs are run that log in, which may ask whoever sits at the terminal.
+    """
     clusters: dict[str, tuple[Path, _Cluster]] = {}
     users: dict[str, tuple[Path, _User]] = {}
     contexts: dict[str, tuple[Path, _Context]] = {}
@@ -151,10 +164,12 @@ def kubeconfig(paths: Iterable[Path], check: Callable[[str], None], context: str
     if chosen.user and chosen.user not in users:
         raise _wrong(str(path), f"{where}.user", f"names {chosen.user!r}, which is not there", _choose(users))
     user = users.get(chosen.user, (path, _User()))
-    return _access(chosen, clusters[chosen.cluster], user)
+    return _access(chosen, clusters[chosen.cluster], user, logins=logins)
 
 
-def _access(context: _Context, of_cluster: tuple[Path, _Cluster], of_user: tuple[Path, _User]) -> Access:
+def _access(
+    context: _Context, of_cluster: tuple[Path, _Cluster], of_user: tuple[Path, _User], *, logins: bool
+) -> Access:
     path, cluster = of_cluster
     where = f"clusters[{context.cluster}].cluster"
     _refuse(path, where, {"proxy-url": cluster.proxy_url})
@@ -173,7 +188,12 @@ def _access(context: _Context, of_cluster: tuple[Path, _Cluster], of_user: tuple
     _refuse(
         user_path,
         mine,
-        {"exec": user.exec, "auth-provider": user.auth_provider, "username": user.username, "as": user.as_},
+        {
+            "exec": not logins and user.exec,
+            "auth-provider": user.auth_provider,
+            "username": user.username,
+            "as": user.as_,
+        },
     )
     certificate = _material(user_path, mine, "client-certificate", user)
     key = _material(user_path, mine, "client-key", user)
@@ -195,9 +215,28 @@ def _access(context: _Context, of_cluster: tuple[Path, _Cluster], of_user: tuple
         verify=not cluster.insecure_skip_tls_verify,
         server_name=cluster.tls_server_name,
     )
-    access = Access(cluster.server.rstrip("/"), credentials, context.namespace or "default")
-    access.context()
+    login = None
+    if user.exec is not None:
+        if certificate is not None or token is not None:
+            raise _wrong(str(user_path), f"{mine}.exec", "stands beside a token or a certificate", "remove one")
+        login = Login(user.exec, user_path.parent, f"{user_path}: {mine}.exec", _told(cluster, authority))
+    access = Access(cluster.server.rstrip("/"), credentials, context.namespace or "default", login=login)
+    if login is None:
+        access.context()
     return access
+
+
+def _told(cluster: _Cluster, authority: Material | None) -> dict[str, Any]:
+    """What a program that logs in may be told of the cluster, as client-go has it."""
+    known: dict[str, Any] = {"server": cluster.server}
+    if cluster.tls_server_name:
+        known["tls-server-name"] = cluster.tls_server_name
+    if cluster.insecure_skip_tls_verify:
+        known["insecure-skip-tls-verify"] = True
+    if authority is not None:
+        known["certificate-authority-data"] = base64.b64encode(authority.read()).decode()
+    config = next((one.extension for one in cluster.extensions or () if one.name == f"{GROUP}/exec"), None)
+    return known if config is None else {**known, "config": config}
 
 
 def _read(path: Path, check: Callable[[str], None]) -> _File:

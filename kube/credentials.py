@@ -15,6 +15,8 @@ from api.ports import Unavailable
 
 FOLLOW_S = 30.0
 """How often files are looked at. A projected token is replaced when a fifth of its life is left, many minutes at least."""
+ASK_AGAIN_S = 5.0
+"""Credentials that were refused sooner after they were given are no good, and asking again would give the same."""
 LARGEST_BYTES = 1 << 20
 Stamp = tuple[tuple[int, int, int], ...]
 
@@ -59,8 +61,21 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     """That its certificate must have, where it is not the address's."""
 
 
+class Granted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a program that logs in gave: a token, a certificate with its key, or both."""
+
+    token: Material | None = None
+    certificate: Material | None = None
+    key: Material | None = None
+    until_wall_s: float | None = None
+    """CLOCK_REALTIME when it ends; None until the API server refuses it."""
+
+
 class Access:
-    """One API server and the credentials for it. Files are followed; a bad new one leaves the last good one in force."""
+    """One API server and the credentials for it. Files are followed; a bad new one leaves the last good one in force.
+
+    Where `login` is given, it is asked for credentials before the first request, and again when they end or are refused.
+    """
 
     def __init__(
         self,
@@ -68,8 +83,12 @@ class Access:
         credentials: Credentials,
         namespace: str = "default",
         clock: Callable[[], float] = time.monotonic,
+        *,
+        login: Callable[[], Granted] | None = None,
     ) -> None:
         self.server, self.namespace, self._parts, self._clock = server, namespace, credentials, clock
+        self._login, self._granted = login, Granted()
+        self._granted_at: float | None = None
         self._context: ssl.SSLContext | None = None
         self._token = ""
         self._seen: dict[str, Stamp] = {}
@@ -87,6 +106,7 @@ class Access:
         """
         if not self.server.startswith("https:"):
             return None
+        self._log_in()
         parts = [part for part in (self._parts.authority, self._parts.certificate, self._parts.key) if part]
         if self._changed("tls", parts):
             try:
@@ -99,6 +119,7 @@ class Access:
 
     def token(self) -> str:
         """What to send as bearer token; empty where there is none. Raises Unavailable when it cannot be read or sent."""
+        self._log_in()
         part = self._parts.token
         if part is None:
             return ""
@@ -113,6 +134,23 @@ class Access:
 
     def refused(self) -> None:
         """The server did not know us: look at the files before the next request, whenever that is."""
+        self._look_at.clear()
+        # Of many requests that were refused at once, the first has the program asked.
+        if self._granted_at is not None and self._clock() >= self._granted_at + ASK_AGAIN_S:
+            self._granted_at = None
+
+    def _log_in(self) -> None:
+        if self._login is None:
+            return
+        ends = self._granted.until_wall_s
+        if self._granted_at is not None and (ends is None or time.time() < ends):
+            return
+        given = self._login()
+        self._granted, self._granted_at = given, self._clock()
+        self._parts = msgspec.structs.replace(
+            self._parts, token=given.token, certificate=given.certificate, key=given.key
+        )
+        self._seen.clear()
         self._look_at.clear()
 
     def _changed(self, what: str, parts: list[Material]) -> bool:

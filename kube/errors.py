@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
+_MANAGER = re.compile(r'conflict with "([^"]{1,128})"')
+_CONFLICT = "FieldManagerConflict"
 _SHOWN = 500
 """Letters of an answer that is no Status: a proxy's page, or text."""
 
@@ -28,6 +32,14 @@ class _Status(msgspec.Struct, frozen=True):
     details: _Details | None = None
 
 
+class Claim(NamedTuple):
+    """Somebody else's field that an apply would change."""
+
+    manager: str
+    field: str
+    """As `.status.topologyPolicy`."""
+
+
 class ApiError(Exception):
     """The API server's own refusal. `status` is HTTP's, `reason` the API's word for it, empty where nobody said one."""
 
@@ -36,6 +48,8 @@ class ApiError(Exception):
         self.status, self.reason, self.message, self.retry_after_s = status, reason, message, retry_after_s
         self.causes: tuple[str, ...] = ()
         """Reasons of the parts, such as `DisruptionBudget`."""
+        self.claims: tuple[Claim, ...] = ()
+        """Of an apply that takes nothing over: what it would have had to."""
 
     @property
     def missing(self) -> bool:
@@ -71,6 +85,11 @@ def refusal(status: int, body: bytes, headers: Mapping[str, str] | None = None) 
     wait_s = details.retry_after_seconds if wait_s is None else wait_s
     error = ApiError(said.code or status, said.reason, said.message or "no reason given", retry_after_s=wait_s)
     error.causes = tuple(cause.reason for cause in details.causes)
+    error.claims = tuple(
+        Claim(found[1] if (found := _MANAGER.search(cause.message)) else "somebody", cause.field)
+        for cause in details.causes
+        if cause.reason == _CONFLICT
+    )
     return error
 
 

@@ -53,7 +53,9 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defau
     creation_timestamp: str | None = None
     """RFC 3339, in UTC; `moment` makes seconds of it."""
     deletion_timestamp: str | None = None
-    """Set while finalizers keep the object."""
+    """Set while finalizers keep the object, or a pod's processes end."""
+    deletion_grace_period_seconds: int | None = None
+    """What a pod was given for that."""
     labels: Mapping[str, str] = {}
     annotations: Mapping[str, str] = {}
     finalizers: tuple[str, ...] = ()

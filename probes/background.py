@@ -22,6 +22,8 @@ LOADING = "loading"
 ABSENT = "absent"
 NICE = 10
 """Added to the nice value of the child: half a second of CPU per probe is not worth a millisecond of anybody's wait."""
+PATIENCE_S = 300.0
+"""For one probe: who yields to everybody is slow on a node that is full, and that one needs its probes most."""
 AGAIN_S = 60.0
 NOTHING = Seen()
 
@@ -104,7 +106,7 @@ class Background:
     def __init__(self, openers: Sequence[tuple[str, Callable[[], Probe]]], child_python: Path = CHILD_PYTHON) -> None:
         self.probes = tuple(Late(name, opener) for name, opener in openers)
         self._child_python = child_python
-        self._compiler = Compiler(child_python, nice=NICE)
+        self._compiler = Compiler(child_python, nice=NICE, timeout_s=PATIENCE_S)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._load, name="probes", daemon=True)
 
@@ -126,7 +128,7 @@ class Background:
         for probe in lost:
             probe.wait()
         if lost and not self._closed.wait(AGAIN_S):
-            self._compiler = Compiler(self._child_python, nice=NICE)
+            self._compiler = Compiler(self._child_python, nice=NICE, timeout_s=PATIENCE_S)
             self._open(lost)
 
     def _open(self, probes: Sequence[Late]) -> None:

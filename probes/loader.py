@@ -176,14 +176,14 @@ class Compiler:
     Started with the first job, and anew with the next one should it be lost. Jobs come from one thread, `end` from any.
     """
 
-    def __init__(self, python: Path = CHILD_PYTHON, *, nice: int = 0) -> None:
+    def __init__(self, python: Path = CHILD_PYTHON, *, nice: int = 0, timeout_s: float = TIMEOUT_S) -> None:
         self.python = python
-        self._nice = nice
+        self._nice, self._timeout_s = nice, timeout_s
         self._running: _Running | None = None
         self._ended = False
         self._lock = threading.Lock()
 
-    def load(self, job: Job, timeout_s: float = TIMEOUT_S) -> Loaded:
+    def load(self, job: Job) -> Loaded:
         """Have one job done and take over what was loaded. Raises Unavailable with the reason and what to do about it."""
         with self._lock:
             if self._ended:
@@ -194,7 +194,7 @@ class Compiler:
             running = self._running
         try:
             with limited():
-                return _exchange(running, job, timeout_s)
+                return _exchange(running, job, self._timeout_s)
         except _ChildLost as lost:
             self._release()
             raise lost.unavailable from None
@@ -239,9 +239,9 @@ def load(job: Job, *, child_python: Path = CHILD_PYTHON, timeout_s: float = TIME
     """Have a child of its own do the job, or the shared one. Raises Unavailable with the reason and what to do about it."""
     shared: Compiler | None = getattr(_this_thread, "compiler", None)
     if shared is not None and shared.python == child_python:
-        return shared.load(job, timeout_s)
-    with Compiler(child_python) as compiler:
-        return compiler.load(job, timeout_s)
+        return shared.load(job)
+    with Compiler(child_python, timeout_s=timeout_s) as compiler:
+        return compiler.load(job)
 
 
 def _begin(python: Path, nice: int) -> _Running:

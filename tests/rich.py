@@ -9,7 +9,7 @@ import msgspec
 
 from api.advice import CardBandwidth, Control, CpuAdvice, Headroom, PoolSize, Region, RegionAdvice, RegionKind, Signal
 from api.decisions import Round
-from api.evictions import Condition, Evictions, KillEvent, KillReason, Met, Shown, Threshold, Victim
+from api.evictions import Condition, Evictions, Held, KillEvent, KillReason, Met, Shown, Threshold, Victim
 from api.facts import (
     Blame,
     BlockIo,
@@ -127,6 +127,7 @@ RICH_EVICTIONS = Evictions(
         ),
     ),
     leaving=(BATCH.key,),
+    held={"default/needed": Held.BUDGET},
 )  # fmt: skip
 RICH_KILLS = (
     KillEvent(pod=BATCH.key, reason=KillReason.CREATED, message="Successfully create eviction; reason: x", at_ns=S),

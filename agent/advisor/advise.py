@@ -93,7 +93,7 @@ def _latency(
         enable_reclaim=config.enable_reclaim,
         blames=blames,
         most_cores=lendable_cores(snapshot, lent_nodes(snapshot, memory, config), memory, config),
-        pods_known=all(source.ok for source in snapshot.sources if source.name == "pods"),
+        pods_known=_pods_known(snapshot),
     )
     lending = latency.lend(situation, memory, config.latency)
     before = memory.lent_cores if memory.lent_cores is not None else float(len(cpus))
@@ -188,6 +188,11 @@ def _everywhere(sizes: Sequence[PoolSize], topology: Topology, lent_cores: float
     )
 
 
+def _pods_known(snapshot: Snapshot) -> bool:
+    """Whether the list of pods is one of now."""
+    return all(source.ok for source in snapshot.sources if source.name == "pods")
+
+
 def _by_need_alone(verdict: Verdict) -> Verdict:
     """The same reason, where it sizes nothing: pools are as wide as can be, and waits decide what is lent of them."""
     return replace(verdict, text=f"Were pools sized by need: {verdict.text}")
@@ -199,10 +204,19 @@ def _canonical(
     """Katalyst's way: online pools are as large as their policies say, and what is left is reclaimed pods'."""
     lent = lent_by_pools(cpu.sizes, snapshot.topology.numa_nodes) or 0.0
     before = lent if memory.lent_cores is None else memory.lent_cores
+    frozen = lent > before and not _pods_known(snapshot) and bool(memory.sizes)
+    if frozen:
+        # Some of those who need CPU may be new, and nobody lists them.
+        cpu, lent = replace(cpu, sizes=memory.sizes), before
     found = find(snapshot, change, config, memory, Lending(need_cores=need, sizes=cpu.sizes))
     verdict = max((one.verdict for one in cpu.regions), key=lambda v: len(v.inputs), default=NOBODY)
     if len(cpu.regions) > 1:
         verdict = replace(verdict, text=" ".join(one.verdict.text for one in cpu.regions))
+    if frozen:
+        text = (
+            f"{verdict.text} But the list of pods is not up to date: some may be new, and no more is lent than before."
+        )
+        verdict = replace(verdict, rule=latency.PODS_UNKNOWN, text=text)
     advice = Advice(
         policy="canonical",
         cpu=cpu,
@@ -210,7 +224,7 @@ def _canonical(
         headroom=found,
         lent_cores=lent,
         idle=False,
-        action="shrink" if lent < before else "grow" if lent > before else "hold",
+        action="freeze" if frozen else "shrink" if lent < before else "grow" if lent > before else "hold",
         verdict=verdict,
     )
-    return advice, replace(memory, lent_cores=lent)
+    return advice, replace(memory, lent_cores=lent, sizes=cpu.sizes)

@@ -9,6 +9,7 @@ import msgspec
 from agent.advisor.containers import ContainerMemory
 from agent.advisor.provision.situation import ProvisionMemory
 from agent.advisor.requests import Requests
+from api.advice import PoolSize
 from api.forecasts import Outlook
 from api.samples import Snapshot
 
@@ -38,6 +39,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     requests: Mapping[str, Requests] = {}
     """By pod that publishes how long it takes to answer."""
     provision: ProvisionMemory = ProvisionMemory()
+    sizes: tuple[PoolSize, ...] = ()
+    """Of the pools as canonical advice had them last: what is held on to while nobody lists the pods."""
     pools: Mapping[str, tuple[int, ...]] = {}
     """CPUs of the pools as QRM placed them last; empty before it has."""
     refused: frozenset[str] = frozenset()

@@ -20,6 +20,7 @@ from agent.config.provision import ProvisionConfig
 from agent.config.qos import QosConfig
 from agent.config.qrm import CpuPlacementConfig
 from agent.config.qrm_knobs import KnobsConfig
+from agent.config.sockets import SocketsConfig
 from agent.config.units import SMALL_NODE_SHARE, Cores, Ratio, Seconds, reclaim_reserve
 
 
@@ -93,6 +94,10 @@ class ExportersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     max_cgroups: Annotated[int, Meta(ge=1, le=100_000)] = 512
     """Cgroups that have series, about 200 each; those of pods first, then those nearest to the root."""
+    token_review: bool = False
+    """Serve those alone whose bearer token the API server knows, and whose roles allow to get the nonResourceURL `/metrics`, or
+    of another path `/dioptase/PATH`. Needs `--node`. `/healthz` and `/readyz` tell others their status alone. Without TLS
+    tokens can be read on the way."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -123,4 +128,5 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     shadow: AdvisorConfig | None = None
     """A second policy that judges every round and touches nothing: what it would lend and promise is shown beside the first."""
     kubelet: KubeletConfig = KubeletConfig()
+    sockets: SocketsConfig = SocketsConfig()
     exporters: ExportersConfig = ExportersConfig()

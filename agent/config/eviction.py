@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, get_args
 
 import msgspec
@@ -35,14 +36,17 @@ NAMES: tuple[str, ...] = get_args(PluginName)
 USUAL = frozenset(NAMES[:5])
 """Those that `*` stands for: what Katalyst runs unless told otherwise. The others run where they are named."""
 
+KillerName = Literal["eviction-api-killer", "deletion-api-killer", "container-killer", "signals"]
+Level = Literal["shared_cores", "dedicated_cores", "reclaimed_cores"]
+
 
 class EvictionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """Which pods have to leave this node when it is in trouble. Nobody has to, unless a plugin is named."""
 
     plugins: tuple[PluginName | Literal["*"], ...] = ()
     """[evictionPlugins] plugins that judge, by name; `*` are those that Katalyst has on by default."""
-    dry_run: tuple[PluginName | Literal["*"], ...] = ()
-    """[dryRun] plugins whose victims and conditions are only shown; `*` are all."""
+    dry_run: tuple[str, ...] = ()
+    """[dryRun] plugins whose victims and conditions are only shown, those of others by their names too; `*` are all."""
     interval_s: Seconds = 5.0
     """[evictionManagerSyncPeriod] between two rounds."""
     burst: Annotated[int, Meta(ge=1, le=100)] = 3
@@ -55,6 +59,22 @@ class EvictionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """[evictionSkippedAnnotation] pods that carry one of these keys never leave."""
     skipped_labels: tuple[str, ...] = ()
     """[evictionSkippedLabels] the same of labels."""
+    killer: KillerName | None = None
+    """[pod-killer] how pods are made to leave. `eviction-api-killer` asks the API server, and disruption budgets are respected;
+    `deletion-api-killer` deletes them, whatever budgets say; `container-killer` has the runtime stop their containers, which
+    the kubelet starts again where it is to; `signals` signals their processes. Unless set, the first with `--node` and
+    `--kubelet`, else the last."""
+    killers: Mapping[Level, KillerName] = {}
+    """[qos-pod-killers] the same for pods of single levels."""
+    plugin_sockets: str = ""
+    """[pluginRegistrationDir] directory in which eviction plugins of others register, such as
+    `/var/lib/katalyst/plugin-socks`; empty: none are asked."""
+    plugin_tokens_file: str = ""
+    """[strictAuthentication] with it only plugins are heeded whose token is a line of this file, which is read again when it
+    changes; a token is what the plugin answers to GetToken, such as `Basic dXNlcjpwYXNzd29yZA==`. Empty: all are."""
+    notify_root: str = ""
+    """[HostPathNotifierRootPath] directory in which pods that ask for it are told of soft thresholds, each in a folder of its
+    own that it may mount; Katalyst's is `/opt/katalyst`. Empty: they are told by events alone."""
     reclaimed: memory.ReclaimedConfig = memory.ReclaimedConfig()
     numa_memory: memory.NumaMemoryConfig = memory.NumaMemoryConfig()
     system_memory: memory.SystemMemoryConfig = memory.SystemMemoryConfig()
@@ -73,7 +93,11 @@ class EvictionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         """Raise ValueError for what no single field's bounds can say."""
         for name in self.dry_run:
-            if name != "*" and not self.enabled(name):
+            if name not in NAMES and name != "*" and not self.plugin_sockets:
+                raise ValueError(
+                    f"dryRun: there is no plugin {name!r:.80}; those of others are asked with pluginSockets"
+                )
+            if name in NAMES and not self.enabled(name):
                 raise ValueError(f"dryRun: {name} does not judge at all; name it in plugins too, or take it out here")
 
     def enabled(self, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -17,6 +18,8 @@ _SMALL_NODE_CPUS = 16
 
 Mebibytes = Annotated[int, Meta(ge=0, le=1 << 40)]
 RegionPolicy = Literal["none", "canonical", "numa-dedicated", "numa-exclusive"]
+Folder = Annotated[str, Meta(pattern=r"^(/[^\0]*)?$", max_length=80)]
+"""Short: the path of a socket has at most 107 bytes."""
 Percent = Annotated[float, Meta(ge=0, le=100)]
 
 
@@ -130,12 +133,30 @@ class ReportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pods."""
     node_metrics: bool = False
     """[node-metrics-reporter] With `--node`: CustomNodeResource says what the node and its pods use, too, once a minute."""
+    cpu_flags: bool = False
+    """[enable-report-cpu-flags] With `--node`: it lists every flag of the CPU, which are some kilobytes."""
+    reporter_plugins: Folder = ""
+    """[plugin-registration-dirs] With `--node`: where reporter plugins are looked for, as `/var/lib/katalyst/plugin-socks`;
+    what they say is merged into the CustomNodeResource. gRPC, which this needs, is 12 MiB; so for the next two."""
+    offered_in: Folder = ""
+    """With `--node`, beside a Katalyst agent: where that one looks for plugins. It is given what this agent lends, and writes
+    the CustomNodeResource itself."""
+    pod_resources: Folder | None = None
+    """[pod-resources-server-endpoints] The socket where devices, huge pages and CPUs of single containers are learnt for the
+    CustomNodeResource; unless set, with `--kubelet`, the kubelet's if it is there. Empty for none."""
+    device_zones: Mapping[str, str] = {}
+    """[resource-name-to-zone-type-map] Resources whose devices are each a topology zone, with the type of that, such as
+    `nvidia.com/gpu: GPU`; others are counted with their NUMA node."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for what no single field's bounds can say."""
         if self.window_s < self.period_s:
             raise ValueError(
                 f"windowS {self.window_s:g} is shorter than periodS {self.period_s:g}: no sample would be left; raise it"
+            )
+        if self.reporter_plugins and self.offered_in:
+            raise ValueError(
+                "reporterPlugins and offeredIn: who writes the object merges the plugins; leave one of them out"
             )
         if self.expired_s <= self.fresh_s:
             raise ValueError(f"expiredS {self.expired_s:g} must be longer than freshS {self.fresh_s:g}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -32,7 +32,8 @@ class KubeletConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     key_file: str = ""
     """and its key."""
     server_name: str = ""
-    """The name in the kubelet's certificate, which often is the node's alone; empty for the one in `url`."""
+    """The name in the kubelet's certificate; unless set, that of `--node` where `url` is an address of loopback, which no
+    certificate is for, and the one in `url` elsewhere."""
     verify: bool = True
     """False believes whoever answers at `url`, and gives him the token."""
     runtime_socket: str | None = None
@@ -42,8 +43,20 @@ class KubeletConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Also be told by the runtime of each container that starts, and ask at once. containerd waits for those whom it tells,
     so that an agent that is stopped may hold it up; version 1 tells each event to one of them only, so that a kubelet with
     `EventedPLEG` misses what the agent hears."""
+    nri_socket: str | None = None
+    """Where containerd (2, or 1.7 with NRI switched on) and CRI-O take plugins: with `--act on` the agent is asked there before
+    a container is made, so that its limits hold from its first instruction on. Unless set `/var/run/nri/nri.sock` where that
+    is; empty for none: then a container runs for some seconds as the kubelet made it."""
+    nri_patience_s: Annotated[float, Meta(ge=0.01, le=1.5)] = 0.5
+    """How long a container may be kept waiting for that at most. The runtime drops a plugin that takes 2 s."""
+    writer: Literal["files", "cri"] = "files"
+    """Who writes the knobs of containers: the agent itself, or the runtime where it has a word for them (lists of CPUs and NUMA
+    nodes, weight, quota, memory limit), which then does not reset them when somebody else changes the container."""
     cgroup_root: CgroupRoot = "/"
     """The kubelet's `cgroupRoot`. Its `cgroupDriver` is seen by what exists."""
+    root_dir: str = "/var/lib/kubelet"
+    """The kubelet's `--root-dir`, in which its CPU and memory managers keep whom they gave what: where they are static, no
+    cpuset is written over theirs."""
     interval_s: Annotated[float, Meta(ge=0.2, le=60)] = 1.0
     """How often the runtime is asked, and with it the kubelet if something else runs than before; else every fifth time.
     Without a runtime the kubelet is asked each time."""

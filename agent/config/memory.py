@@ -212,8 +212,8 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reclaim_root: str = ""
     """[reclaim-relative-root-cgroup-path] The cgroup above all reclaimed pods, such as `/kubepods/besteffort`: the guard limits
     it, and `/kubepods/besteffort-0` for those that are bound to NUMA node 0; with policy `latency` each yields as a whole,
-    unless a process is below it that is of no listed reclaimed pod. Empty where there is none; left alone where an online pod
-    is below it."""
+    unless a process is below it that is of no listed reclaimed pod. With `--kubelet` that of BestEffort pods unless set, as its
+    driver spells it below `kubelet.cgroupRoot`. Empty where there is none; left alone where an online pod is below it."""
     usage_margin: Annotated[float, Meta(ge=1, le=10)] = 1.1
     """Estimated need of an online container = this x what it uses."""
     fallback_bytes: Bytes | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent.config.eviction import NAMES
 from agent.dynamic.rules import Put, Rule, Unused, resources, switch, to
 from agent.dynamic.values import amount, grace, seconds, size
 
@@ -17,8 +16,8 @@ _NETWORK = "evictionConfig.networkEvictionConfig"
 
 
 def _dry_run(names: Sequence[str]) -> Put:
-    # Of a plugin that is not here nobody leaves: one object is for nodes with other agents too.
-    yield ("eviction", "dryRun"), [name for name in names if name == "*" or name in NAMES]
+    # Those that do not judge here are left out where the settings come together: there it is known who is asked at a socket.
+    yield ("eviction", "dryRun"), list(names)
 
 
 CPU_RULES: tuple[Rule, ...] = (

@@ -136,8 +136,11 @@ def merged(document: Mapping[str, Any], translations: Mapping[str, Translation])
     named = set(eviction["plugins"])
     if "*" in named:
         named |= USUAL
-    # A plugin that does not judge makes nobody leave, in a dry run or not.
-    eviction["dryRun"] = [name for name in eviction["dryRun"] if name == "*" or name in named]
+    # A plugin that does not judge makes nobody leave, in a dry run or not: one object is for nodes with other plugins too.
+    others = bool(eviction["pluginSockets"])
+    eviction["dryRun"] = [
+        name for name in eviction["dryRun"] if name == "*" or name in named or (others and name not in NAMES)
+    ]
     return whole
 
 

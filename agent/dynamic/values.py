@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
-from api.pods import parse_quantity
-from kube.moments import duration_s
+from api.durations import duration_s
+from api.quantities import read_quantity
 
 MIB = 1 << 20
 _LARGEST = 1 << 62
@@ -26,7 +26,7 @@ def same(value: Any) -> Any:
 
 def cores(value: Any) -> float:
     """A quantity of CPU: `500m` is half a core."""
-    return float(parse_quantity(str(value)))
+    return float(read_quantity(value))
 
 
 def whole_cores(value: Any) -> int:
@@ -38,7 +38,7 @@ def size(value: Any) -> int:
     """A quantity of bytes, or a plain number of them."""
     if isinstance(value, float):
         return _bounded(value)
-    return _bounded(parse_quantity(str(value)))
+    return _bounded(read_quantity(value))
 
 
 def mebibytes(value: Any) -> int:
@@ -48,7 +48,7 @@ def mebibytes(value: Any) -> int:
 
 def ratio(value: Any) -> float:
     """A part of one that is written as a quantity: `0.1`, `100m`."""
-    return float(parse_quantity(str(value)))
+    return float(read_quantity(value))
 
 
 def seconds(value: Any) -> float:

@@ -156,4 +156,16 @@ def _victim(claim: Claim, *, dry: bool) -> Victim:
         grace_s=claim.candidate.grace_s,
         notify=not claim.forced and asks_to_be_told(pod),
         dry_run=dry,
+        observed=threshold.observed,
+        operator=threshold.operator,
+        since_ns=threshold.since_ns,
+        cgroup=_cgroup(pod),
     )
+
+
+def _cgroup(pod: Pod) -> str:
+    """That of the pod where its containers are in one, else that of the first of them."""
+    paths = [container.cgroup for container in pod.containers if container.cgroup]
+    parents = {path.rpartition("/")[0] for path in paths}
+    common = parents.pop() if len(parents) == 1 and len(paths) > 1 else ""
+    return common or (paths[0] if paths else "")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from agent.advisor.containers import ContainerMemory
 from agent.config import AdvisorConfig, Config
-from agent.eviction.judgement import PLUGIN_FAILED
-from agent.eviction.killer import Killer, carry_out
+from agent.eviction.holding import Wish, over, wished
+from agent.eviction.judgement import PLUGIN_FAILED, Finding
+from agent.eviction.killer import Killer, Teller, carry_out
 from agent.eviction.manager import judge
-from agent.eviction.situation import NS_PER_S, Situation, newly_promised
+from agent.eviction.situation import NS_PER_S, RootfsUse, Situation, newly_promised
 from agent.eviction.state import EvictionMemory
 from agent.policy import Remembered
 from agent.qrm.placing.ceiling import below
@@ -36,20 +37,33 @@ class Evictor:
     """Judges every round. Without a killer all its plugins run dry: who would leave is shown, and stays."""
 
     def __init__(self, config: Config, killer: Killer | None) -> None:
-        self._killer = killer
+        self.killer = killer
+        self.notifier: Teller | None = None
+        """Who tells pods of soft thresholds that ask for it, beside the events."""
         self.obey(config)
         self._memory = EvictionMemory()
+        self._wished: dict[str, Wish] = {}
+        """Of those who were handed to the killer and may be held: what for."""
+        self.outside: Callable[[], tuple[Finding, ...]] = tuple
+        """What plugins at sockets found."""
+        self.rootfs: Callable[[], Mapping[str, RootfsUse]] = dict
+        """What writable layers hold, by the pods' uids."""
         self._crowded: Mapping[int, MemoryEviction] | None = None
         """What the memory advisor said and nobody judged yet: it says it once, and may do so between two judgements."""
 
     def obey(self, config: Config) -> None:
         """Judge by these settings from now on; what is remembered stays."""
         dry = msgspec.structs.replace(config.eviction, dry_run=("*",))
-        self._all, self._config = config, dry if self._killer is None else config.eviction
+        self._all, self._config = config, dry if self.killer is None else config.eviction
+
+    def wants(self, *plugins: str) -> bool:
+        """Whether one of these plugins judges."""
+        return any(self._config.enabled(name) for name in plugins)
 
     def outcomes(self) -> tuple[KillEvent, ...]:
         """What became of those who had to leave. To be called every round: it also ends those whose grace is over."""
-        return () if self._killer is None else tuple(self._killer.outcomes())
+        told = () if self.notifier is None else tuple(self.notifier.outcomes())
+        return told if self.killer is None else (*self.killer.outcomes(), *told)
 
     def turn(
         self,
@@ -66,6 +80,7 @@ class Evictor:
         snapshot = msgspec.structs.replace(snapshot, pods=with_bindings(snapshot.pods, known.cpus))
         usable = below(snapshot, known.ceiling)
         loads = _loads(known.advisor.containers, now_ns, self._config.stale_s)
+        layers = self.rootfs()
         pools = {} if advice is None else {pool.name: pool.cpus for pool in advice.pools}
         situation = Situation(
             snapshot=snapshot,
@@ -76,20 +91,28 @@ class Evictor:
             lent_cores=advice.lent_cores if advice is not None and advice.policy == "latency" else None,
             shared_limit_cpus=_shared_limit(usable.topology, pools, self._all.advisor),
             loads=loads,
+            rootfs={pod.key: layers[pod.uid] for pod in snapshot.pods if pod.uid in layers},
             nics=_nics(snapshot.node.interfaces),
             power=None if known.node is None else known.node.answered,
             leaving=frozenset(pod.key for pod in snapshot.pods if pod.leaving)
-            | (frozenset() if self._killer is None else self._killer.leaving),
-            stuck=frozenset() if self._killer is None else self._killer.stuck,
+            | (frozenset() if self.killer is None else self.killer.leaving),
+            stuck=frozenset() if self.killer is None else self.killer.stuck,
             crowded=self._crowded,
         )
-        found, self._memory = judge(situation, self._memory, self._config)
+        found, self._memory = judge(situation, self._memory, self._config, self.outside())
         if self._crowded and self._memory.judged_at_ns == now_ns:
             self._crowded = {}
-        if self._killer is None:
+        if self.killer is None:
             return found
-        carry_out(found, snapshot.pods, self._killer)
-        return msgspec.structs.replace(found, leaving=tuple(sorted(self._killer.leaving)))
+        carry_out(found, snapshot.pods, self.killer)
+        if self.notifier is not None:
+            self.notifier.turn(found.victims, snapshot.pods, now_ns)
+        self._wished = wished(found, self._wished, self.killer.held, now_ns)
+        if self._memory.judged_at_ns == now_ns:
+            for pod, why in over(self._wished, self.killer.held, found, snapshot.pods, self._config, now_ns):
+                self.killer.withdraw(pod, why)
+        leaving = tuple(sorted(self.killer.leaving))
+        return msgspec.structs.replace(found, leaving=leaving, held=dict(sorted(self.killer.held.items())))
 
     @staticmethod
     def status(found: Evictions, duration_ns: int) -> SourceStatus:
@@ -102,7 +125,7 @@ class Evictor:
             ok=False,
             duration_ns=duration_ns,
             error="; ".join(f"{each.plugin}: {each.verdict.text}" for each in failed),
-            remedy="it evicts nobody: leave it out of eviction.plugins, and report this with the agent's log",
+            remedy="it evicts nobody: leave it out of eviction.plugins, or its socket out of their directory, and report this",
         )
 
 

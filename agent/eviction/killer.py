@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from api.evictions import Evictions, KillEvent
+from api.evictions import Evictions, Held, KillEvent, Victim
 from api.pods import Pod
 
 
@@ -26,8 +26,28 @@ class Killer(Protocol):
     def stuck(self) -> frozenset[str]:
         """Pods that cannot be asked, or were and do not go: nobody asks them again, or counts on what they would free."""
 
+    @property
+    def held(self) -> Mapping[str, Held]:
+        """Pods that could not be asked yet, and why. It goes on trying until they are withdrawn."""
+
+    def withdraw(self, pod: str, why: str) -> None:
+        """Leave a pod alone that is held, because `why`."""
+
     def outcomes(self) -> Sequence[KillEvent]:
         """What happened since the last call, oldest first. To be called every round: it also carries on what is pending."""
+
+    def close(self) -> None:
+        """Forget everybody, and give back what is held open. Idempotent."""
+
+
+class Teller(Protocol):
+    """Tells pods of soft thresholds that ask for it."""
+
+    def turn(self, victims: Iterable[Victim], pods: Sequence[Pod], now_ns: int) -> None:
+        """Tell those of the victims that are to be told. Never raises."""
+
+    def outcomes(self) -> Sequence[KillEvent]:
+        """Who was told since the last call."""
 
 
 def carry_out(evictions: Evictions, pods: Iterable[Pod], killer: Killer) -> None:

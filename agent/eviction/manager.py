@@ -31,16 +31,15 @@ from agent.eviction import (
 )
 from agent.eviction.choosing import chosen, claims
 from agent.eviction.judgement import PLUGIN_FAILED, Finding, missing, not_met
-from agent.eviction.situation import NS_PER_S, Situation
+from agent.eviction.situation import NS_PER_S, Situation, counts_as_gone_ns
 from agent.eviction.state import EvictionMemory, Plugins, Sent
 from api.evictions import Evictions, Met, Shown, Threshold, Victim
 
-LEAST_WAIT_S, WAIT_FACTOR, USUAL_GRACE_S = 10.0, 1.5, 30.0
-"""A pod may take its grace and half of that again to go. Kubernetes gives 30 s to a pod that says nothing."""
 
-
-def judge(situation: Situation, memory: EvictionMemory, config: EvictionConfig) -> tuple[Evictions, EvictionMemory]:
-    """Who leaves now and why, and the memory for the next call.
+def judge(
+    situation: Situation, memory: EvictionMemory, config: EvictionConfig, outside: Iterable[Finding] = ()
+) -> tuple[Evictions, EvictionMemory]:
+    """Who leaves now and why, and the memory for the next call; `outside` is what plugins that are none of ours found.
 
     May be called as often as one likes: between two rounds (interval_s) thresholds and conditions stand and nobody leaves.
     """
@@ -53,6 +52,7 @@ def judge(situation: Situation, memory: EvictionMemory, config: EvictionConfig) 
     sent = tuple(each for each in memory.sent if each.uid in uids and situation.now_ns < each.until_ns)
     situation = msgspec.structs.replace(situation, stale_s=config.stale_s)
     findings, plugins = _ask(situation, sent, memory.plugins, config)
+    findings += (_here(finding, situation, sent) for finding in outside)
     thresholds, met_since = _lasting(findings, memory.met_since_ns, situation.now_ns, config)
     wishes = [
         claim
@@ -109,6 +109,20 @@ def _ask(
     return findings, Plugins(**kept)  # type: ignore[arg-type]
 
 
+def _here(finding: Finding, situation: Situation, sent: Iterable[Sent]) -> Finding:
+    """What somebody found a while ago, without those who have left or are on their way since; nothing on an old snapshot."""
+    if not situation.fresh:
+        return missing(finding.threshold.plugin, "the state of the node")
+    away = {each.pod for each in sent if not each.dry_run}
+    staying = {pod.uid: pod for pod in situation.staying if pod.key not in away}
+    left = tuple(
+        msgspec.structs.replace(each, pod=staying[each.pod.uid])
+        for each in finding.candidates
+        if each.pod.uid in staying
+    )
+    return msgspec.structs.replace(finding, candidates=left)
+
+
 def _anew(memory: Plugins) -> Plugins:
     """What goes on after a time in which nothing was known: nothing that was counted or timed, as nobody saw the trouble last.
 
@@ -162,8 +176,7 @@ def _lasting(
 
 
 def _sent(victim: Victim, now_ns: int) -> Sent:
-    grace_s = USUAL_GRACE_S if victim.grace_s is None else victim.grace_s
-    until_ns = now_ns + round(max(LEAST_WAIT_S, WAIT_FACTOR * grace_s) * NS_PER_S)
+    until_ns = now_ns + counts_as_gone_ns(victim.grace_s)
     return Sent(pod=victim.pod, uid=victim.uid, plugin=victim.plugin, until_ns=until_ns, dry_run=victim.dry_run)
 
 

@@ -13,21 +13,17 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from agent.eviction.situation import LEAST_WAIT_S, NS_PER_S, USUAL_GRACE_S, WAIT_FACTOR
 from agent.hierarchy import Hierarchy
 from agent.sense.parsers import start_ticks
-from api.evictions import KillEvent, KillReason
+from api.evictions import Held, KillEvent, KillReason
 from api.pods import Pod
 
-NS_PER_S = 1_000_000_000
-USUAL_GRACE_S = 30.0
-"""Kubernetes' own, of a pod that says nothing."""
-LEAST_WAIT_S, WAIT_FACTOR = 10.0, 1.5
-"""Katalyst's: a pod that is still there after 1.5 times its grace, and ten seconds at least, has exceeded it."""
 SWEEPS = 8
 """So often in one go a cgroup is looked through for those that forked meanwhile; the rest is for the next time."""
 REFUSED_NS = 60 * NS_PER_S
@@ -90,6 +86,14 @@ class SignalKiller:
         """Pods that cannot be asked, or were and do not go."""
         left = (key for key, each in self._pending.items() if each.failed or each.exceeded)
         return frozenset((*left, *self._refused))
+
+    @property
+    def held(self) -> Mapping[str, Held]:
+        """Nobody: signals are not refused for now."""
+        return {}
+
+    def withdraw(self, pod: str, why: str) -> None:
+        """Nothing: nobody is held."""
 
     def evict(self, pod: Pod, grace_s: float | None, reason: str) -> None:
         """Ask all processes of the pod to end. Of a pod that was asked before only an earlier deadline counts."""

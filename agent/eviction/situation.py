@@ -20,6 +20,13 @@ from api.samples import CgroupSample, Snapshot
 
 NS_PER_S = 1_000_000_000
 PAGE_BYTES = mmap.PAGESIZE
+LEAST_WAIT_S, WAIT_FACTOR, USUAL_GRACE_S = 10.0, 1.5, 30.0
+"""A pod may take its grace and half of that again to go. Kubernetes gives 30 s to a pod that says nothing."""
+
+
+def counts_as_gone_ns(grace_s: float | None) -> int:
+    """For so long, from when it was sent; None is the usual grace."""
+    return round(max(LEAST_WAIT_S, WAIT_FACTOR * (USUAL_GRACE_S if grace_s is None else grace_s)) * NS_PER_S)
 
 
 class RootfsUse(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,10 +19,12 @@ What is done once instead of set is done by a thread of its own (agent/qrm/once.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 
 from agent.qrm.bounds import bound
+from agent.qrm.foretold import Foretold
 from agent.qrm.hands import weight_after_idle
 from agent.qrm.knobs import KnobFiles, Original, RawValue, canonical
 from agent.qrm.limits import limits_of, own_value
@@ -57,8 +59,11 @@ NO_JOURNAL = "originals cannot be journalled, so nothing is changed: give the ag
 class Actuator:
     """Applies decisions. Without a journal of originals it writes nothing."""
 
-    def __init__(self, files: KnobFiles, originals: Originals | None, act: Act) -> None:
-        self._files = files
+    def __init__(
+        self, files: KnobFiles, originals: Originals | None, act: Act, foretold: Foretold | None = None
+    ) -> None:
+        """`foretold` are originals of cgroups that were made with values of ours."""
+        self._files, self.foretold = files, foretold or Foretold()
         self._originals = originals
         self._act = act
         self._seen = Seen()
@@ -76,6 +81,9 @@ class Actuator:
         if self._act is Act.OFF:
             return ()
         with self._files.one_round():
+            if self._originals is not None:
+                with suppress(Unavailable):  # they stay told, and a decision on one of them tells why
+                    self.foretold.adopt(self._files, self._originals)
             return self._applied(decisions, now_ns, loosen)
 
     def _applied(

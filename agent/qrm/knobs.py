@@ -245,12 +245,13 @@ class KnobFiles:
     def obstacle(self, cgroups: Collection[str] = ()) -> Unavailable | None:
         """Why this process cannot change cgroups at all, or None: for the banner and `dioptase doctor`.
 
-        Without the right to write the root, that of any of these cgroups will do: it may have been delegated to us.
+        Without the right to write the root, whose owner may have it at the files alone, that of any of these cgroups will do.
         """
         root = self.hierarchy.primary
         if os.statvfs(root).f_flag & os.ST_RDONLY:
             return Unavailable(f"{root} is mounted read-only", "mount the host's cgroup file system read-write")
-        if any(os.access(path, os.W_OK, effective_ids=True) for path in (root, *(below(root, c) for c in cgroups))):
+        paths = (root, root / "cgroup.procs", *(below(root, cgroup) for cgroup in cgroups))
+        if any(os.access(path, os.W_OK, effective_ids=True) for path in paths):
             return None
         return Unavailable(
             f"no permission to write below {root}", "run the agent as root, or delegate the pods' cgroups to its user"

@@ -5,12 +5,15 @@ What others keep there is not named and so stays: conditions (the controller's),
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from agent.report.amounts import bytes_of, cores_of, promised
+from agent.report.beside import NOTHING, Beside
+from agent.report.hardware import hardware_properties
+from agent.report.shares import with_shares
 from agent.report.usage import usage
 from agent.report.zones import zones
 from api.crds.node import (
@@ -25,8 +28,8 @@ from api.qos import QoSLevel
 
 TAINT_PREFIX = "node.katalyst.kubewharf.io/"
 """Of conditions that are shown as taints; all taints below it are ours."""
-POLICY = "None"
-"""[topologyPolicy] No pod is refused here for the NUMA nodes that it would get: that is the kubelet's to do."""
+Identity = tuple[str, str, str]
+"""Key, effect and level."""
 EFFECTS = frozenset(("NoSchedule", "PreferNoSchedule", "NoExecute"))
 
 
@@ -40,19 +43,20 @@ class Ours(msgspec.Struct, frozen=True, kw_only=True):
 
     def spec_body(self) -> dict[str, Any]:
         """For a server-side apply of the object; taints go another way, for others have some too."""
-        return {"spec": {"nodeResourceProperties": msgspec.to_builtins(self.properties)}}
+        return {"spec": {"nodeResourceProperties": _plain(self.properties)}}
 
     def status_body(self) -> dict[str, Any]:
         """For one of its status. Nothing where that is not known."""
-        return {} if self.status is None else {"status": msgspec.to_builtins(self.status)}
+        return {} if self.status is None else {"status": _plain(self.status)}
 
 
-def ours(finished: Round, *, metrics: bool) -> Ours:
-    """What there is to say of this round; with what is used, where that is wanted too."""
+def ours(finished: Round, *, metrics: bool, beside: Beside = NOTHING) -> Ours:
+    """What there is to say of this round; with what is used, where that is wanted too, and with what the kubelet and the
+    machine's files say `beside`."""
     return Ours(
-        properties=tuple(_properties(finished)),
+        properties=(*_properties(finished), *hardware_properties(beside.hardware, flags=beside.cpu_flags)),
         taints=taints(finished.evictions),
-        status=_status(finished, metrics),
+        status=_status(finished, metrics, beside),
     )
 
 
@@ -71,7 +75,7 @@ def _properties(finished: Round) -> Iterator[Property]:
         yield Property(property_name="is_vm", property_values=(str(node.machine.is_vm).lower(),))
 
 
-def _status(finished: Round, metrics: bool) -> CustomNodeResourceStatus | None:
+def _status(finished: Round, metrics: bool, beside: Beside) -> CustomNodeResourceStatus | None:
     advertised = None
     if finished.advice is not None:
         advertised = finished.advice.advertised
@@ -80,8 +84,8 @@ def _status(finished: Round, metrics: bool) -> CustomNodeResourceStatus | None:
     lent = {} if advertised is None else promised(advertised.cores, advertised.memory_bytes)
     return CustomNodeResourceStatus(
         resources=Resources(allocatable=lent, capacity=lent) if lent else None,
-        topology_zone=zones(finished, advertised),
-        topology_policy=POLICY,
+        topology_zone=with_shares(zones(finished, advertised), finished.snapshot, beside),
+        topology_policy=beside.policy,
         node_metric_status=usage(finished) if metrics else None,
     )
 
@@ -101,14 +105,31 @@ def taints(evictions: Evictions | None) -> tuple[Taint, ...]:
     return tuple(found[name] for name in sorted(found))
 
 
-def with_taints(there: Iterable[Mapping[str, Any]], wanted: Iterable[Taint]) -> list[Mapping[str, Any]] | None:
-    """The object's taints with ours as they are to be and those of others as they came; None where nothing changes."""
-    there = list(there)
-    names = {(each.key, each.effect, each.qos_level.value) for each in wanted}
-    kept = [one for one in there if not str(one.get("key", "")).startswith(TAINT_PREFIX) or _identity(one) in names]
+def with_taints(
+    there: Iterable[Mapping[str, Any]], wanted: Iterable[Taint], written: Collection[Identity] = ()
+) -> list[Mapping[str, Any]] | None:
+    """The object's taints with `wanted` among them, without those of ours, and those `written` before, that are not wanted any
+    more, and with those of others as they came; None where nothing changes."""
+    there, wanted = list(there), list(wanted)
+    names = {identity(one) for one in wanted}
+    kept = [one for one in there if _identity(one) in names or not _ours(one, written)]
     known = {_identity(one) for one in kept}
-    new = [msgspec.to_builtins(each) for each in wanted if (each.key, each.effect, each.qos_level.value) not in known]
+    new = [msgspec.to_builtins(one) for one in wanted if identity(one) not in known]
     return None if len(kept) == len(there) and not new else [*kept, *new]
+
+
+def identity(taint: Taint) -> Identity:
+    """What makes it that one."""
+    return taint.key, taint.effect, taint.qos_level.value
+
+
+def _ours(taint: Mapping[str, Any], written: Collection[Identity]) -> bool:
+    return str(taint.get("key", "")).startswith(TAINT_PREFIX) or _identity(taint) in written
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: lists, where there are tuples here."""
+    return msgspec.json.decode(msgspec.json.encode(value))
 
 
 def _identity(taint: Mapping[str, Any]) -> tuple[Any, Any, Any]:

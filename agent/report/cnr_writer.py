@@ -9,16 +9,21 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from agent.report.cnr import Ours, ours, with_taints
+from agent.report.beside import NOTHING, Beside
+from agent.report.cnr import TAINT_PREFIX, identity, ours, with_taints
+from agent.report.merge import Whole, merged
+from api.crds.node import Taint
 from api.decisions import Round
 from api.ports import Seen, Unavailable
+from api.reports import ReportedField
 from kube.client import Client
-from kube.errors import ApiError, Unreachable
+from kube.errors import ApiError, Claim, Unreachable
 from kube.objects import Bare, Resource
 from kube.pace import Backoff, Bucket
 
@@ -32,6 +37,9 @@ AGAIN_S = 300.0
 """What was written is written again after so long, in case somebody changed it; half as long again at most."""
 METRICS_S = 60.0
 """What is used changes with every round, and is written no more often than this."""
+INVALID = (400, 422)
+_SHOWN = 3
+"""Fields that are named where many are somebody else's."""
 PACE = Backoff(first_s=2.0, most_s=120.0)
 
 
@@ -51,18 +59,32 @@ CNRS = Resource("node.katalyst.kubewharf.io", "v1alpha1", "customnoderesources",
 
 
 class CnrWriter:
-    """Sink of rounds and a source of its own (api.ports.Probe) that says how writing goes."""
+    """Sink of rounds and a source of its own (api.ports.Probe) that says how writing goes. `beside` is what others on this
+    node say that goes into the object too."""
 
     name, form = "cnr", "apply"
     lost_events = None
 
-    def __init__(self, client: Client, node: str, *, metrics: bool) -> None:
-        self._client, self._node, self._metrics = client, node, metrics
+    def __init__(
+        self, client: Client, node: str, *, metrics: bool, beside: Callable[[], Beside] = lambda: NOTHING
+    ) -> None:
+        self._client, self._node, self._metrics, self._beside = client, node, metrics, beside
+        self._woken = asyncio.Event()
         self._latest: Round | None = None
-        self._spec: dict[str, Any] | None = None
-        self._status: dict[str, Any] | None = None
+        self._spec: Mapping[str, Any] | None = None
+        self._status: Mapping[str, Any] | None = None
         self._taints: tuple[Any, ...] | None = None
         """As they were written last; None where that is to be done anew."""
+        self._theirs: frozenset[tuple[str, str, str]] = frozenset()
+        """Taints of plugins among them, which are known by this alone once no plugin says them any more."""
+        self._claims: dict[str, tuple[Claim, ...]] = {}
+        """By part of the object: what somebody else held when it was written last, and was taken over."""
+        self._refused: tuple[str, ...] = ()
+        self._fields: tuple[ReportedField, ...] = ()
+        self._spoiling: tuple[ReportedField, ...] = ()
+        """What plugins said when the API server refused the object for what is in it,"""
+        self._why = ""
+        """and its words."""
         self._again_s = self._metrics_s = self._not_before_s = 0.0
         self._failures = 0
         self._bucket = Bucket(RATE_PER_S, BURST, time.monotonic())
@@ -78,8 +100,21 @@ class CnrWriter:
         return Seen()
 
     def problem(self) -> Unavailable | None:
-        """Why the object is not as it should be; None where it is."""
-        return self._trouble
+        """Why the object is not as it should be, or not ours alone; None where all is well."""
+        if self._trouble is not None:
+            return self._trouble
+        if claims := sorted({claim for part in self._claims.values() for claim in part}):
+            held = ", ".join(f"{field} by {manager}" for manager, field in claims[:_SHOWN])
+            more = f" and {len(claims) - _SHOWN} more" if len(claims) > _SHOWN else ""
+            return Unavailable(
+                f"CustomNodeResource {self._node}: others wrote what this agent writes, and it took that over: {held}{more}",
+                "have one of the two leave these fields alone; it is looked at again within some minutes",
+            )
+        return Unavailable(self._refused[0], "mend or remove that plugin") if self._refused else None
+
+    def wake(self) -> None:
+        """Look at once: somebody beside us has something new to say."""
+        self._woken.set()
 
     def close(self) -> None:
         """Nothing to give back: `run` is cancelled by who runs it, and what was written stands for the next agent."""
@@ -87,7 +122,10 @@ class CnrWriter:
     async def run(self) -> None:
         """Until cancelled. Nothing that the API server says or does ends it."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._woken.wait()
+            self._woken.clear()
             await self.look(time.monotonic())
 
     async def look(self, now_s: float) -> None:
@@ -99,39 +137,70 @@ class CnrWriter:
             self._again_s = now_s + AGAIN_S * (1 + random.random() / 2)
         metrics_due = self._metrics and now_s >= self._metrics_s
         try:
-            await self._write(ours(self._latest, metrics=self._metrics), now_s, metrics_due=metrics_due)
+            whole = self._whole(self._latest)
+            await self._write(whole, now_s, metrics_due=metrics_due)
         except (ApiError, Unreachable) as error:
             self._failed(error, now_s)
+            if isinstance(error, ApiError) and error.status in INVALID and self._fields != self._spoiling:
+                # Ours alone is valid: without what plugins say it is written the next time.
+                self._spoiling, self._why, self._not_before_s = self._fields, error.message, 0.0
         except Exception as error:
             # What is reported must never end what is done; and the next round may be another.
             log.exception("CustomNodeResource %s could not be made", self._node)
             self._failed(error, now_s)
         else:
-            self._failures, self._trouble = 0, None
+            self._failures, self._trouble, self._refused = 0, None, whole.refused
 
-    async def _write(self, wanted: Ours, now_s: float, *, metrics_due: bool) -> None:
-        spec, status = wanted.spec_body(), wanted.status_body()
+    def _whole(self, latest: Round) -> Whole:
+        beside = self._beside()
+        own, self._fields = ours(latest, metrics=self._metrics, beside=beside), beside.fields
+        if self._fields and self._fields == self._spoiling:
+            said = (
+                f"the API server refuses what plugins say, which is left out until they say something else: {self._why}"
+            )
+            return msgspec.structs.replace(merged(own, ()), refused=(said,))
+        return merged(own, self._fields)
+
+    async def _write(self, wanted: Whole, now_s: float, *, metrics_due: bool) -> None:
+        spec, status = wanted.spec, wanted.status
         if spec != self._spec and self._bucket.take(now_s):
             # Creates it where it is missing.
-            await self._client.apply(CNRS, self._node, spec, MANAGER)
-            self._spec, self.writes = spec, self.writes + 1
+            await self._apply(spec)
+            self._spec = spec
         if self._spec is not None and self._taints != wanted.taints and self._bucket.take(now_s):
-            await self._write_taints(wanted)
+            await self._write_taints(wanted.taints)
             self._taints = wanted.taints
         changed = metrics_due or _without_usage(status) != self._status
         if self._spec is not None and status and changed and self._bucket.take(now_s):
-            await self._client.apply(CNRS, self._node, status, MANAGER, "status")
-            self._status, self.writes = _without_usage(status), self.writes + 1
+            await self._apply(status, "status")
+            self._status = _without_usage(status)
             self._metrics_s = now_s + METRICS_S
 
-    async def _write_taints(self, wanted: Ours) -> None:
+    async def _apply(self, body: Mapping[str, Any], part: str = "") -> None:
+        """Ours are ours, but who held them is told."""
+        claims: tuple[Claim, ...] = ()
+        try:
+            await self._client.apply(CNRS, self._node, body, MANAGER, part, force=False)
+        except ApiError as error:
+            if not error.claims:
+                raise
+            claims = error.claims
+            await self._client.apply(CNRS, self._node, body, MANAGER, part)
+        self.writes += 1
+        if claims and claims != self._claims.get(part):
+            for manager, field in claims[:_SHOWN]:
+                log.warning("CustomNodeResource %s: %s was %s's and is taken over", self._node, field, manager)
+        self._claims[part] = claims
+
+    async def _write_taints(self, wanted: tuple[Taint, ...]) -> None:
         """Ours among those of others, by compare-and-swap: a list has one owner, and it would be all ours by an apply."""
         there = await self._client.get(CNRS, self._node)
-        taints = with_taints(() if there.spec is None else there.spec.taints or (), wanted.taints)
+        taints = with_taints(() if there.spec is None else there.spec.taints or (), wanted, self._theirs)
         if taints is not None:
             body = {"metadata": {"resourceVersion": there.metadata.resource_version}, "spec": {"taints": taints}}
             await self._client.merge_patch(CNRS, self._node, body)
             self.writes += 1
+        self._theirs = frozenset(identity(one) for one in wanted if not one.key.startswith(TAINT_PREFIX))
 
     def _failed(self, error: Exception, now_s: float) -> None:
         if isinstance(error, ApiError) and error.missing:

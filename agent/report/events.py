@@ -22,7 +22,7 @@ from kube.objects import Bare, Resource
 from kube.pace import Bucket
 
 EVENTS = Resource("", "v1", "events", "Event", Bare, namespaced=True)
-COMPONENT, ACTION = "dioptase-agent", "Evicting"
+COMPONENT = "dioptase-agent"
 LOOK_S = 1.0
 RATE_PER_S, BURST = 1.0, 25.0
 WAITING = 200
@@ -31,13 +31,18 @@ LONGEST = 1024
 """Letters of a message that the API server takes."""
 
 
-def event(kill: KillEvent, pod: Pod | None, victim: Victim | None, node: str, at_wall_ns: int) -> dict[str, Any]:
-    """One step as a core/v1 Event. The pod may be gone, and then its uid is the victim's; without either it has none."""
+def event(
+    kill: KillEvent, pod: Pod | None, victim: Victim | None, node: str, at_wall_ns: int, at_ns: int | None = None
+) -> dict[str, Any]:
+    """One step as a core/v1 Event. The pod may be gone, and then its uid is the victim's; without either it has none. `at_ns`
+    is the moment of `at_wall_ns` by CLOCK_MONOTONIC."""
     namespace, _, name = kill.pod.partition("/")
     uid = victim.uid if victim is not None else pod.uid if pod is not None else ""
-    message = kill.message
-    if victim is not None and victim.verdict.text not in message:
-        message = f"{message} ({victim.plugin}: {victim.verdict.text})"
+    message, numbers = kill.message, ""
+    if victim is not None:
+        if victim.verdict.text not in message:
+            message = f"{message} ({victim.plugin}: {victim.verdict.text})"
+        numbers = _numbers(victim, at_wall_ns, at_ns)
     at = stamp(at_wall_ns / 1e9)
     about = {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name, **({"uid": uid} if uid else {})}
     return {
@@ -46,9 +51,9 @@ def event(kill: KillEvent, pod: Pod | None, victim: Victim | None, node: str, at
         "metadata": {"generateName": f"{name[:200]}.", "namespace": namespace},
         "involvedObject": about,
         "reason": kill.reason.value,
-        "message": message if len(message) <= LONGEST else f"{message[: LONGEST - 3]}...",
+        "message": _cut(message, LONGEST - len(numbers)) + numbers,
         "type": "Warning" if kill.warning else "Normal",
-        "action": ACTION,
+        "action": kill.action,
         "count": 1,
         "firstTimestamp": at,
         "lastTimestamp": at,
@@ -57,6 +62,22 @@ def event(kill: KillEvent, pod: Pod | None, victim: Victim | None, node: str, at
         "reportingComponent": COMPONENT,
         "reportingInstance": node,
     }
+
+
+def _numbers(victim: Victim, at_wall_ns: int, at_ns: int | None) -> str:
+    """What the plugin held against what, since when, and whom it is about."""
+    parts = []
+    if victim.observed is not None and victim.verdict.threshold is not None:
+        parts.append(f"observed {victim.observed:.12g} {victim.operator} threshold {victim.verdict.threshold:.12g}")
+    if victim.since_ns is not None and at_ns is not None:
+        parts.append(f"since {stamp((at_wall_ns - at_ns + victim.since_ns) / 1e9)}")
+    if victim.cgroup:
+        parts.append(f"cgroup {_cut(victim.cgroup, LONGEST // 4)}")
+    return f" [{'; '.join((victim.plugin, *parts))}]" if parts else ""
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 class EventWriter:
@@ -85,6 +106,7 @@ class EventWriter:
                     self._victims.get(kill.pod),
                     self._node,
                     finished.snapshot.wall_time_ns,
+                    finished.snapshot.taken_at_ns,
                 )
             )
         # What becomes of them is told in later rounds.

@@ -63,6 +63,13 @@ def top_path(root: str, driver: Driver) -> str:
     return _joined([*_root(root), KUBEPODS], driver)
 
 
+def class_path(root: str, qos: str, driver: Driver) -> str:
+    """Of the cgroup above all pods of a QoS class. Raises ValueError for one that has none of its own."""
+    if qos not in (BURSTABLE, BEST_EFFORT):
+        raise ValueError(f"{qos[:80]!r} is no QoS class with a cgroup of its own")
+    return _joined([*_root(root), KUBEPODS, qos.lower()], driver)
+
+
 def container_path(home: Home, runtime: str, container_id: str, driver: Driver) -> str:
     """Of a container by its bare id and the name of its runtime, one of PREFIXES.
 

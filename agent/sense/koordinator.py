@@ -14,10 +14,11 @@ from typing import Any
 
 import msgspec
 
-from agent.sense.resources import CPU, MEMORY, MILLI, Ask, bounded, is_whole
+from agent.sense.resources import CPU, MEMORY, MILLI, Ask, is_whole
 from api.cpus import MAX_CPU
 from api.pods import RECLAIMED_CPU, RECLAIMED_MEMORY
 from api.qos import QoSLevel
+from api.quantities import read_quantity
 
 DOMAIN = "koordinator.sh"
 CLASS, CLASS_OF_PRIORITY = "koordinator.sh/qosClass", "koordinator.sh/priority-class"
@@ -293,7 +294,7 @@ def _extended(annotations: Mapping[str, str], problems: list[str]) -> dict[str, 
 
 
 def _whole(listed: Mapping[str, str | int]) -> dict[str, Decimal]:
-    found = {name: bounded(str(value)) for name, value in listed.items() if name in RESOURCES}
+    found = {name: read_quantity(value) for name, value in listed.items() if name in RESOURCES}
     if broken := [name for name, value in found.items() if not is_whole(value)]:
         raise ValueError(f"{broken[0]} is no whole number; write one")
     return found

@@ -17,6 +17,7 @@ from kube.config import SERVICE_ACCOUNT
 from kube.credentials import Access, Credentials, Material
 
 PATH = "/pods"
+CONFIGZ = "/configz"
 _SHOWN = 200
 """Characters of a refusal that are shown."""
 _LARGEST_REFUSAL = 64 << 10
@@ -33,11 +34,11 @@ _NOT_THERE = (aiohttp.ClientError, TimeoutError, OSError, UnicodeError)
 class Kubelet:
     """One kubelet. To be entered and left in an event loop: `async with Kubelet(config) as kubelet`."""
 
-    def __init__(self, config: KubeletConfig) -> None:
-        self._config = config
+    def __init__(self, config: KubeletConfig, path: str = PATH) -> None:
+        self._config, self._path = config, path
         self._access = Access(config.url, _credentials(config))
         self._session: aiohttp.ClientSession | None = None
-        self.url = f"{config.url}{PATH}"
+        self.url = f"{config.url}{path}"
 
     async def __aenter__(self) -> Self:
         # Neither proxies nor passwords of the environment: the token goes to the kubelet that was named.
@@ -55,7 +56,7 @@ class Kubelet:
             await self._session.close()
 
     async def ask(self) -> bytes:
-        """The list as it was sent. Raises Unavailable."""
+        """The answer as it was sent. Raises Unavailable."""
         assert self._session is not None, "enter the kubelet first"
         context, headers = self._access.context(), {}
         if token := self._access.token():
@@ -95,7 +96,7 @@ class Kubelet:
         elif status == 403:
             remedy = (
                 "bind the agent's service account to a ClusterRole that may `get` the resource nodes/proxy, "
-                "or from Kubernetes 1.33 on nodes/pods"
+                f"or from Kubernetes 1.33 on nodes{self._path}"
             )
         elif status in (400, 426):
             remedy = "write https:// in kubelet.url: its port speaks TLS"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from agent.config.kubelet import REST, KubeletConfig
 from agent.sense.kubelet import Kubelet
 from agent.sense.podjoin import Joined, Node, join
-from agent.sense.podlist import Garbage, Listing, decode
+from agent.sense.podlist import Garbage, KubePod, Listing, decode
 from agent.sense.running import Looked
 from api.pods import Pod
 from api.ports import Probe, Seen, Unavailable
@@ -53,6 +53,7 @@ class KubePods:
         self._unlisted: Mapping[str, str] = {}
         self._homeless: frozenset[str] = frozenset()
         self._wake = asyncio.Event()
+        self._nudged = False
         self._bug = ""
 
     def read(self) -> tuple[Pod, ...]:
@@ -63,6 +64,16 @@ class KubePods:
             return self._pods
         old = "the kubelet was not asked yet" if age_s is None else f"the list of pods is {age_s:.0f} s old"
         raise self.kubelet.problem() or Unavailable(old, "wait a second, and see the agent's log")
+
+    def listed(self, uid: str) -> KubePod | None:
+        """What the kubelet said last of that pod. Any thread may ask."""
+        item = self._listing.items.get(uid)
+        return None if item is None else item.pod
+
+    def nudge(self) -> None:
+        """Ask both as soon as may be: somebody knows that there is news. For the thread of the event loop."""
+        self._nudged = True
+        self._wake.set()
 
     def probes(self) -> tuple[Probe, ...]:
         """How both fare, as sources of their own."""
@@ -119,8 +130,9 @@ class KubePods:
     def _due(self, looked: Looked | Unavailable | None) -> bool:
         """Whether to ask the kubelet, for which it writes out all its pods: a new pod is a new sandbox first, so that there
         is little to learn while the same containers run."""
-        age_s = self.kubelet.age_s()
-        if age_s is None or age_s >= REST * self._config.interval_s or self.kubelet.problem() is not None:
+        age_s, nudged = self.kubelet.age_s(), self._nudged
+        self._nudged = False
+        if nudged or age_s is None or age_s >= REST * self._config.interval_s or self.kubelet.problem() is not None:
             return True
         return not isinstance(looked, Looked) or looked != self._looked or bool(self._unlisted or self._homeless)
 

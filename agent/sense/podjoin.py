@@ -105,7 +105,9 @@ def pod_of_kubelet(kube: KubePod, cgroups: Mapping[str, str], door: Door) -> Pod
     except FieldError as error:
         # Whoever cannot be understood is protected: as online work that says nothing of itself.
         pod = assemble(msgspec.structs.replace(raw, labels={}, annotations={}), listed, PLACE, door)
-        problems.append(f"{error}; until then nothing of its labels and annotations counts, and it is {pod.qos.value}")
+        # They go on to say who may not be touched: static pods, and those that are spared by a key.
+        pod = msgspec.structs.replace(pod, labels=raw.labels, annotations=raw.annotations)
+        problems.append(f"{error}; until then its labels and annotations ask for nothing, and it is {pod.qos.value}")
     leaving = metadata.deleted_at is not None
     return msgspec.structs.replace(pod, uid=kube.uid, leaving=leaving, problems=(*problems, *pod.problems))
 

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from agent.sense.cgroup_paths import BEST_EFFORT, BURSTABLE, GUARANTEED, plain
-from agent.sense.resources import CPU, MEMORY, bounded
+from agent.sense.resources import CPU, MEMORY
+from api.quantities import read_quantity
 
 MOST_PODS = 4096
 LARGEST_BYTES = 64 << 20
@@ -197,7 +198,7 @@ def _positive(amounts: Amounts | None) -> tuple[dict[str, object], dict[str, obj
 
 def _amount(entries: Mapping[str, object], name: str) -> object:
     try:
-        return bounded(str(entries.get(name, 0)))
+        return read_quantity(entries.get(name, 0))
     except ValueError:
         return 0
 

@@ -60,7 +60,12 @@ class Frequencies:
 
 
 def interrupts(files: NodeFiles) -> dict[str, Any]:
-    """/proc/interrupts, all kinds together."""
+    """/proc/interrupts, all kinds together. Container runtimes put /dev/null in its place."""
+    if (files.proc / "interrupts").is_char_device():
+        files.lack(
+            "/proc/interrupts is hidden", "the container runtime does that; start the agent outside of a container"
+        )
+        return {"interrupts": {}}
     return {"interrupts": files.parse("interrupts", interrupt_counts) or {}}
 
 

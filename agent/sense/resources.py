@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, NamedTuple
 
-from api.pods import NET_BANDWIDTH, RECLAIMED_CPU, RECLAIMED_MEMORY, parse_quantity
+from api.pods import NET_BANDWIDTH, RECLAIMED_CPU, RECLAIMED_MEMORY
+from api.quantities import read_quantity
 
 CPU, MEMORY = "cpu", "memory"
 OWN = (CPU, MEMORY, RECLAIMED_CPU, RECLAIMED_MEMORY, NET_BANDWIDTH)
 """Resources that have a place in api.pods.Container."""
 MILLI = 1000
-LARGEST = (1 << 63) - 1
 
 
 class FieldError(ValueError):
@@ -70,14 +70,6 @@ def amounts(ask: Ask) -> dict[str, Any]:
     }
 
 
-def bounded(text: str) -> Decimal:
-    """A quantity that fits into the numbers of everybody who is told of it. Raises ValueError."""
-    quantity = parse_quantity(text)
-    if quantity > LARGEST:
-        raise ValueError(f"{text} is more than any machine has; write what the container needs")
-    return quantity
-
-
 def is_whole(quantity: Decimal) -> bool:
     return quantity == quantity.to_integral_value()
 
@@ -97,11 +89,8 @@ def _quantities(listed: Mapping[str, Any], known: Collection[str], path: str) ->
 
 
 def _quantity(value: Any, field: str) -> Decimal:
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise FieldError(field, f"{value!r:.80} is not a quantity; write a number such as 2, 0.5, 500m or 1Gi")
-    text = f"{value:.9f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
     try:
-        return bounded(text)
+        return read_quantity(value)
     except ValueError as error:
         raise FieldError(field, str(error)) from None
 

@@ -47,7 +47,7 @@ Time: TypeAlias = Annotated[str, schema(format="date-time")]
 Duration: TypeAlias = str
 """As Go writes it: `90s`, `1h30m`."""
 Quantity: TypeAlias = Annotated[str, Meta(pattern=QUANTITY_PATTERN)] | int
-"""`500m`, `1Gi` or a whole number; api.pods.parse_quantity says which number it stands for."""
+"""`500m`, `1Gi` or a whole number; api.quantities says which number it stands for."""
 ResourceList: TypeAlias = dict[str, Quantity]
 """Resource name to how much of it."""
 CountOrPercent: TypeAlias = Annotated[str, Meta(pattern=PERCENT_PATTERN)] | int

@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from api.durations import duration_s
 from controller.selectors import Selector, overlap, parse
-from kube.moments import duration_s, moment
+from kube.moments import moment
 from kube.objects import Dynamic
 from kube.objects import Meta as Metadata
 

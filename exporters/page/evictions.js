@@ -70,7 +70,7 @@ export class Evictions {
     if (found === null) return;
     const met = found.thresholds.filter((threshold) => threshold.met !== "not-met").length;
     const blind = found.thresholds.filter((threshold) => !threshold.judged).length;
-    const parts = [`${met} of ${found.thresholds.length} thresholds met`, blind ? `${blind} not judged` : "", found.leaving.length ? `leaving: ${found.leaving.join(", ")}` : ""];
+    const parts = [`${met} of ${found.thresholds.length} thresholds met`, blind ? `${blind} not judged` : "", found.leaving.length ? `leaving: ${found.leaving.join(", ")}` : "", ...Object.entries(found.held).map(([pod, why]) => `${pod} has to leave and stays for now: ${why}`)];
     say(byId("evictions-note"), parts.filter(Boolean).join(" · "));
     const conditions = found.conditions.map((c) => `Condition ${c.name} (${c.effects.join(", ")}) is in force; ${c.plugin} met its threshold ${duration(c.last_met_s * 1e6)} ago.`);
     const list = byId("conditions");

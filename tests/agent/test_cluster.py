@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -12,8 +14,9 @@ import pytest
 from agent.config import Config
 from agent.config.headroom import ReportConfig
 from agent.dynamic.saved import ObeyedFile
-from agent.optional import Cluster
+from agent.optional import Cluster, named
 from api.configuration import Configuration
+from api.decisions import Act
 from api.ports import Unavailable
 from api.text import to_json
 from tests.agent.dynamic.test_follow import Cluster as Server
@@ -37,7 +40,7 @@ async def test_without_a_node_s_name_nobody_is_reported_to_and_settings_are_told
     config = Config(report=ReportConfig(reserved_cores=1))
     assert cluster.open(file, config, fits) == (config, ())
     async with AsyncExitStack() as stack:
-        assert await cluster.join(stack) == ()
+        assert await cluster.join(Config(), Act.ON, stack) == ()
         assert cluster.sources == ()
     told = msgspec.json.decode(to_json(cluster.told()), type=Configuration)
     assert [one.name for one in told.settings if one.source == "file"] == ["report.reservedCores"]
@@ -60,9 +63,15 @@ async def test_with_one_it_starts_as_it_was_told_last_and_goes_on(
         kubeconfig = tmp_path / "kubeconfig"
         kubeconfig.write_text(KUBECONFIG.format(address))
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-        sinks = await cluster.join(stack)
+        sinks = await cluster.join(Config(), Act.ON, stack)
         assert len(sinks) == 3
-        assert [source.name for source in cluster.sources] == ["dynamic-config", "cnr", "events", "extended-resources"]
+        assert [source.name for source in cluster.sources] == [
+            "dynamic-config",
+            "cnr",
+            "events",
+            "extended-resources",
+            "node-report",
+        ]
         cluster.start(heard.append, stack)
         await until(lambda: heard, "the new content is obeyed")
         told, obeyed, requests = cluster.told(), cluster.obeyed(), cluster.requests()
@@ -74,6 +83,35 @@ async def test_with_one_it_starts_as_it_was_told_last_and_goes_on(
     await asyncio.sleep(0)
 
 
+@pytest.mark.parametrize(
+    ("report", "kubelet", "names"),
+    [
+        ({}, False, ["cnr", "events", "node-report"]),
+        ({"pod_resources": "/nowhere.sock"}, True, ["cnr", "events", "node-report"]),
+        ({"reporter_plugins": "/nowhere"}, False, ["cnr", "events", "node-report", "reporter-plugins"]),
+        ({"offered_in": "{}"}, True, ["offered-report", "events"]),
+    ],
+)
+async def test_who_works_beside_the_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: dict[str, str], kubelet: bool, names: list[str]
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(KUBECONFIG.format("http://127.0.0.1:1"))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    said = {name: value.format(tmp_path / "socks") for name, value in report.items()}
+    cluster = Cluster("n1", None, kubelet=kubelet)
+    cluster.open({}, Config(report=ReportConfig(**said)), fits)  # type: ignore[arg-type]
+    async with AsyncExitStack() as stack:
+        await cluster.join(stack)
+        assert [source.name for source in cluster.sources] == ["dynamic-config", *names]
+        cluster.start(lambda _config: None, stack)
+        if "offered_in" in report:
+            await until((tmp_path / "socks" / "dioptase-reporter.sock").is_socket, "it is offered")
+        if "pod_resources" in report:
+            (around,) = [one for one in cluster.sources if one.name == "node-report"]
+            await until(lambda: around.problem() is not None, "neither the kubelet nor its socket is there")
+
+
 async def test_a_node_s_name_without_an_api_server_is_refused_before_anything_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,4 +120,34 @@ async def test_a_node_s_name_without_an_api_server_is_refused_before_anything_ch
     cluster.open({}, Config(), fits)
     async with AsyncExitStack() as stack:
         with pytest.raises(Unavailable):
-            await cluster.join(stack)
+            await cluster.join(Config(), Act.ON, stack)
+
+
+async def test_nobody_s_token_is_known_before_the_cluster_was_joined() -> None:
+    with pytest.raises(Unavailable, match="has not joined its cluster yet"):
+        await Cluster("n1", None).review("token", "/metrics")
+
+
+def test_tokens_are_not_reviewed_without_a_cluster(tmp_path: Path) -> None:
+    path = tmp_path / "agent.yaml"
+    path.write_text("exporters: {tokenReview: true}\n")
+    run = f"from cli.main import main; main(['agent', '--config', '{path}', '--state-dir', '{tmp_path / 'state'}'])"
+    done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert f"{path}: exporters.tokenReview: it is the API server that knows tokens; give --node too" in done.stderr
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("kubelet", "name"),
+    [
+        ({}, "n1"),
+        ({"url": "https://localhost:10250"}, "n1"),
+        ({"url": "https://[::1]:10250"}, "n1"),
+        ({"url": "https://192.0.2.1:10250"}, ""),
+        ({"url": "http://127.0.0.1:10255"}, ""),
+        ({"serverName": "kubelet"}, "kubelet"),
+    ],
+)
+def test_a_kubelet_at_loopback_is_known_by_its_node_s_name(kubelet: dict[str, str], name: str) -> None:
+    assert named(msgspec.convert({"kubelet": kubelet}, Config), "n1").kubelet.server_name == name

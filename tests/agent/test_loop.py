@@ -16,6 +16,7 @@ from agent.config import AdvisorConfig, Config, LatencyConfig
 from agent.loop import Loop
 from agent.policy import judge
 from agent.qrm.checkpoint import Checkpoint
+from agent.qrm.foretold import Foretold
 from api.decisions import Act, Decision, Outcome, Round, Status
 from api.facts import Limits, Wait
 from api.knobs import Knob
@@ -33,6 +34,7 @@ class Scripted:
 
     def __init__(self, see: Callable[[int], Snapshot]) -> None:
         self.see = see
+        self.foretold = Foretold()
         self.waits: Mapping[int, Wait] = {}
         self.decided: list[Decision] = []
         self.rounds: list[Round] = []

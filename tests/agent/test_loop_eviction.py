@@ -104,9 +104,11 @@ def test_who_may_do_what(
             made.append(self)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("agent.eviction.signals.SignalKiller", Watched)
+        patched.setattr("agent.evicting.SignalKiller", Watched)
         config = msgspec.structs.replace(CONFIG, eviction=EvictionConfig(plugins=plugins))
-        found = open_evictor(config, act, Hierarchy(v1={}, v2=tmp_path), AsyncExitStack(), told=told)
+        found = open_evictor(
+            config, act, Hierarchy(v1={}, v2=tmp_path), AsyncExitStack(), node="n1" if told else "", kubelet=False
+        )
     assert ((found is not None), len(made)) == (judges, int(kills))
 
 

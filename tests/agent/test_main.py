@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from agent import __main__ as agent
+from agent.config import Config
+from agent.config.sockets import SocketsConfig
 from agent.hierarchy import Hierarchy
 from agent.qrm.knobs import KnobFiles
 from api.decisions import Act
@@ -23,9 +25,15 @@ class Silent:
 
 def test_pods_that_nobody_lists_yet_do_not_keep_the_agent_from_starting(tmp_path: Path) -> None:
     files = KnobFiles(Hierarchy(v1={}, v2=tmp_path))
-    act, missing = agent._effective(Act.ON, files, None, Silent())
-    files.close()
+    act, missing = agent._effective(Act.ON, files, None, Silent(), Config())
     assert (act, missing) == (Act.DRY_RUN, ("Decisions run dry: original values cannot be journalled.",))
+    serving = Config(sockets=SocketsConfig(serve=("advisor",)))
+    act, (why,) = agent._effective(Act.ON, files, None, Silent(), serving)
+    files.close()
+    assert (act, why) == (
+        Act.DRY_RUN,
+        "Decisions run dry: sockets.serve has advisor, whose QRM plugin carries them out.",
+    )
 
 
 @pytest.mark.parametrize(

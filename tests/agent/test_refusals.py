@@ -96,6 +96,10 @@ WRONG = {
     "kubelet: {token: abc}": "kubelet: Object contains unknown field `token`, did you mean `tokenFile`?",
     "kubelet: {keyFile: /k}": "kubelet: certificateFile is missing beside the other of the two; write both, or none",
     "kubelet: {intervalS: 60}": "kubelet: staleS 30 is not longer than 5 times intervalS 60: the list would",
+    "sockets: {serve: [orm]}": "sockets.serve[...]: Invalid enum value 'orm'",
+    "sockets: {advisorDir: run}": "sockets.advisorDir: Expected `str` matching regex '^/'",
+    "sockets: {serve: [advisor], take: [cpu]}": "sockets: take has cpu, and serve has advisor, which is at the same sockets; ",
+    "{sockets: {take: [cpu]}, advisor: {policy: none}}": "sockets.take: cpu would never take effect, because advisor.policy is",
     "memory: {reclaimRoot: kubepods}": "memory: reclaimRoot: 'kubepods' ",
     "memory: {reclaimRoot: /}": "memory: reclaimRoot: '/' ",
 }

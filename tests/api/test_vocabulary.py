@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from api.cpus import format_cpu_list, parse_cpu_list
 from api.facts import Wait
 from api.histograms import BOUNDS_NS, SLOTS, above, quantile_ns, slot_of
-from api.pods import parse_quantity
 from api.qos import QOS_LEVEL_KEY, QoSLevel, qos_level
+from api.quantities import parse_quantity, read_quantity
 from api.rates import rates
 from api.samples import CgroupSample
 from tests.agent.advisor.builders import pod, snapshot, waits
@@ -65,6 +65,20 @@ def test_quantities(text: str, value: str) -> None:
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a quantity"):
         parse_quantity(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [(2, "2"), (0.5, "0.5"), (1e-10, "0"), ("500m", "0.5"), (0, "0"), (10**17, "100000000000000000")],
+)
+def test_a_quantity_may_be_a_plain_number(value: object, found: str) -> None:
+    assert read_quantity(value) == Decimal(found)
+
+
+@pytest.mark.parametrize("value", [True, None, [], {}, -1, -0.5, float("inf"), float("nan"), b"1", "8Ei", 10**19])
+def test_what_json_has_in_the_place_of_a_quantity(value: object) -> None:
+    with pytest.raises(ValueError, match=r"not a quantity|more than any machine"):
+        read_quantity(value)
 
 
 def test_qos_level_defaults_to_shared_but_a_wrong_one_is_an_error() -> None:

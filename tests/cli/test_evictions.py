@@ -32,7 +32,8 @@ def test_top_has_one_line_while_something_is_met() -> None:
     view = build(told(5, RICH_EVICTIONS))
     (line,) = notices(view)
     assert line.plain == (
-        f"✕ evictions: leaving: default/batch · hard {MEMORY_PLUGIN}: 64.0 MiB of memory are free; the watermark is 96.0 MiB. "
+        f"✕ evictions: leaving: default/batch · default/needed has to leave and stays for now (budget) · "
+        f"hard {MEMORY_PLUGIN}: 64.0 MiB of memory are free; the watermark is 96.0 MiB. "
         "(and 1 more) · condition MemoryPressure"
     )
     shown = [row.plain for row in lines(view, [view], (), 80, 24)]

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 
-from tests.cluster.binaries import PROGRAMS, Missing, obtain
+from tests.cluster.binaries import BESIDE, PROGRAMS, Missing, beside, obtain
 from tests.cluster.cluster import Cluster, made
 from tests.cluster.daemons import Late
 from tests.cluster.leftovers import Taken, release_abandoned
@@ -67,6 +67,8 @@ def env(_nodes: int) -> int:
 def build(_nodes: int) -> int:
     # Who has a cluster needs no more than to ask it.
     obtain(("kubectl",) if os.environ.get("KUBECONFIG") else tuple(PROGRAMS))
+    for name in BESIDE:
+        beside(name)
     return 0
 
 

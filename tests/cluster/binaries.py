@@ -14,7 +14,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ MODULES = HERE / "modules"
 GO_LOCK = HERE / "go.lock"
 """Go for machines that have none or an old one, as a Python package with its checksums."""
 KUBERNETES, CONTAINERD = "1.33.13", "v2.1.9"
-LEAST_GO = (1, 24)
+LEAST_GO = (1, 26)
 
 
 class Missing(Exception):
@@ -63,6 +64,16 @@ PROGRAMS = {
     "ctr": "containerd",
 }
 """By the module that they come from, in the order in which they are first needed."""
+HELM = "v3.22.0"
+_HELM = "helm.sh/helm/v3"
+BESIDE = {
+    "helm": Source(
+        f"{_HELM}/cmd",
+        f"-X {_HELM}/internal/version.version={HELM} -X {_HELM}/pkg/chartutil.k8sVersionMajor=1"
+        f" -X {_HELM}/pkg/chartutil.k8sVersionMinor={KUBERNETES.split('.')[1]}",
+    ),
+}
+"""Programs that are no part of a cluster, each from the module of its name: another version of one costs nothing else."""
 CONTROL = ("kube-apiserver", "kubectl")
 """What an API server alone needs, besides etcd."""
 INSTALLED = {
@@ -83,6 +94,28 @@ def key(modules: Path = MODULES) -> str:
     return f"{KUBERNETES}-{digest.hexdigest()[:12]}"
 
 
+def beside(name: str, cache: Path = CACHE) -> Path:
+    """Where one of the programs is that are no part of a cluster, compiled if need be. Raises Missing."""
+    digest = hashlib.sha256(repr(BESIDE[name]).encode())
+    for file in ("go.mod", "go.sum"):
+        digest.update((MODULES / name / file).read_bytes())
+    folder = cache / f"{name}-{digest.hexdigest()[:12]}"
+    with _alone(cache):
+        if not (folder / name).exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            compile_into(folder, name, go(cache), "1 of 1")
+    return folder / name
+
+
+@contextmanager
+def _alone(cache: Path) -> Iterator[None]:
+    """Who comes second waits, and finds everything in the cache. The lock dies with its holder."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def obtain(
     names: Iterable[str] = tuple(PROGRAMS), cache: Path = CACHE, environment: Mapping[str, str] = os.environ
 ) -> dict[str, Path]:
@@ -101,9 +134,7 @@ def obtain(
     missing = [name for name in names if not found[name].exists()]
     if missing:
         folder.mkdir(parents=True, exist_ok=True)
-        with (cache / "lock").open("w") as lock:
-            # Who comes second waits, and finds them in the cache. The lock dies with its holder.
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with _alone(cache):
             missing = [name for name in missing if not found[name].exists()]
             for number, name in enumerate(missing, 1):
                 compile_into(folder, name, go(cache), f"{number} of {len(missing)}")
@@ -112,25 +143,46 @@ def obtain(
 
 def compile_into(folder: Path, name: str, compiler: str, progress: str) -> None:
     """One program, with a line when it begins and the seconds when it is done. Raises Missing with what the compiler said."""
-    source = SOURCES[PROGRAMS[name]]
-    print(f"compiling {name} ({progress}; minutes on first use)", flush=True)
+    module = PROGRAMS.get(name, name)
+    source = SOURCES.get(module) or BESIDE[module]
+    words = ["-tags", source.tags, "-ldflags", f"-s -w {source.ldflags}", f"{source.packages}/{name}"]
+    _compile(folder / name, MODULES / module, compiler, words, progress)
+
+
+def compiled(name: str, module: str, packages: str, cache: Path = CACHE) -> Path:
+    """A program that no cluster needs, of a module of its own, with cgo. Raises Missing."""
+    digest = hashlib.sha256(b"".join((MODULES / module / file).read_bytes() for file in ("go.mod", "go.sum")))
+    path = cache / f"{module}-{digest.hexdigest()[:12]}" / "bin" / name
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (cache / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                words = ["-ldflags", "-s -w", f"{packages}/{name}"]
+                _compile(path, MODULES / module, go(cache), words, "1 of 1", cgo=True)
+    return path
+
+
+def _compile(path: Path, module: Path, compiler: str, words: list[str], progress: str, *, cgo: bool = False) -> None:
+    print(f"compiling {path.name} ({progress}; minutes on first use)", flush=True)
     began = time.monotonic()
-    part = folder / f"{name}.{os.getpid()}.part"
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     # What a killed run had begun.
-    for left in folder.glob("*.part"):
+    for left in path.parent.glob("*.part"):
         left.unlink()
-    words = ["build", "-trimpath", "-mod=readonly", "-tags", source.tags, "-ldflags", f"-s -w {source.ldflags}"]
     # Checksums are go.sum's; nothing of the environment changes what is made, and no other Go is downloaded.
-    settings = {"CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", "GOTOOLCHAIN": "local", "GOWORK": "off"}
+    settings = {
+        "CGO_ENABLED": str(int(cgo)), "GOFLAGS": "-buildvcs=false", "GOTOOLCHAIN": "local", "GOWORK": "off"
+    }  # fmt: skip
     done = subprocess.run(
-        [compiler, *words, "-o", str(part), f"{source.packages}/{name}"],
-        cwd=MODULES / PROGRAMS[name], env={**os.environ, **settings}, check=False, stderr=subprocess.PIPE, text=True,
+        [compiler, "build", "-trimpath", "-mod=readonly", "-o", str(part), *words],
+        cwd=module, env={**os.environ, **settings}, check=False, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     if done.returncode:
         part.unlink(missing_ok=True)
-        raise Missing(f"{name} cannot be compiled: {done.stderr.strip()[-2000:]}")
-    part.rename(folder / name)
-    print(f"compiled {name} in {time.monotonic() - began:.0f} s", flush=True)
+        raise Missing(f"{path.name} cannot be compiled: {done.stderr.strip()[-2000:]}")
+    part.rename(path)
+    print(f"compiled {path.name} in {time.monotonic() - began:.0f} s", flush=True)
 
 
 def go(cache: Path = CACHE) -> str:

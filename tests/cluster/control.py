@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.cluster import audit
 from tests.cluster.credentials import Authority
 from tests.cluster.daemons import Daemons
 from tests.cluster.names import CONTROL, PORT, SERVICES, Names
@@ -68,6 +69,7 @@ class Control:
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
             "--allow-privileged=true",
+            *audit.words(self._names.run),
             f"--client-ca-file={pki.certificate('ca')}",
             f"--tls-cert-file={pki.certificate('apiserver')}",
             f"--tls-private-key-file={pki.key('apiserver')}",

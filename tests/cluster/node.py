@@ -133,7 +133,7 @@ class Node:
         return {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
-            "address": self.address,
+            "address": "0.0.0.0",
             "cgroupDriver": "cgroupfs",
             "cgroupRoot": cgroup_root,
             "failSwapOn": False,

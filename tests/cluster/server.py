@@ -32,14 +32,18 @@ class Server:
         self._context = ssl.create_default_context(cafile=str(authority))
         self._context.load_cert_chain(certificate, key)
 
-    def text(self, method: str, path: str, body: Any = None, kind: str = JSON, seconds: float = 30) -> str:
-        """What it answers. Raises Refused, and OSError where there is no answer."""
+    def text(
+        self, method: str, path: str, body: Any = None, kind: str = JSON, seconds: float = 30, user: str = ""
+    ) -> str:
+        """What it answers, to somebody else if there is a `user`. Raises Refused, and OSError where there is no answer."""
         connection = http.client.HTTPSConnection(
             str(self._address.hostname), self._address.port, context=self._context, timeout=seconds
         )
         try:
             said = None if body is None else json.dumps(body)
-            connection.request(method, path, said, {"Content-Type": kind, "Accept": "application/json, */*"})
+            headers = {"Content-Type": kind, "Accept": "application/json, */*"}
+            headers |= {"Impersonate-User": user} if user else {}
+            connection.request(method, path, said, headers)
             answer = connection.getresponse()
             content = answer.read().decode()
             if answer.status >= 300:

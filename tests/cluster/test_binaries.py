@@ -17,6 +17,7 @@ def test_the_pinned_versions_are_those_of_the_modules() -> None:
         tools = (MODULES / name / "go.mod").read_text()
         for program in (program for program, module in binaries.PROGRAMS.items() if module == name):
             assert f"{source.packages}/{program}\n" in tools
+    assert f"helm.sh/helm/v3 {binaries.HELM}" in (MODULES / "helm/go.mod").read_text()
 
 
 def test_another_checksum_is_another_folder_of_the_cache(tmp_path: Path) -> None:

@@ -135,6 +135,29 @@ async def test_what_it_says_over_http() -> None:
     }
 
 
+async def test_metrics_are_for_those_who_are_admitted_and_health_is_for_all() -> None:
+    asked = []
+
+    async def admit(said: str, path: str, address: str) -> tuple[int, str, str] | None:
+        asked.append((said, path, address))
+        return None if said == "Bearer good" else (401, "who is that", "say it")
+
+    async with Client(Access("http://127.0.0.1:1", Credentials()), "test") as client:
+        listener = Listener(application(Exposition(Tally(), client), lambda: "", admit))
+        ((host, port),) = await listener.open("127.0.0.1", 0, "--listen")
+        async with aiohttp.ClientSession(f"http://{host}:{port}") as session:
+            async with session.get("/metrics") as answer:
+                assert (answer.status, await answer.text()) == (401, "who is that: say it\n")
+                assert answer.headers["WWW-Authenticate"] == 'Bearer realm="dioptase"'
+            async with session.get("/metrics", headers={"Authorization": "Bearer good"}) as answer:
+                assert answer.status == 200
+            for path in ("/healthz", "/readyz"):
+                async with session.get(path) as answer:
+                    assert answer.status == 200
+        await listener.close()
+    assert asked == [("", "/metrics", "127.0.0.1"), ("Bearer good", "/metrics", "127.0.0.1")]
+
+
 async def test_work_goes_on_whatever_becomes_of_one_key(caplog: pytest.LogCaptureFixture) -> None:
     tally, over = Tally(), asyncio.Event()
     queue: WorkQueue[str] = WorkQueue(asyncio.get_running_loop().time, pace=Backoff(first_s=0.001, most_s=0.001))

@@ -17,8 +17,11 @@ from typing import Any
 
 import msgspec
 
+from api.controller_catalogue import CONTROLLER
+
 DASHBOARDS = Path(__file__).parents[2] / "dashboards"
 PATIENCE_S = 60
+OF_CONTROLLER = re.compile("|".join(metric.name for metric in CONTROLLER))
 COMPARISON = re.compile(r" (==|!=|<=|>=|<|>) ")
 Labels = dict[str, str]
 
@@ -57,15 +60,16 @@ def panel_queries() -> Iterator[tuple[str, str]]:
                 yield f"{path.stem}: {panel['title']} ({target['refId']})", target["expr"]
 
 
-def every_query() -> list[tuple[str, str]]:
-    """What must have an answer, ready to be asked: variables filled in as Grafana's "All" does, and of a rule's condition
-    both sides, whether it holds or not (`> bool`); what it excepts (`unless`) is asked where it is recorded."""
+def every_query(*, of_controller: bool = False) -> list[tuple[str, str]]:
+    """What agents, or else the controller, must have an answer to, ready to be asked: variables filled in as Grafana's "All"
+    does, and of a rule's condition both sides, whether it holds or not (`> bool`); what it excepts (`unless`) is asked where
+    it is recorded."""
     asked = [(name, filled(expr)) for name, expr in panel_queries()]
     for rule in rules():
         condition, _, excepted = rule.expr.partition("unless on ")
         assert not excepted or "dioptase:" in excepted, f"an exception that is not recorded: {rule.expr}"
         asked.append((rule.record or rule.alert, COMPARISON.sub(r" \1 bool ", condition)))
-    return asked
+    return [(name, expr) for name, expr in asked if bool(OF_CONTROLLER.search(expr)) == of_controller]
 
 
 def filled(expr: str) -> str:
@@ -116,13 +120,15 @@ class Prometheus:
 
 @contextmanager
 def prometheus(binary: str, target: str, directory: Path, *options: str, scrape: str = "") -> Iterator[Prometheus]:
-    """A Prometheus that scrapes HOST:PORT every second as job `dioptase` and evaluates our rules; `scrape` are more lines."""
+    """A Prometheus that scrapes HOST:PORT, or several with commas between, every second as job `dioptase`, and evaluates our
+    rules; `scrape` are more lines."""
+    target = ", ".join(f'"{one}"' for one in target.split(","))
     (directory / "prometheus.yml").write_text(f"""
 global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}
 rule_files: [{DASHBOARDS / "rules.yaml"}]
 scrape_configs:
 - job_name: dioptase
-  static_configs: [{{targets: ["{target}"]}}]
+  static_configs: [{{targets: [{target}]}}]
 {scrape}""")
     port = free_port()
     with (directory / "log").open("wb") as log:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from api.decisions import Round
-from api.evictions import Evictions, KillEvent, Met, Threshold
+from api.evictions import Evictions, KillEvent, KillReason, Met, Threshold
 from api.knobs import Verdict
 from exporters.families import Observed, families
 from exporters.view import build, past
@@ -40,10 +40,11 @@ def points(observed: Observed, name: str) -> dict[tuple[str, ...], float]:
         ("not_judged", {(MEMORY_PLUGIN,): 1, (RSS,): 0}),
         ("condition", {("MemoryPressure", "node"): 1}),
         ("leaving_pods", {(): 1}),
+        ("held_pods", {("budget",): 1, ("refused",): 0, ("unreachable",): 0, ("busy",): 0}),
         ("victims_total", {(MEMORY_PLUGIN, "false"): 2, (RSS, "true"): 1}),
         (
             "kills_total",
-            {("EvictCreated",): 2, ("EvictExceededGracePeriod",): 2, ("EvictFailed",): 0, ("EvictSucceeded",): 0},
+            {(reason.value,): 2 if reason in (KillReason.CREATED, KillReason.EXCEEDED) else 0 for reason in KillReason},
         ),
     ],
 )

@@ -50,3 +50,13 @@ def originals(tmp_path: Path) -> Iterator[Originals]:
 @pytest.fixture
 def actuator(files: KnobFiles, originals: Originals) -> Actuator:
     return Actuator(files, originals, Act.ON)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is tested with a probe's first form too: one source of C, attached otherwise. Whether the forms agree on the
+    same load is tested apart from that, here and in guests."""
+    names = {item.nodeid for item in items}
+    for item in items:
+        for form in ("raw_tp", "classic"):
+            if form in item.nodeid and item.nodeid.replace(form, "tp_btf") in names:
+                item.add_marker(pytest.mark.forms)

@@ -346,8 +346,10 @@ def test_culprits_that_come_and_go_leave_every_number_growing(source: RunqLat) -
             process.kill()
             process.wait()
         shot = shoot(source, [victim, steady])
-    # What was told of the guests went with them, and did not move to the rest.
-    assert parts(shot.blames[victim.path]) == pytest.approx(shot.waits[victim.path].sum_ns - told_ns, abs=MS)
+    # What was told of the guests went with them, and did not move to the rest; so did what they did between the last
+    # reading and their end, which nobody was told.
+    rest_ns = shot.waits[victim.path].sum_ns - told_ns
+    assert rest_ns - told_ns / 2 <= parts(shot.blames[victim.path]) <= rest_ns + MS
     assert shot.blames[victim.path].other_ns < told_ns / 2
     assert set(shot.blames[victim.path].by_cgroup) <= {"/", victim.path, steady.path}
 

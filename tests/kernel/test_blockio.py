@@ -168,7 +168,8 @@ def test_a_file_on_a_disk_with_a_scheduler(source: BlockIoProbe, group: TestCgro
     assert found.read_bytes == pytest.approx(64 * BLOCK, abs=BLOCK)
     assert found.read_bytes <= charged, "which has what it read of Python from other disks, too"
     assert found.reads.count >= 64
-    assert 0 < found.reads.sum_ns <= took * 1.05
+    # What it read of Python was not timed, so the mean is what can be held against the calls.
+    assert 0 < found.reads.sum_ns / found.reads.count <= 1.5 * took / 64
 
 
 def test_what_is_written_back_later_is_the_roots_on_version_1(

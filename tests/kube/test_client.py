@@ -329,3 +329,33 @@ async def test_a_name_with_odd_letters_is_one_segment_of_the_path() -> None:
     async with asking(handler) as client:
         await client.get(NODES, "a b?c#d")
     assert seen == ["/api/v1/nodes/a%20b%3Fc%23d"]
+
+
+async def test_what_is_behind_the_proxy_is_handed_on_as_it_came() -> None:
+    asked = []
+
+    async def handler(request: web.Request) -> web.Response:
+        asked.append((request.path_qs, request.headers.get("X-Mine")))
+        return says(503, "busy\n", Retry_After="9")
+
+    async with asking(handler) as client:
+        raw = await client.raw("/api/v1/namespaces/x/pods/https:a:1/proxy/p?limit=2", "pods/proxy", {"X-Mine": "1"})
+        assert (raw.status, raw.body) == (503, b"busy\n"), "whoever asked knows what to make of it"
+        assert client.requests == {("GET", "pods/proxy", "503"): 1}
+    assert asked == [("/api/v1/namespaces/x/pods/https:a:1/proxy/p?limit=2", "1")]
+
+
+async def test_a_token_of_an_account_is_made_by_its_subresource() -> None:
+    async def handler(request: web.Request) -> web.Response:
+        assert request.path == "/api/v1/namespaces/team/serviceaccounts/viewer/token"
+        assert (await request.json())["spec"] == {"expirationSeconds": 600}
+        return says(201, '{"status": {"token": "abc"}}')
+
+    async def garbage(_request: web.Request) -> web.Response:
+        return says(201, '{"status": {}}')
+
+    async with asking(handler) as client:
+        assert await client.token("team/viewer", 600) == "abc"
+    async with asking(garbage) as client:
+        with pytest.raises(Garbage):
+            await client.token("team/viewer", 600)

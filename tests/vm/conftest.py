@@ -20,6 +20,7 @@ import pytest
 
 from agent.hierarchy import Hierarchy, detect
 from api.ports import Unavailable
+from probes.background import PATIENCE_S
 from probes.counters import open_counters
 from probes.loader import Compiler, sharing
 from probes.registry import BY_NAME
@@ -70,7 +71,7 @@ class Programs:
         self._owned = ExitStack()
         self._compilers: SimpleQueue[Compiler] = SimpleQueue()
         for _ in range(WORKERS):
-            self._compilers.put(self._owned.enter_context(Compiler()))
+            self._compilers.put(self._owned.enter_context(Compiler(timeout_s=PATIENCE_S)))
         self._opened: dict[str, dict[str, Any]] = {}
         self.refused: dict[tuple[str, str], str] = {}
         """Why the kernel does not take a form."""

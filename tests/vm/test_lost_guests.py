@@ -42,7 +42,7 @@ def test_a_panic_is_a_failure(tmp_path: Path) -> None:
 
 
 def test_a_hang_is_a_failure(tmp_path: Path) -> None:
-    status, console = boot(tmp_path, "--timeout", "60", "--", "sh", "-c", "echo it begins; sleep 3600; exit 0")
+    status, console = boot(tmp_path, "--timeout", "30", "--", "sh", "-c", "echo it begins; sleep 3600; exit 0")
     assert status == LOST
     assert "it begins" in console, "it was not the boot that took so long"
 

@@ -51,7 +51,7 @@ from probes.loader import Compiler, sharing
 from probes.oomkill import open_oomkill
 from probes.sockets import open_sockets
 from probes.throttles import open_throttles
-with Compiler() as compiler, sharing(compiler):
+with Compiler(timeout_s=300.0) as compiler, sharing(compiler):
     for opener, form in (
         (open_throttles, "fentry"), (open_throttles, "kprobe"), (open_oomkill, "fentry"), (open_oomkill, "kprobe"),
         (open_sockets, "fentry"),

@@ -26,9 +26,11 @@ from api.proto import eviction_plugin_pb2 as wire
 KIND = "EvictionPlugin"
 VERSIONS = ("v1alpha1",)
 ANSWER_S = 5.0
-"""Deadline of one call: the manager's own period."""
+"""Deadline of all that one plugin is asked in a turn: the manager's own period."""
 FRESH_S = 15.0
 """What was found longer ago says nothing of now."""
+LONGEST = 128
+"""Characters of a scope that are shown, and of metrics' labels."""
 S = 1_000_000_000
 _SERVICE = wire.DESCRIPTOR.services_by_name["EvictionPlugin"]
 _MET = {wire.NOT_MET: Met.NOT_MET, wire.SOFT_MET: Met.SOFT, wire.HARD_MET: Met.HARD}
@@ -57,8 +59,8 @@ class RemotePlugins:
     ) -> None:
         """Ask each of them once, all at the same time. `records` are EvictionRecords by uid, for those that rank by them."""
         self._known = tuple(plugin.name for plugin in plugins)
-        asked = await asyncio.gather(*(self._ask(plugin, pods, records or {}) for plugin in plugins))
-        self._found = dict(zip(self._known, asked, strict=True))
+        self._found = {name: found for name, found in self._found.items() if name in self._known}
+        await asyncio.gather(*(self._hear(plugin, pods, records or {}) for plugin in plugins))
 
     def findings(self) -> tuple[Finding, ...]:
         """What they found last, in the order of their names; of one that was not heard for long that it was not."""
@@ -75,8 +77,18 @@ class RemotePlugins:
         """What a plugin says to be allowed; empty where nothing."""
         return self._found[name].token if name in self._found else ""
 
+    async def _hear(self, plugin: Plugin, pods: Sequence[Pod], records: Mapping[str, Any]) -> None:
+        """Have what one plugin finds as soon as it says so: others may take longer, or for ever."""
+        at_ns = self._now_ns()
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                self._found[plugin.name] = await self._ask(plugin, pods, records)
+        except TimeoutError:
+            text = f"{plugin.socket} did not answer within {ANSWER_S:g} s; nobody is evicted for that."
+            self._found[plugin.name] = Found((not_met(plugin.name, PLUGIN_FAILED, text),), at_ns)
+
     async def _ask(self, plugin: Plugin, pods: Sequence[Pod], records: Mapping[str, Any]) -> Found:
-        at_ns, peer = self._now_ns(), Peer(plugin.socket, _SERVICE, timeout_s=ANSWER_S)
+        at_ns, peer = self._now_ns(), Peer(plugin.socket, _SERVICE, timeout_s=2 * ANSWER_S)
         active, known = [to_wire(pod) for pod in pods], {pod.uid: pod for pod in pods}
         try:
             token = await _token(peer)
@@ -116,14 +128,14 @@ def threshold_of(plugin: str, met: Any) -> Threshold:
         ).threshold
     below = met.threshold_operator == wire.LESS_THAN
     text = (
-        f"Plugin {plugin} observed {met.observed_value:g} in {met.eviction_scope or 'no scope'}, "
+        f"Plugin {plugin} observed {met.observed_value:g} in {met.eviction_scope[:LONGEST] or 'no scope'}, "
         f"its threshold is {met.threshold_value:g} ({level.value})."
     )
     rules = {Met.NOT_MET: "threshold_not_met", Met.SOFT: "soft_threshold_met", Met.HARD: "hard_threshold_met"}
     return Threshold(
         plugin=plugin,
         met=level,
-        scope=met.eviction_scope,
+        scope=met.eviction_scope[:LONGEST],
         value=met.threshold_value,
         observed=met.observed_value,
         operator="<" if below else ">",

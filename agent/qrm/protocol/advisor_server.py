@@ -34,6 +34,8 @@ PERIOD_S = 5.0
 """Between two answers of a stream, as Katalyst has it."""
 STALE_S = 30.0
 """A round that is older says nothing of now: the plugin keeps what it has."""
+GONE_S = 60.0
+"""A plugin that has not asked for so long is gone."""
 S = 1_000_000_000
 
 
@@ -56,6 +58,10 @@ class AdvisorDesk:
         """Answers given, by `cpu` and `memory`."""
         self.problem: Unavailable | None = None
         """Why the last question was not answered; None where it was."""
+        self.asked_ns: dict[str, int] = {}
+        """When a plugin asked last, by `cpu` and `memory`,"""
+        self.answered_ns: dict[str, int] = {}
+        """and when it was last given advice."""
 
     def publish(self, finished: Round) -> None:
         """Take a round."""
@@ -63,8 +69,9 @@ class AdvisorDesk:
 
     @property
     def cpus(self) -> CpuState | None:
-        """Who has which CPUs, as the plugin says it; None before it said anything."""
-        return self._cpus
+        """Who has which CPUs, as the plugin says it; None where it has said nothing for long."""
+        asked_ns = self.asked_ns.get("cpu")
+        return None if asked_ns is None or self._now_ns() - asked_ns > GONE_S * S else self._cpus
 
     def cpu_service(self) -> Service:
         """`cpuadvisor.CPUAdvisor`."""
@@ -123,6 +130,7 @@ class AdvisorDesk:
         return {"AddContainer": add, "RemovePod": remove, "GetAdvice": get, "ListAndWatch": watch}
 
     def _told(self, kind: str, advise: Callable[[Any], Any], request: Any) -> Any:
+        self.asked_ns[kind] = self._now_ns()
         try:
             made = advise(request)
         except (Unusable, Refusal) as error:
@@ -132,6 +140,7 @@ class AdvisorDesk:
             raise Refusal(str(error)) from None
         self.problem = None
         self.answered[kind] += 1
+        self.answered_ns[kind] = self._now_ns()
         return made
 
     def _advise_cpu(self, request: Any) -> Any:

@@ -89,8 +89,8 @@ def _kept(request: Any, pool: str, entries: Entries) -> dict[int, int]:
     counts = cpu_state.count(its.entries[POOL_ENTRY].allocation_info, f"entries[{pool}]")
     entries.owner(Owner(pool), pool)
     if pool == RESERVE:
-        entries.on(Owner(pool), pool, UNBOUND)
-        entries.add(Owner(pool), pool, UNBOUND, pool, sum(counts.values()))
+        # It is to have just one block, of no CPUs too.
+        entries.on(Owner(pool), pool, UNBOUND).blocks.add(result=sum(counts.values()), block_id=pool)
     return counts
 
 

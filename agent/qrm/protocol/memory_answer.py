@@ -60,7 +60,9 @@ def answer(request: Any, memory: MemoryAdvice, pods: Iterable[Pod], headroom: He
     for text in _balances(memory.wishes, places):
         result.extra_entries.append(extra("", {words.BALANCE: text}))
     if memory.provision_by_numa:
-        result.extra_entries.append(extra("", {words.RECLAIMED_SIZE: by_node_text(memory.provision_by_numa)}))
+        # That plugin takes whole bytes alone.
+        whole = {node: int(size) for node, size in memory.provision_by_numa.items()}
+        result.extra_entries.append(extra("", {words.RECLAIMED_SIZE: by_node_text(whole)}))
     if headroom is not None and headroom.memory_by_numa:
         sizes = {node: int(size) for node, size in headroom.memory_by_numa.items()}
         result.extra_entries.append(extra("", {words.HEADROOM: by_node_text(sizes)}))

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from agent.kept import Kept
 from agent.rpc import Peer, Server, Service, serve
 from api.ports import Unavailable
 from api.proto import plugin_registration_pb2 as watched
@@ -71,31 +72,38 @@ async def register(socket: Path, endpoint: str, resource: str, options: Any) -> 
 
 
 class Presence:
-    """A plugin that stays where it is looked for: its socket is put back where somebody cleaned the directory, and it
-    announces itself to every new `kubelet.sock` beside it (`options` are then those that it says)."""
+    """A plugin that stays where it is looked for, and announces itself to every new `kubelet.sock` beside it (`options` are
+    then those that it says)."""
 
     def __init__(self, path: Path, introduced: Introduced, service: Service, options: Any = None) -> None:
-        self.path, self.introduced, self._service, self._options = path, introduced, service, options
-        self._server: Server | None = None
+        self.path, self.introduced, self._options = path, introduced, options
+        self._kept = Kept(self._served(service))
         self._announced: int | None = None
-        self.problem: Unavailable | None = None
+        self._refused: Unavailable | None = None
+
+    @property
+    def problem(self) -> Unavailable | None:
         """Why it is not there, or was not taken; None where all is well."""
+        return self._kept.problem or self._refused
+
+    @property
+    def known(self) -> bool:
+        """Whether somebody took it."""
+        return self._announced is not None or self.introduced.registered is True
 
     async def look(self) -> None:
         """See that the socket is there, and that whoever registers plugins knows; to be called every few seconds."""
+        if await self._kept.look():
+            self._announced = None
+        if self._kept.problem is not None:
+            return
         try:
-            if self._server is None or not self._server.intact():
-                if self._server is not None:
-                    log.info("%s is gone; it is put back", self.path)
-                    await self._server.stop()
-                self._server, self._announced = None, None
-                self._server = await serve(self.path, (self._service, self.introduced.service()))
             await self._announce()
-            self.problem = None
+            self._refused = None
         except Unavailable as error:
-            if self.problem is None or self.problem.reason != error.reason:
+            if self._refused is None or self._refused.reason != error.reason:
                 log.warning("%s; %s", error.reason, error.remedy)
-            self.problem = error
+            self._refused = error
 
     async def run(self, every_s: float = CHECK_S) -> None:
         """Look until cancelled, then leave."""
@@ -108,9 +116,13 @@ class Presence:
 
     async def close(self) -> None:
         """Take the socket away."""
-        if self._server is not None:
-            await self._server.stop()
-            self._server = None
+        await self._kept.close()
+
+    def _served(self, service: Service) -> Callable[[], Awaitable[tuple[Server, ...]]]:
+        async def start() -> tuple[Server, ...]:
+            return (await serve(self.path, (service, self.introduced.service())),)
+
+        return start
 
     async def _announce(self) -> None:
         if self._options is None:

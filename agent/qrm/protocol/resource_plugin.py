@@ -70,6 +70,10 @@ class PluginDesk:
             entries[uid] = {**its, **entries.get(uid, {})}
         return msgspec.structs.replace(state, pod_entries=entries)
 
+    def listed(self) -> tuple[Pod, ...]:
+        """Pods that run or were admitted. Raises Refusal before the first round."""
+        return self._now().pods
+
     def services(self, resource: str) -> Service:
         """`resourceplugin.v1alpha1.ResourcePlugin` for `cpu` or `memory`."""
         handlers: dict[str, Handler] = {
@@ -176,10 +180,9 @@ class PluginDesk:
         return answer
 
     async def _aware(self, resource: str, request: Any, _words: Mapping[str, str]) -> Any:
-        seen = self._now()
-        entry = seen.state.pod(request.pod_uid).get(request.container_name)
-        pod = by_uid(seen.pods).get(request.pod_uid)
-        if entry is None or pod is None:
+        made = self.held(resource, request.pod_uid, request.container_name)
+        pod = by_uid(self._now().pods).get(request.pod_uid)
+        if made is None or pod is None:
             raise Refusal(
                 f"pod_uid {request.pod_uid!r:.80}, container_name {request.container_name!r:.80}: not known here"
             )
@@ -188,22 +191,36 @@ class PluginDesk:
         )
         its = answer.container_topology_aware_resources
         its.container_name = request.container_name
-        made = its.allocated_resources[resource]
-        made.is_scalar_resource = True
+        its.allocated_resources[resource].CopyFrom(made)
+        return answer
+
+    def held(self, resource: str, uid: str, container: str) -> Any:
+        """What a container has of it by NUMA node (TopologyAwareResource); None of one that has nothing, or is not known."""
+        seen = self._now()
+        entry, pod = seen.state.pod(uid).get(container), by_uid(seen.pods).get(uid)
+        if entry is None or pod is None:
+            return None
+        made = plugin.TopologyAwareResource(is_scalar_resource=True)
         if entry.container_type == "SIDECAR":
-            return answer  # it has what its main container has, which is counted there
+            return made  # it has what its main container has, which is counted there
         if resource == CPU:
             spread = {numa: float(len(parse_cpu_list(text))) for numa, text in entry.topology_aware_assignments.items()}
             total = float(len(entry.cpus))
         else:
-            total = float(_memory(pod, request.container_name))
+            total = float(_memory(pod, container))
             spread = {numa: total / len(entry.bound_numa) for numa in entry.bound_numa}
         made.aggregated_quantity = made.original_aggregated_quantity = total
         _spread(made.topology_aware_quantity_list, spread)
         _spread(made.original_topology_aware_quantity_list, spread)
-        return answer
+        return made
 
     async def _allocatable(self, resource: str, _request: Any, _words: Mapping[str, str]) -> Any:
+        answer = plugin.GetTopologyAwareAllocatableResourcesResponse()
+        answer.allocatable_resources[resource].CopyFrom(self.allocatable(resource))
+        return answer
+
+    def allocatable(self, resource: str) -> Any:
+        """What the node has of it, and can give, by NUMA node (AllocatableTopologyAwareResource)."""
         seen = self._now()
         if resource == CPU:
             node = layout(seen.topology)
@@ -213,16 +230,12 @@ class PluginDesk:
         else:
             capacity = {numa: float(size) for numa, size in seen.memory_by_numa.items()}
             free = capacity
-        answer = plugin.GetTopologyAwareAllocatableResourcesResponse()
-        made = answer.allocatable_resources[resource]
-        made.is_scalar_resource = True
-        made.aggregated_capacity_quantity, made.aggregated_allocatable_quantity = (
-            sum(capacity.values()),
-            sum(free.values()),
-        )
+        made = plugin.AllocatableTopologyAwareResource(is_scalar_resource=True)
+        made.aggregated_capacity_quantity = sum(capacity.values())
+        made.aggregated_allocatable_quantity = sum(free.values())
         _spread(made.topology_aware_capacity_quantity_list, capacity)
         _spread(made.topology_aware_allocatable_quantity_list, free)
-        return answer
+        return made
 
 
 def _about(answer: Any, request: Any) -> Any:

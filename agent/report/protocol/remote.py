@@ -36,17 +36,21 @@ class RemoteReporter:
     """One plugin. `changed` is called whenever it has something new to report."""
 
     def __init__(
-        self, plugin: Plugin, changed: Callable[[], None], now_ns: Callable[[], int] = time.monotonic_ns
+        self,
+        plugin: Plugin,
+        changed: Callable[[], None],
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        forget_s: float = FORGET_S,
     ) -> None:
-        self.plugin, self._changed, self._now_ns = plugin, changed, now_ns
+        self.plugin, self._changed, self._now_ns, self._forget_s = plugin, changed, now_ns, forget_s
         self._fields: tuple[ReportedField, ...] = ()
         self._heard_ns: int | None = None
         self.problem: Unavailable | None = None
         """Why it was not heard, or not understood, last; None where it was."""
 
     def fields(self) -> tuple[ReportedField, ...]:
-        """What it reported last; nothing any more when it has been gone for a minute."""
-        fresh = self._heard_ns is not None and self._now_ns() - self._heard_ns <= FORGET_S * S
+        """What it reported last; nothing any more when it was not heard for a minute."""
+        fresh = self._heard_ns is not None and self._now_ns() - self._heard_ns <= self._forget_s * S
         return self._fields if fresh else ()
 
     async def run(self, every_s: float = ASK_S) -> None:

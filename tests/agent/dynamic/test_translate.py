@@ -158,7 +158,7 @@ def said(grammar: Grammar, config: Any) -> Mapping[str, Any]:
         (
             "evictionConfig.dryRun",
             ["*", "rss-overuse-eviction-plugin", "somebody-else"],
-            {"eviction.dryRun": ["*", "rss-overuse-eviction-plugin"]},
+            {"eviction.dryRun": ["*", "rss-overuse-eviction-plugin", "somebody-else"]},
         ),
         (
             CPU,

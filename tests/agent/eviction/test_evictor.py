@@ -20,7 +20,7 @@ from agent.qrm.placing.ceiling import Ceiling
 from agent.qrm.placing.state import Allocation, CpuState
 from api.advice import CpuAdvice, Headroom, Region, RegionAdvice, RegionKind
 from api.decisions import Advice, Pool
-from api.evictions import KillEvent, KillReason, Met
+from api.evictions import Held, KillEvent, KillReason, Met
 from api.facts import Interface
 from api.knobs import Verdict
 from api.memory_advice import MemoryAdvice, MemoryCondition, MemoryEviction, MemoryPressure
@@ -47,6 +47,14 @@ class Remembering:
         self.gone: list[KillEvent] = []
         self.leaving: frozenset[str] = frozenset()
         self.stuck: frozenset[str] = frozenset()
+        self.held: dict[str, Held] = {}
+        self.withdrawn: list[tuple[str, str]] = []
+
+    def withdraw(self, pod: str, why: str) -> None:
+        self.withdrawn.append((pod, why))
+
+    def close(self) -> None:
+        pass
 
     def evict(self, pod: Pod, grace_s: float | None, reason: str) -> None:
         self.asked.append((pod.key, grace_s))

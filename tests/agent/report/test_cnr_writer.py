@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +12,8 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from agent.report.cnr_writer import CnrWriter
+from agent.report.beside import Beside
+from agent.report.cnr_writer import LOOK_S, CnrWriter
 from agent.report.events import WAITING, EventWriter, event
 from agent.report.extended import ExtendedResources
 from api.advice import Headroom
@@ -19,6 +21,7 @@ from api.decisions import Round
 from api.evictions import Evictions, KillEvent, KillReason, Victim
 from api.knobs import Verdict
 from api.pods import RECLAIMED_MEMORY
+from api.reports import Part, ReportedField
 from tests.agent.report.test_cnr import ADVERTISED, BATCH, LIFECYCLE, OURS, finished
 from tests.kube.test_client import asking, says
 
@@ -35,12 +38,29 @@ class Server:
         self.taints: list[Any] = []
         self.status = 200
         self.refuse: dict[str, int] = {}
+        self.invalid = b"\0"
+        """What it refuses to have in an object."""
+        self.held: list[tuple[str, str]] = []
+        """Fields of others, which only a forced apply changes: manager and field."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         status = self.refuse.get(request.path, self.status)
         if status != 200:
             return says(status, msgspec.json.encode({"kind": "Status", "reason": "R", "code": status}).decode())
+        if self.invalid in body:
+            return says(
+                422, msgspec.json.encode({"kind": "Status", "reason": "Invalid", "message": "no", "code": 422}).decode()
+            )
+        if request.method != "GET" and self.held and request.query.get("force") == "false":
+            causes = [
+                {"reason": "FieldManagerConflict", "message": f'conflict with "{who}" using v1alpha1', "field": field}
+                for who, field in self.held
+            ]
+            said = {"kind": "Status", "reason": "Conflict", "message": "m", "code": 409, "details": {"causes": causes}}
+            return says(409, msgspec.json.encode(said).decode())
+        if request.query.get("force") == "true":
+            self.held.clear()
         if request.method != "GET":
             self.told.append((request.method, request.path, msgspec.json.decode(body)))
         if request.path == CNR and request.method == "PATCH":
@@ -191,6 +211,110 @@ async def test_who_may_not_write_is_told_which_right_is_missing() -> None:
         assert problem.remedy.startswith("give the agent's role get, create and patch of customnoderesources")
 
 
+async def test_whose_field_is_taken_over_is_told_until_nobody_claims_it_any_more() -> None:
+    server = Server()
+    server.held = [("kubectl-edit", ".status.topologyPolicy")]
+    async with writing(server) as (writer, now_s):
+        writer.publish(quiet())
+        await writer.look(now_s)
+        assert server.paths() == ["spec", "/status"]
+        problem = writer.problem()
+        assert problem is not None
+        assert problem.reason.endswith("and it took that over: .status.topologyPolicy by kubectl-edit")
+        await writer.look(now_s + 60)
+        assert writer.problem() is not None, "nothing was written since"
+        await writer.look(now_s + 451)
+        assert (server.paths(), writer.problem()) == (["spec", "/status"], None)
+        server.held = [(f"m{number}", f".f{number}") for number in range(5)]
+        await writer.look(now_s + 1000)
+        problem = writer.problem()
+        assert problem is not None
+        assert problem.reason.endswith(": .f0 by m0, .f1 by m1, .f2 by m2 and 2 more")
+
+
+def told_by(name: str, value: Any, part: Part = Part.SPEC) -> ReportedField:
+    return ReportedField(
+        plugin="p",
+        group="node.katalyst.kubewharf.io",
+        version="v1alpha1",
+        kind="CustomNodeResource",
+        part=part,
+        name=name,
+        value=msgspec.Raw(msgspec.json.encode(value)),
+    )
+
+
+async def test_what_plugins_say_goes_along_and_goes_away_with_them() -> None:
+    server, fields = Server(), [told_by("NodeResourceProperties", [{"propertyName": "rack"}])]
+    async with asking(server.answer) as client:
+        writer = CnrWriter(client, "n1", metrics=False, beside=lambda: Beside(fields=tuple(fields)))
+        now_s = time.monotonic()
+        writer.publish(quiet())
+        await writer.look(now_s)
+        assert server.told[0][2]["spec"]["nodeResourceProperties"][-1] == {"propertyName": "rack"}
+        server.paths()
+        fields.append(told_by("Nonsense", 1))
+        await writer.look(now_s + 10)
+        problem = writer.problem()
+        assert problem is not None
+        assert problem.reason.startswith("reporter plugin p: spec Nonsense is no field")
+        assert server.paths() == []
+        fields.clear()
+        await writer.look(now_s + 20)
+        names = [one["propertyName"] for one in server.told[0][2]["spec"]["nodeResourceProperties"]]
+        assert "rack" not in names
+        assert (server.paths(), writer.problem()) == (["spec"], None)
+
+
+async def test_taints_of_plugins_go_when_they_are_not_said_any_more_and_those_of_others_stay() -> None:
+    taint = {"key": "x.io/a", "effect": "NoSchedule", "qosLevel": "reclaimed_cores"}
+    server, fields = Server(), [told_by("Taints", [taint])]
+    server.taints = [LIFECYCLE]
+    async with asking(server.answer) as client:
+        writer = CnrWriter(client, "n1", metrics=False, beside=lambda: Beside(fields=tuple(fields)))
+        now_s = time.monotonic()
+        writer.publish(quiet())
+        await writer.look(now_s)
+        assert server.told[1][2]["spec"]["taints"] == [LIFECYCLE, taint]
+        server.taints = [LIFECYCLE, taint]
+        server.paths()
+        fields.clear()
+        await writer.look(now_s + 60)
+        assert [body["spec"]["taints"] for _, _, body in server.told] == [[LIFECYCLE]]
+
+
+async def test_what_the_api_server_refuses_of_plugins_keeps_nothing_of_ours_back() -> None:
+    server, fields = Server(), [told_by("NodeResourceProperties", [{"propertyName": "spoiled"}])]
+    server.invalid = b"spoiled"
+    async with asking(server.answer) as client:
+        writer = CnrWriter(client, "n1", metrics=False, beside=lambda: Beside(fields=tuple(fields)))
+        now_s = time.monotonic()
+        writer.publish(quiet())
+        await writer.look(now_s)
+        await writer.look(now_s + 5)
+        assert server.paths() == ["spec", "/status"]
+        problem = writer.problem()
+        assert problem is not None
+        assert problem.reason == (
+            "the API server refuses what plugins say, which is left out until they say something else: no"
+        )
+        fields[:] = [told_by("NodeResourceProperties", [{"propertyName": "mended"}])]
+        await writer.look(now_s + 10)
+        assert (server.paths(), writer.problem()) == (["spec"], None)
+
+
+async def test_who_has_something_new_to_say_wakes_the_writer() -> None:
+    server = Server()
+    async with writing(server) as (writer, _now_s):
+        writer.publish(quiet())
+        began, run = time.monotonic(), asyncio.create_task(writer.run())
+        writer.wake()
+        while not server.told:
+            await asyncio.sleep(0.01)
+        assert time.monotonic() - began < LOOK_S
+        run.cancel()
+
+
 async def test_a_bug_in_what_is_reported_is_seen_and_ends_nothing(monkeypatch: Any) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("a bug")
@@ -283,6 +407,28 @@ def test_an_event_names_the_pod_the_reason_and_the_numbers() -> None:
     assert "uid" not in event(kill(), None, None, "n1", 0)["involvedObject"]
     long = event(msgspec.structs.replace(kill(), message="x" * 5000), None, None, "n1", 0)
     assert (len(long["message"]), len(made["source"])) == (1024, 2)
+
+
+def test_an_event_ends_with_what_was_held_against_what_since_when_and_whose_cgroup_it_is() -> None:
+    numbers = msgspec.structs.replace(
+        VICTIM,
+        verdict=msgspec.structs.replace(VICTIM.verdict, threshold=1.05),
+        observed=2.0,
+        since_ns=3_000_000_000,
+        cgroup="/kubepods/podu",
+    )
+    at = (1_767_225_600_000_000_000, 63_000_000_000)
+    ends = (
+        "[rss-overuse-eviction-plugin; observed 2 > threshold 1.05; since 2025-12-31T23:59:00Z; cgroup /kubepods/podu]"
+    )
+    made = event(kill(), BATCH, numbers, "n1", *at)
+    assert made["message"].endswith(f"above 1.05 times the 100.0 MiB) {ends}")
+    long = event(msgspec.structs.replace(kill(), message="x" * 5000), BATCH, numbers, "n1", *at)
+    assert (len(long["message"]), long["message"].endswith(f"... {ends}")) == (1024, True)
+    deep = msgspec.structs.replace(numbers, cgroup="/c" * 4000)
+    assert len(event(kill(), BATCH, deep, "n1", *at)["message"]) <= 1024
+    stopped = event(kill(KillReason.STOPPED), BATCH, VICTIM, "n1", 0)
+    assert (stopped["reason"], stopped["action"]) == ("ContainerStopped", "ContainerStopping")
 
 
 async def test_events_of_a_victim_that_is_long_chosen_have_its_numbers_and_come_within_the_rate() -> None:

@@ -223,6 +223,16 @@ def test_what_only_some_machines_have_is_no_problem_but_can_be_asked_for(tmp_pat
     reader.close()
 
 
+def test_a_file_that_a_container_runtime_hides_is_no_failure(tmp_path: Path) -> None:
+    reader = machine(tmp_path)
+    (tmp_path / "proc/interrupts").unlink()
+    (tmp_path / "proc/interrupts").symlink_to("/dev/null")
+    assert reader.read(wall_time_ns=1).interrupts == {}
+    assert reader.problems() == ()
+    assert "/proc/interrupts is hidden" in {lack.reason for _, lack in reader.lacks()}
+    reader.close()
+
+
 @pytest.mark.parametrize("garbage", ["", "\0\0", "cpu one two\n", "9" * 5000, "some avg10=\n"])
 def test_garbage_is_named_and_does_not_raise(tmp_path: Path, garbage: str) -> None:
     trees.make(tmp_path / "proc", dict.fromkeys(PROC | MORE_PROC, garbage))

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.config.eviction import EvictionConfig
+from agent.eviction.choosing import protected
 from agent.sense.podjoin import Entry, Joined, Node, join, pod_of_kubelet
 from agent.sense.podlist import Listing, decode
 from agent.sense.podspec import Door
@@ -186,6 +188,26 @@ def test_hostile_annotations_cost_no_pod_its_place(cgroups: Cgroups, annotations
     (web,) = found.pods()
     assert web.qos is QoSLevel.SHARED, "who cannot be understood is protected"
     assert problem in " ".join(web.problems)
+
+
+@pytest.mark.parametrize(
+    ("changes", "safe"),
+    [
+        ({}, False),
+        ({"annotations": {"kubernetes.io/config.source": "file"}}, True),
+        ({"annotations": {"keep": "me"}}, True),
+        ({"labels": {"keep": "me"}}, True),
+    ],
+)
+def test_who_cannot_be_understood_is_spared_as_others_are(
+    cgroups: Cgroups, changes: dict[str, dict[str, str]], safe: bool
+) -> None:
+    """A static pod, and those with a key that the settings name, are never evicted, whatever else they say."""
+    cgroups.make("uid-web", "web-main")
+    said = {**changes, "annotations": {QOS: "best_cores", **changes.get("annotations", {})}}
+    (web,) = joined(cgroups, [pod("web", **said)]).pods()
+    assert "best_cores" in " ".join(web.problems)
+    assert protected(web, EvictionConfig(skipped_annotations=("keep",), skipped_labels=("keep",))) is safe
 
 
 def test_an_amount_that_cannot_be_is_told_and_counts_for_nothing(cgroups: Cgroups) -> None:

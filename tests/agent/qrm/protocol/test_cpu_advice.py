@@ -110,6 +110,16 @@ def test_overlap_is_a_block_of_both() -> None:
     assert not mine[1].overlap_targets
 
 
+def test_a_reserve_without_cpus_has_its_one_block_all_the_same() -> None:
+    """As Katalyst's own plugin checks: without it the whole answer is refused."""
+    asked = request()
+    put_pool(asked, "reserve", {})
+    sizes = (PoolSize(pool="share", cpus=6), PoolSize(pool="reclaim", cpus=42))
+    got = answer(asked, Offer(sizes=sizes, pods=(), cpus_by_numa=NODE))
+    as_the_stock_plugin_checks(got, asked, NODE)
+    assert blocks(got, "reserve") == {-1: [0]}
+
+
 def test_what_a_plugin_keeps_is_repeated_to_it() -> None:
     """A dedicated pod with a sidecar on all of node 0 but one reserved CPU; reclaimed pods may share 5 of its 23."""
     db = pod("db", QoSLevel.DEDICATED, 23, bound=(0,), numa_exclusive=True)

@@ -94,7 +94,9 @@ def test_moves_sizes_and_headroom_are_of_no_cgroup() -> None:
         "totalRSS": 0.0,
         "threshold": 0.0,
     }
-    assert sizes == {"reclaimed_memory_size": '{"0":2684354560.0,"1":0.0}'}
+    assert sizes == {"reclaimed_memory_size": '{"0":2684354560,"1":0}'}, (
+        "a plugin written in Go takes whole numbers alone"
+    )
     assert promised == {"memory_numa_headroom": '{"0":1073741824,"1":1610612736}'}
 
 

@@ -1,0 +1,58 @@
+"""Whether who could not be asked to leave still has to. Pure.
+
+A pod that was sent counts as gone for a while, so that its plugin may find nothing wrong meanwhile; afterwards it counts as
+here, and the plugin's word is the truth: where it finds nothing any more, or can tell nothing, the pod stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from agent.config.eviction import EvictionConfig
+from agent.eviction.choosing import protected
+from agent.eviction.situation import counts_as_gone_ns
+from api.evictions import Evictions, Held, Met
+from api.pods import Pod
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """That a pod leaves."""
+
+    plugin: str
+    until_ns: int
+    """So long it counts as gone (CLOCK_MONOTONIC)."""
+
+
+def wished(found: Evictions, before: Mapping[str, Wish], held: Mapping[str, Held], now_ns: int) -> dict[str, Wish]:
+    """By pod, with those of this round; those of earlier ones while they are held."""
+    kept = {pod: wish for pod, wish in before.items() if pod in held or now_ns < wish.until_ns}
+    for victim in found.victims:
+        if not victim.dry_run and not victim.notify:
+            until_ns = now_ns + counts_as_gone_ns(victim.grace_s)
+            kept[victim.pod] = Wish(plugin=victim.plugin, until_ns=until_ns)
+    return kept
+
+
+def over(
+    wishes: Mapping[str, Wish],
+    held: Iterable[str],
+    found: Evictions,
+    pods: Iterable[Pod],
+    config: EvictionConfig,
+    now_ns: int,
+) -> Iterator[tuple[str, str]]:
+    """Pods that are held and need not leave any more, each with why."""
+    in_trouble = {each.plugin for each in found.thresholds if each.met is not Met.NOT_MET}
+    known = {pod.key: pod for pod in pods}
+    for key in held:
+        wish = wishes.get(key)
+        if wish is None:
+            yield key, "nobody knows any more what for"
+        elif key in known and protected(known[key], config):
+            yield key, "by now it is protected"
+        elif config.dry(wish.plugin):
+            yield key, f"{wish.plugin} runs dry by now"
+        elif now_ns >= wish.until_ns and wish.plugin not in in_trouble:
+            yield key, f"{wish.plugin} finds no more trouble, or cannot tell"

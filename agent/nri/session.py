@@ -1,0 +1,146 @@
+"""One connection to a runtime's NRI socket: calls both ways, as ttrpc makes them. Ends with the connection, or with garbage."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from agent.nri.frames import OURS, RUNTIMES, Garbage, Kind, Message, Reader, frame
+from api.ports import Unavailable
+from api.proto import nri_pb2 as wire
+from api.proto import ttrpc_pb2 as rpc
+
+log = logging.getLogger(__name__)
+CHUNK = 1 << 16
+UNIMPLEMENTED, INVALID = 12, 3
+"""gRPC's codes, which ttrpc has too."""
+_TEXT = 300
+_PLUGIN = wire.DESCRIPTOR.services_by_name["Plugin"]
+_RUNTIME = wire.DESCRIPTOR.services_by_name["Runtime"]
+_REQUESTS = {method.name: getattr(wire, method.input_type.name) for method in _PLUGIN.methods}
+_ANSWERS = {method.name: getattr(wire, method.output_type.name) for method in _RUNTIME.methods}
+Handler = Callable[[Any], Awaitable[Any] | Any]
+"""From a request to its answer, both messages of NRI."""
+
+
+class Session:
+    """To be run in an event loop: `connect` makes one, `run` answers until it ends, `call` asks the runtime meanwhile."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        handlers: Mapping[str, Handler],
+        timeout_s: float,
+    ) -> None:
+        self._reader, self._writer, self._handlers, self._timeout_s = reader, writer, handlers, timeout_s
+        self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self._next = 1
+        self._answering: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Read, and have handlers answer, until the runtime hangs up. Raises Garbage, and OSError as the socket does."""
+        frames = Reader()
+        try:
+            while data := await self._reader.read(CHUNK):
+                for message in frames.feed(data):
+                    self._take(message)
+        finally:
+            for task in self._answering:
+                task.cancel()
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(Unavailable("the runtime hung up", "see its log; it is tried again"))
+            self._writer.close()
+
+    async def call(self, method: str, request: Any) -> Any:
+        """What the runtime answers. Raises Unavailable where it does not in time, or says no."""
+        number, self._next = self._next, self._next + 2
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        asked = rpc.Request(
+            service=_RUNTIME.full_name,
+            method=method,
+            payload=request.SerializeToString(),
+            timeout_nano=round(self._timeout_s * 1e9),
+        )
+        try:
+            self._send(Message(RUNTIMES, number, Kind.REQUEST, asked.SerializeToString()))
+            async with asyncio.timeout(self._timeout_s):
+                answered = rpc.Response.FromString(await future)
+            if answered.status.code:
+                raise Unavailable(
+                    f"the runtime refused {method}: {answered.status.message[:_TEXT]}", "see the runtime's log"
+                )
+            return _ANSWERS[method].FromString(answered.payload)
+        except TimeoutError:
+            raise Unavailable(
+                f"the runtime did not answer {method} within {self._timeout_s:g} s", "see why it hangs"
+            ) from None
+        finally:
+            self._waiting.pop(number, None)
+
+    async def close(self) -> None:
+        """Hang up. Idempotent."""
+        self._writer.close()
+
+    def _take(self, message: Message) -> None:
+        if message.conversation == RUNTIMES and message.kind is Kind.RESPONSE:
+            future = self._waiting.get(message.call)
+            # An answer that is late has nobody who waits for it.
+            if future is not None and not future.done():
+                future.set_result(message.data)
+        elif message.conversation == OURS and message.kind is Kind.REQUEST:
+            task = asyncio.get_running_loop().create_task(self._answer(message))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+
+    async def _answer(self, message: Message) -> None:
+        response = await self._answered(message.data)
+        self._send(Message(OURS, message.call, Kind.RESPONSE, response.SerializeToString()))
+
+    async def _answered(self, data: bytes) -> rpc.Response:
+        try:
+            request = rpc.Request.FromString(data)
+            handler = self._handlers.get(request.method) if request.service == _PLUGIN.full_name else None
+            if handler is None:
+                return _no(UNIMPLEMENTED, f"{request.service}.{request.method} is not offered")
+            body = _REQUESTS[request.method].FromString(request.payload)
+        except Exception as error:  # noqa: BLE001 - protobuf's own, which has no name to import here
+            return _no(INVALID, f"no request: {error}")
+        try:
+            answered = handler(body)
+            if inspect.isawaitable(answered):
+                answered = await answered
+            return rpc.Response(payload=answered.SerializeToString())
+        except Exception:
+            # An error would keep the container from being made: an empty answer lets it be as it is.
+            log.exception("NRI: %s failed, and is answered with nothing", request.method)
+            return rpc.Response()
+
+    def _send(self, message: Message) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(frame(message))
+
+
+async def connect(socket: Path, handlers: Mapping[str, Handler], timeout_s: float) -> Session:
+    """A connection to the socket. Raises Unavailable."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_unix_connection(socket)
+    except (OSError, TimeoutError, ValueError) as error:
+        said = getattr(error, "strerror", None) or str(error) or "nobody accepts"
+        raise Unavailable(
+            f"{socket}: {said}", "see that the container runtime runs and has NRI switched on (containerd 2 has)"
+        ) from None
+    return Session(reader, writer, handlers, timeout_s)
+
+
+def _no(code: int, text: str) -> rpc.Response:
+    return rpc.Response(status=rpc.Status(code=code, message=text[:_TEXT]))
+
+
+__all__ = ("Garbage", "Handler", "Session", "connect")

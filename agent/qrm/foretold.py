@@ -1,0 +1,112 @@
+"""Originals of cgroups that were made with values of the agent's already: what they would have had, told before they are there.
+
+Whoever was asked before a container is made (agent/nri) says what its owner wanted. Once the cgroup exists that becomes its
+original, before a round reads it: what is in its files then is the agent's own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+from agent.qrm.knobs import KnobFiles, Original, RawValue
+from agent.qrm.originals import Originals
+from agent.qrm.paths import below
+from agent.qrm.places import MIGRATE
+from agent.qrm.restore import key_of
+from api.knobs import Knob
+from api.ports import Unavailable, Vanished
+
+SHARES = "cpu.shares"
+LONGEST_S = 120.0
+"""So long after it was told a cgroup may come into being: a container that is made and never started has none."""
+LISTED_S = 20.0
+"""So long after it was told a cgroup may be missing in the list of pods: what is slow is the start of the container."""
+MOST = 4096
+
+
+class _Told(NamedTuple):
+    at_s: float
+    values: Mapping[Knob, str]
+    anew: bool
+
+
+class Foretold:
+    """Told from any thread; adopted by the one that writes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._told: dict[str, _Told] = {}
+        self._coming: dict[str, float] = {}
+
+    def tell(self, cgroup: str, values: Mapping[Knob, str], now_s: float, *, anew: bool = False) -> None:
+        """What the owner of this cgroup wanted of each knob that is made with another value: in version 2's notation, but of
+        the weight the very shares, of which several are one weight. `anew` if he wants it only now, and the cgroup is there."""
+        with self._lock:
+            self._told = {path: told for path, told in self._told.items() if now_s - told.at_s < LONGEST_S}
+            if values and len(self._told) < MOST:
+                self._told[cgroup] = _Told(now_s, values, anew)
+                if not anew:
+                    self._coming[cgroup] = now_s
+
+    def coming(self, decided: Collection[str], now_s: float) -> frozenset[str]:
+        """Those that were made a moment ago and that no round has decided on yet, as far as `decided` says: whoever lists pods
+        knows of them a little later, and what they were made with is not to be taken back until then."""
+        with self._lock:
+            self._coming = {
+                cgroup: at_s
+                for cgroup, at_s in self._coming.items()
+                if cgroup not in decided and now_s - at_s < LISTED_S
+            }
+            return frozenset(self._coming)
+
+    def adopt(self, files: KnobFiles, originals: Originals) -> int:
+        """Journal the originals of those that exist by now; how many cgroups that were. Raises Unavailable where the journal
+        cannot be written: then they stay told."""
+        if not self._told:
+            return 0
+        with self._lock:
+            told = dict(self._told)
+        done = 0
+        for cgroup, one in told.items():
+            try:
+                cgroup_id = below(files.hierarchy.primary, cgroup).stat(follow_symlinks=False).st_ino
+                found = [_original(files, cgroup, cgroup_id, knob, value) for knob, value in one.values.items()]
+            except (OSError, Vanished):
+                continue
+            except Unavailable:
+                found = []  # made otherwise than anybody could know: nothing of it was ours
+            _journal([entry for entry in found if entry is not None], files, originals, anew=one.anew)
+            done += 1
+            with self._lock:
+                if self._told.get(cgroup) is one:
+                    del self._told[cgroup]
+        return done
+
+
+def _journal(found: list[Original], files: KnobFiles, originals: Originals, *, anew: bool) -> None:
+    new = [entry for entry in found if anew or originals.find(entry.cgroup, entry.cgroup_id, entry.knob) is None]
+    if not new:
+        return
+    originals.record(*new, replace={key_of(entry) for entry in new} if anew else ())
+    for entry in new:
+        with suppress(Unavailable, Vanished):
+            originals.hands.note(entry, files.read_raw(entry.cgroup, entry.cgroup_id, entry.knob).texts)
+
+
+def _original(files: KnobFiles, cgroup: str, cgroup_id: int, knob: Knob, value: str) -> Original | None:
+    """None where the file holds what the owner wanted: somebody has put it back."""
+    raw = files.read_raw(cgroup, cgroup_id, knob)
+    told = {SHARES: f"{value}\n"} if knob is Knob.WEIGHT else files.shown(cgroup, knob, value)
+    # What a limit is counted by, or whether memory follows, the owner has not asked for: it is as the kernel made it.
+    texts = {**raw.texts, **{file: text for file, text in told.items() if file != MIGRATE}}
+    if texts == raw.texts:
+        return None
+    return Original(
+        cgroup=cgroup,
+        cgroup_id=cgroup_id,
+        knob=knob,
+        raw=RawValue(directory_id=raw.directory_id, texts=texts),
+    )

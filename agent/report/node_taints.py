@@ -1,0 +1,163 @@
+"""Conditions of the eviction manager as taints of the Node, so that the scheduler keeps away while they are in force.
+
+All taints below Katalyst's prefix are ours; those of others stay as they came. The list is written by compare-and-swap, for the
+kubelet, controllers and people write it too. What an agent left that was killed is taken away by the next one's first look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import re
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from agent.report.cnr import EFFECTS, TAINT_PREFIX
+from api.decisions import Round
+from api.evictions import Evictions
+from api.ports import Seen, Unavailable
+from kube.client import Client
+from kube.errors import ApiError, Unreachable
+from kube.objects import Bare, Resource
+from kube.pace import Backoff
+
+log = logging.getLogger(__name__)
+LOOK_S = 5.0
+AGAIN_S = 60.0
+"""While there are any, the Node is looked at so often, in case somebody took them away."""
+TRIES = 3
+"""Of a compare-and-swap that somebody else was quicker at."""
+WITHDRAW_S = 3.0
+PACE = Backoff(first_s=2.0, most_s=60.0)
+_NAME = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
+
+
+class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is read of it: taints of others keep fields that are not known here."""
+
+    taints: tuple[Mapping[str, Any], ...] | None = None
+
+
+class Node(Bare, frozen=True, kw_only=True):
+    """A Node, as far as it is read."""
+
+    spec: NodeSpec = NodeSpec()
+
+
+NODES = Resource("", "v1", "nodes", "Node", Node)
+Taint = tuple[str, str]
+"""Key and effect."""
+
+
+def wanted(evictions: Evictions | None) -> frozenset[Taint] | None:
+    """The taints of conditions that are in force; None where nothing was judged. A name that no taint can have is left out."""
+    if evictions is None:
+        return None
+    return frozenset(
+        (f"{TAINT_PREFIX}{shown.condition.name}", effect)
+        for shown in evictions.conditions
+        if shown.condition.kind == "node" and _NAME.fullmatch(shown.condition.name)
+        for effect in shown.condition.effects
+        if effect in EFFECTS
+    )
+
+
+def with_taints(there: Iterable[Mapping[str, Any]], ours: Iterable[Taint]) -> list[Mapping[str, Any]] | None:
+    """The Node's taints with ours as they are to be, and those of others as they came; None where nothing changes."""
+    there, names = list(there), set(ours)
+    kept = [
+        one
+        for one in there
+        if not str(one.get("key", "")).startswith(TAINT_PREFIX) or (one.get("key"), one.get("effect")) in names
+    ]
+    known = {(one.get("key"), one.get("effect")) for one in kept}
+    new = [{"key": key, "effect": effect} for key, effect in sorted(names) if (key, effect) not in known]
+    return None if len(kept) == len(there) and not new else [*kept, *new]
+
+
+class NodeTaints:
+    """Sink of rounds and a source of its own (api.ports.Probe)."""
+
+    name, form = "node-taints", "patch"
+    lost_events = None
+
+    def __init__(self, client: Client, node: str) -> None:
+        self._client, self._node = client, node
+        self._wanted: frozenset[Taint] | None = None
+        self._written: frozenset[Taint] | None = None
+        self._again_s = self._not_before_s = 0.0
+        self._failures = 0
+        self._trouble: Unavailable | None = None
+
+    def publish(self, finished: Round) -> None:
+        """Take what this round shows; never waits. Where nothing was judged, what is written stands."""
+        found = wanted(finished.evictions)
+        if found is not None:
+            self._wanted = found
+
+    def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:  # noqa: ARG002 - as every source is asked
+        return Seen()
+
+    def problem(self) -> Unavailable | None:
+        """Why the Node does not show what is in force; None where it does."""
+        return self._trouble
+
+    def close(self) -> None:
+        """What is to be taken away is taken away by `withdraw`, which takes requests."""
+
+    async def withdraw(self) -> None:
+        """Take all of ours away: nobody looks any more whether they are still due. Never raises, and soon gives up."""
+        if not self._written:
+            return
+        try:
+            async with asyncio.timeout(WITHDRAW_S):
+                await self._write(frozenset())
+        except (ApiError, Unreachable, TimeoutError) as error:
+            log.warning("taints %s* stay on Node %s: %s; remove them with kubectl", TAINT_PREFIX, self._node, error)
+        self._written = frozenset()
+
+    async def run(self) -> None:
+        """Until cancelled. Nothing that the API server says or does ends it."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.look(time.monotonic())
+
+    async def look(self, now_s: float) -> None:
+        """Write what is due. Never raises for what the API server or the network does."""
+        ours = self._wanted
+        if ours is None or now_s < self._not_before_s:
+            return
+        if ours == self._written and (not ours or now_s < self._again_s):
+            return
+        try:
+            await self._write(ours)
+        except (ApiError, Unreachable) as error:
+            self._failures += 1
+            self._not_before_s = now_s + PACE.wait_s(self._failures, random.random())
+            remedy = "it is tried again; the scheduler goes by what was written last"
+            if isinstance(error, ApiError) and error.status == 403:
+                remedy = "give the agent's role get and patch of nodes"
+            self._trouble = Unavailable(f"conditions cannot be shown on Node {self._node}: {error}", remedy)
+        else:
+            self._failures, self._trouble = 0, None
+            self._written, self._again_s = ours, now_s + AGAIN_S
+
+    async def _write(self, ours: frozenset[Taint]) -> None:
+        """Raises ApiError and Unreachable."""
+        for left in range(TRIES - 1, -1, -1):
+            there = await self._client.get(NODES, self._node)
+            taints = with_taints(there.spec.taints or (), ours)
+            if taints is None:
+                return
+            body = {"metadata": {"resourceVersion": there.metadata.resource_version}, "spec": {"taints": taints}}
+            try:
+                await self._client.merge_patch(NODES, self._node, body)
+            except ApiError as error:
+                if not error.conflict or left == 0:
+                    raise
+            else:
+                return

@@ -1,0 +1,71 @@
+"""What is made from the chart: the kustomize base, by helm, and the table of values in docs/install.md, by its comments."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).parent
+CHART = HERE / "helm/dioptase"
+BASE = HERE / "kustomize/dioptase.yaml"
+DOCUMENT = HERE.parent / "docs/install.md"
+KUBERNETES = "1.33.0"
+"""For which the base is made; what is older needs another right at kubelets (`agent.kubelet.right`)."""
+NAMESPACE, SECRET = "dioptase", "dioptase-tls"
+HEAD = "# Made from deploy/helm/dioptase by `python -m deploy.build HELM`.\n"
+BEGIN, END = "<!-- values -->\n", "<!-- end of values -->\n"
+_LINE = re.compile(r"(?P<indent> *)(?P<name>[A-Za-z]+):(?: (?P<value>.+))?")
+
+
+def base(helm: str) -> str:
+    """The chart with its own values as manifests, but for the certificate, which helm makes and kustomize cannot."""
+    said = ["--namespace", NAMESPACE, "--kube-version", KUBERNETES, "--no-hooks", "--set", f"tls.secretName={SECRET}"]
+    command = [helm, "template", "dioptase", str(CHART), *said]
+    made = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return HEAD + made
+
+
+def rows(text: str) -> Iterator[tuple[str, str, str]]:
+    """Of a values file: path, default and meaning of everything that has a comment right above it. Raises ValueError for a
+    value that has none."""
+    path: list[str] = []
+    comment: list[str] = []
+    closed = -1
+    for line in text.split("\n\n", 1)[1].splitlines():
+        if not line.strip():
+            comment = []
+        elif line.lstrip().startswith("#"):
+            comment.append(line.strip()[2:])
+        elif (found := _LINE.fullmatch(line)) is None:
+            raise ValueError(f"values.yaml: {line!r}: a line that is neither a comment nor NAME: VALUE")
+        else:
+            depth = len(found["indent"]) // 2
+            if 0 <= closed < depth:
+                continue
+            closed, path = -1, [*path[:depth], found["name"]]
+            if comment:
+                yield ".".join(path), found["value"] or "below", " ".join(comment)
+                # What is one value may go over several lines.
+                closed = depth if found["value"] is None else -1
+            elif found["value"] is not None:
+                raise ValueError(f"values.yaml: {'.'.join(path)}: has no comment")
+            comment = []
+
+
+def table(text: str) -> str:
+    """The same in Markdown."""
+    lines = [f"| `{path}` | {_shown(value)} | {meaning} |" for path, value, meaning in rows(text)]
+    return "\n".join(["| value | unless set | meaning |", "|---|---|---|", *lines]) + "\n"
+
+
+def documented(document: str, text: str) -> str:
+    """The document with the table of these values between its two marks."""
+    before, _, rest = document.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}{table(text)}{END}{after}"
+
+
+def _shown(value: str) -> str:
+    return "" if value in ('""', "[]", "{}") else f"`{value}`" if value != "below" else "see the file"

@@ -1,0 +1,132 @@
+"""Bearer tokens of a cluster's accounts, such as a Prometheus', judged by whoever knows them: the API server.
+
+Every scrape would cost it two requests, so answers are remembered for a minute, and a token that was good stays so for ten
+while nobody can be asked: a node must be seen just then. Whoever guesses has one question at a time under way, and after a
+wrong one waits a second for the next. Health is told to everybody, as a kubelet's probes have no token: its status alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
+
+from api.ports import Unavailable
+
+FRESH_S, DENIED_S, KEPT_S = 60.0, 10.0, 600.0
+"""How long a good answer is believed, and a bad one, and a good one while nobody can be asked."""
+PAUSE_S = 1.0
+"""From one wrong token of an address to its next question."""
+ANSWER_S = 5.0
+"""How long a question may take: a scrape has ten seconds."""
+MOST_REMEMBERED = 256
+MOST_WAITING = 16
+LONGEST = 16 << 10
+"""Letters of a token; those of accounts have one or two thousand."""
+OPEN = ("/healthz", "/readyz")
+METRICS, BELOW = "/metrics", "/dioptase"
+BESIDE = "X-Dioptase-Authorization"
+"""Taken where there is no Authorization: the API server's proxy takes that one for itself and does not pass it on."""
+K = TypeVar("K")
+V = TypeVar("V")
+Review = Callable[[str, str], Awaitable[bool | None]]
+"""Whether the account of a token may get a path; None: it is nobody's token. Raises Unavailable where nobody can say."""
+Refusal = tuple[int, str, str]
+"""HTTP's status, what is wrong, and the remedy."""
+
+
+class Tokens:
+    """What was found out about tokens."""
+
+    def __init__(self, review: Review, clock: Callable[[], float] = time.monotonic) -> None:
+        self._review, self._clock = review, clock
+        self._salt = secrets.token_bytes(16)
+        self._known: OrderedDict[bytes, tuple[float, bool | None]] = OrderedDict()
+        """By token and path: when it was found out, and what."""
+        self._asking: dict[bytes, asyncio.Future[bool | None]] = {}
+        self._addresses: set[str] = set()
+        self._wrong: OrderedDict[str, float] = OrderedDict()
+
+    async def refusal(self, authorization: str, path: str, address: str) -> Refusal | None:
+        """Why a request with this Authorization header is not served; None: it is."""
+        scheme, _, token = authorization.partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not token or len(token) > LONGEST or not token.isascii():
+            return (
+                401,
+                "this program asks for a token",
+                "send `Authorization: Bearer TOKEN` of an account of the cluster",
+            )
+        path = right(path)
+        key = hashlib.blake2b(f"{token}\0{path}".encode(), key=self._salt, digest_size=32).digest()
+        at, allowed = self._known.get(key, (0.0, None))
+        age_s = self._clock() - at if key in self._known else float("inf")
+        if age_s >= (FRESH_S if allowed else DENIED_S):
+            good = bool(allowed) and age_s < KEPT_S
+            if not good and self._too_many(key, address):
+                return (
+                    429,
+                    "too many tokens wait to be reviewed, or another one of this address",
+                    "ask again in 5 seconds",
+                )
+            try:
+                allowed = await self._asked(key, token, path, address)
+            except Unavailable as error:
+                if not good:
+                    return 503, f"nobody can say whose token this is: {error.reason}", error.remedy
+        if allowed is None:
+            return 401, "the API server does not know this token", "take a new one: kubectl create token ACCOUNT"
+        if not allowed:
+            return (
+                403,
+                f"this account may not get {path}",
+                f"grant it `get` of the nonResourceURL {path} by a ClusterRole",
+            )
+        return None
+
+    def _too_many(self, key: bytes, address: str) -> bool:
+        if key in self._asking:
+            return False
+        paused = self._clock() < self._wrong.get(address, 0.0)
+        return paused or address in self._addresses or len(self._asking) >= MOST_WAITING
+
+    async def _asked(self, key: bytes, token: str, path: str, address: str) -> bool | None:
+        """Asked once, whoever waits for it; it goes on when they leave."""
+        task = self._asking.get(key)
+        if task is None:
+            task = asyncio.ensure_future(self._review(token, path))
+            self._asking[key] = task
+            self._addresses.add(address)
+            task.add_done_callback(partial(self._answered, key, address))
+        try:
+            return await asyncio.wait_for(asyncio.shield(task), ANSWER_S)
+        except TimeoutError:
+            raise Unavailable(f"no answer within {ANSWER_S:g} s", "look at the API server") from None
+
+    def _answered(self, key: bytes, address: str, task: asyncio.Future[bool | None]) -> None:
+        del self._asking[key]
+        self._addresses.discard(address)
+        if task.cancelled() or task.exception() is not None:
+            return
+        now, allowed = self._clock(), task.result()
+        _put(self._known, key, (now, allowed))
+        if not allowed:
+            _put(self._wrong, address, now + PAUSE_S)
+
+
+def right(path: str) -> str:
+    """The URL that an account must be allowed to get: below one of our own, but for metrics, since every account of a cluster
+    may get what begins with /api there (its role system:discovery)."""
+    return path if path == METRICS else f"{BELOW}{path}"
+
+
+def _put(kept: OrderedDict[K, V], key: K, value: V) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    while len(kept) > MOST_REMEMBERED:
+        kept.popitem(last=False)

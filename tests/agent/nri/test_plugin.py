@@ -1,0 +1,339 @@
+"""The plugin over a real socket: who is made, what with, and everything that may go wrong on either side."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.foreseen import Basis
+from agent.nri.answers import Surroundings
+from agent.nri.plugin import AS_ASKED, Plugin
+from agent.policy import Remembered, judge
+from agent.qrm.foretold import Foretold
+from agent.qrm.knobs import KnobFiles
+from agent.qrm.originals import Originals
+from agent.sense.podlist import KubePod
+from agent.sense.podspec import Door
+from agent.settings import parse
+from api.knobs import Knob
+from api.proto import nri_pb2 as wire
+from api.qos import QoSLevel
+from tests.agent.advisor.builders import pod, snapshot
+from tests.agent.nri.runtime import Runtime, a_container
+from tests.agent.qrm.trees import Tree
+
+CANONICAL = """
+advisor: {policy: canonical, minShareCores: 1, reservedForAllocateCores: 0, rampUpS: 0}
+placing: {rampUpS: 0}
+"""
+POD = "/kubepods/poduid-batch"
+BATCH = f"{POD}/batch"
+
+
+def basis_of(settings: str, *, cpus: int = 4, age_s: float = 0.0) -> Basis:
+    """What a round was judged by in which one shared pod used one CPU for ten seconds."""
+    config = parse(settings.encode(), "test.yaml")
+    known = Remembered()
+    for second in (0, 10):
+        seen = snapshot(second, [pod("web", QoSLevel.SHARED, request=1)], cpus=cpus, usage_s={"web": second})
+        before = known
+        _, known = judge(seen, config, before, seen.taken_at_ns)
+    knobs = {"/web": frozenset({Knob.CPUSET, Knob.QUOTA, Knob.WEIGHT, Knob.IDLE, Knob.MEMS})}
+    now = time.monotonic_ns() - round(age_s * 1e9)
+    return Basis(snapshot=seen, config=config, known=before, now_ns=now, knobs=knobs)
+
+
+class Agent:
+    """The agent's side, with a tree of cgroups."""
+
+    def __init__(self, folder: Path, basis: Basis | None) -> None:
+        self.tree = Tree(folder / "cgroup", "v1")
+        self.tree.make("/kubepods")
+        self.tree.make(POD)
+        self.basis, self.foretold, self.woken = basis, Foretold(), 0
+        self.listed: dict[str, KubePod] = {}
+        self.ask: Callable[[], Basis | None] = lambda: self.basis
+
+    def latest(self) -> Basis | None:
+        return self.ask()
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    @contextmanager
+    def plugin(self, socket: Path, bound_s: float = 5.0) -> Iterator[Plugin]:
+        around = Surroundings(
+            basis=self.latest,
+            listed=self.listed.get,
+            wake=self.wake,
+            door=Door(),
+            hierarchy=self.tree.hierarchy,
+            foretold=self.foretold,
+        )
+        plugin = Plugin(socket, around, bound_s)
+        plugin.start()
+        try:
+            yield plugin
+        finally:
+            plugin.close()
+
+
+@pytest.fixture
+async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with Runtime(tmp_path / "nri.sock") as serving:
+        yield serving
+
+
+async def until(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_container_is_made_with_what_the_next_round_would_give_it(tmp_path: Path, runtime: Runtime) -> None:
+    agent = Agent(tmp_path, basis_of(CANONICAL))
+    with agent.plugin(runtime.path) as plugin:
+        await runtime.plugin()
+        assert runtime.registered == [("50", "dioptase")]
+        answer = await runtime.ask("Configure", wire.ConfigureRequest(runtime_name="containerd"))
+        # Sandboxes that begin, and containers: made, started, changed, stopped, removed.
+        assert wire.ConfigureResponse.FromString(answer.payload).events == 0b11011001001
+        made = await runtime.create(a_container("batch", "reclaimed_cores", cgroup=BATCH))
+        cpus = made.adjust.linux.resources.cpu.cpus
+        assert cpus, "kept apart from the share pool, which has the others"
+        assert set(cpus) < set("0-123"), cpus
+        assert json.loads(made.adjust.annotations[AS_ASKED]) == {"cpuset.cpus": "0-3"}
+        assert plugin.counts == {"adjusted": 1, "unchanged": 0, "unknown": 0, "late": 0}
+
+
+async def test_what_was_given_is_put_back_to_what_the_owner_asked_for(tmp_path: Path, runtime: Runtime) -> None:
+    agent = Agent(tmp_path, basis_of("advisor: {policy: latency}"))
+    with agent.plugin(runtime.path):
+        await runtime.plugin()
+        made = await runtime.create(a_container("batch", "reclaimed_cores", cgroup=BATCH, shares=205))
+        assert made.adjust.linux.resources.cpu.shares.value == 10, "the least weight, until cpu.idle can be set"
+    files, originals = KnobFiles(agent.tree.hierarchy), Originals(tmp_path / "originals.json", "boot")
+    assert agent.foretold.adopt(files, originals) == 0, "the runtime has not made the cgroup yet"
+    agent.tree.make(BATCH)
+    agent.tree.file(BATCH, "cpu.shares").write_text("10\n")
+    assert agent.foretold.adopt(files, originals) == 1
+    assert [(entry.cgroup, entry.knob, dict(entry.raw.texts)) for entry in originals.entries()] == [
+        (BATCH, Knob.WEIGHT, {"cpu.shares": "205\n"})
+    ]
+    originals.restore(files)
+    assert agent.tree.file(BATCH, "cpu.shares").read_text().strip() == "205"
+
+
+async def test_who_is_made_after_another_is_provided_for_with_it(tmp_path: Path, runtime: Runtime) -> None:
+    """Two of one quota: the second one's part is half, although no round has seen the first."""
+    basis = basis_of("advisor: {policy: latency, enableReclaim: false, latency: {minLentRatio: 0.5}}", cpus=4)
+    agent = Agent(tmp_path, basis)
+    quotas = []
+    with agent.plugin(runtime.path):
+        await runtime.plugin()
+        for name in ("batch", "other"):
+            made = await runtime.create(a_container(name, "reclaimed_cores", cgroup=f"{POD}/{name}"))
+            quotas.append(made.adjust.linux.resources.cpu.quota.value)
+        await runtime.ask(
+            "StopContainer", wire.StopContainerRequest(container=a_container("batch", "", cgroup=BATCH).container)
+        )
+        made = await runtime.create(a_container("third", "reclaimed_cores", cgroup=f"{POD}/third"))
+        quotas.append(made.adjust.linux.resources.cpu.quota.value)
+    assert quotas[0] == 2 * quotas[1] == 2 * quotas[2] > 0, quotas
+
+
+async def test_requests_of_reclaimed_resources_are_the_kubelets_word(tmp_path: Path, runtime: Runtime) -> None:
+    basis = basis_of("advisor: {policy: latency, enableReclaim: false, latency: {minLentRatio: 0.5}}", cpus=4)
+    agent = Agent(tmp_path, basis)
+    for name, millis in (("batch", "1k"), ("other", "3k")):
+        amounts = {"requests": {"resource.katalyst.kubewharf.io/reclaimed_millicpu": millis}}
+        agent.listed[f"uid-{name}"] = msgspec.convert(
+            {
+                "metadata": {
+                    "name": name,
+                    "uid": f"uid-{name}",
+                    "namespace": "shop",
+                    "annotations": {"katalyst.kubewharf.io/qos_level": "reclaimed_cores"},
+                },
+                "spec": {"containers": [{"name": "main", "resources": amounts}]},
+            },
+            KubePod,
+        )
+    with agent.plugin(runtime.path):
+        await runtime.plugin()
+        await runtime.create(a_container("batch", "reclaimed_cores", cgroup=BATCH))
+        made = await runtime.create(a_container("other", "reclaimed_cores", cgroup=f"{POD}/other"))
+    assert made.adjust.linux.resources.cpu.quota.value == 150_000, "three quarters of two CPUs"
+
+
+async def test_who_changes_a_container_changes_what_is_put_back_and_not_what_is_decided(
+    tmp_path: Path, runtime: Runtime
+) -> None:
+    agent = Agent(tmp_path, basis_of("advisor: {policy: latency}"))
+    made = a_container("batch", "reclaimed_cores", cgroup=BATCH, shares=205)
+    with agent.plugin(runtime.path):
+        await runtime.plugin()
+        request = wire.UpdateContainerRequest(pod=made.pod, container=made.container)
+        request.linux_resources.cpu.shares.value = 512
+        answer = await runtime.ask("UpdateContainer", request)
+        (update,) = wire.UpdateContainerResponse.FromString(answer.payload).update
+        assert (update.container_id, update.linux.resources.cpu.shares.value) == ("id-batch", 10)
+        request.linux_resources.Clear()
+        request.linux_resources.cpu.cpus = "2"
+        answer = await runtime.ask("UpdateContainer", request)
+        assert not wire.UpdateContainerResponse.FromString(answer.payload).update, "nothing was said of its weight"
+    agent.tree.make(BATCH)
+    files, originals = KnobFiles(agent.tree.hierarchy), Originals(tmp_path / "originals.json", "boot")
+    agent.foretold.adopt(files, originals)
+    assert [dict(entry.raw.texts) for entry in originals.entries()] == [{"cpu.shares": "512\n"}]
+
+
+async def test_who_was_made_by_an_agent_that_was_killed_is_known_by_his_annotation(
+    tmp_path: Path, runtime: Runtime
+) -> None:
+    agent = Agent(tmp_path, None)
+    known, broken = (
+        a_container(name, "reclaimed_cores", cgroup=f"{POD}/{name}").container for name in ("batch", "bad")
+    )
+    known.annotations[AS_ASKED], broken.annotations[AS_ASKED] = '{"cpuset.cpus":"0-3"}', '{"cpuset.cpus":'
+    agent.tree.make(BATCH)
+    agent.tree.file(BATCH, "cpuset.cpus").write_text("3\n")
+    with agent.plugin(runtime.path) as plugin:
+        await runtime.plugin()
+        answer = await runtime.ask("Synchronize", wire.SynchronizeRequest(containers=[broken], more=True))
+        assert wire.SynchronizeResponse.FromString(answer.payload).more, "there is more to come"
+        await runtime.ask("Synchronize", wire.SynchronizeRequest(containers=[known]))
+        assert plugin.source.problem() is None
+    originals = Originals(tmp_path / "originals.json", "boot")
+    assert agent.foretold.adopt(KnobFiles(agent.tree.hierarchy), originals) == 1
+    assert [dict(entry.raw.texts) for entry in originals.entries()] == [{"cpuset.cpus": "0-3\n"}]
+
+
+# --- what may go wrong
+
+
+async def test_nobody_is_kept_waiting_for_longer_than_the_bound(tmp_path: Path, runtime: Runtime) -> None:
+    agent = Agent(tmp_path, basis_of(CANONICAL))
+    basis, hold = agent.basis, asyncio.Event()
+    loop = asyncio.get_running_loop()
+    calls = 0
+
+    def slow() -> Basis | None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:  # the first one is asked for whom was made before
+            asyncio.run_coroutine_threadsafe(hold.wait(), loop).result(20)
+        return basis
+
+    agent.ask = slow
+    with agent.plugin(runtime.path, bound_s=0.2) as plugin:
+        await runtime.plugin()
+        made = await runtime.create(a_container("batch", "reclaimed_cores", cgroup=BATCH))
+        assert (made.ByteSize(), plugin.counts["late"]) == (0, 1)
+        made = await runtime.create(a_container("other", "reclaimed_cores", cgroup=f"{POD}/other"))
+        assert (made.ByteSize(), plugin.counts["late"]) == (0, 2), "nobody queues behind one who hangs"
+        hold.set()
+        await until(lambda: calls == 2)
+        await asyncio.sleep(0.3)
+        made = await runtime.create(a_container("other", "reclaimed_cores", cgroup=f"{POD}/other"))
+        assert made.adjust.linux.resources.cpu.cpus
+
+
+@pytest.mark.parametrize("age_s", [None, 60.0])
+async def test_an_agent_that_does_not_know_says_nothing(tmp_path: Path, runtime: Runtime, age_s: float | None) -> None:
+    agent = Agent(tmp_path, None if age_s is None else basis_of(CANONICAL, age_s=age_s))
+    with agent.plugin(runtime.path) as plugin:
+        await runtime.plugin()
+        made = await runtime.create(a_container("batch", "reclaimed_cores", cgroup=BATCH))
+        assert (made.ByteSize(), plugin.counts["unknown"]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("cgroup", "relative/path"), ("cgroup", "/kubepods/../etc"), ("cgroup", ""), ("uid", "../x"), ("name", "")],
+)
+async def test_whoever_cannot_be_understood_is_made_as_he_is(
+    tmp_path: Path, runtime: Runtime, field: str, value: str
+) -> None:
+    request = a_container("batch", "reclaimed_cores", cgroup=BATCH)
+    if field == "cgroup":
+        request.container.linux.cgroups_path = value
+    elif field == "uid":
+        request.pod.uid = value
+    else:
+        request.container.name = value
+    agent = Agent(tmp_path, basis_of(CANONICAL))
+    with agent.plugin(runtime.path) as plugin:
+        await runtime.plugin()
+        assert (await runtime.create(request)).ByteSize() == 0
+        assert plugin.counts["unknown"] == 1
+
+
+async def test_a_call_that_is_not_ours_or_no_message_is_refused_and_the_next_is_answered(
+    tmp_path: Path, runtime: Runtime
+) -> None:
+    agent = Agent(tmp_path, basis_of(CANONICAL))
+    with agent.plugin(runtime.path):
+        await runtime.plugin()
+        assert (await runtime.ask("Dance", wire.Empty())).status.code == 12
+        assert (await runtime.ask("Configure", wire.Empty(), service="other.Service")).status.code == 12
+        bad = wire.RegisterPluginRequest(plugin_name="\x01")  # as the request of another call it is broken
+        assert (await runtime.ask("Synchronize", bad)).status.code == 3
+        assert (await runtime.ask("Shutdown", wire.Empty())).status.code == 0
+
+
+@pytest.mark.parametrize("hurt", ["garbage", "hang up"])
+async def test_after_garbage_or_a_restart_of_the_runtime_the_plugin_is_back(
+    tmp_path: Path, runtime: Runtime, hurt: str
+) -> None:
+    agent = Agent(tmp_path, basis_of(CANONICAL))
+    with agent.plugin(runtime.path) as plugin:
+        await runtime.plugin()
+        if hurt == "garbage":
+            runtime.forget()
+            runtime.write(b"\xff" * 64)
+        else:
+            runtime.hang_up()
+        await until(lambda: plugin.source.problem() is not None)
+        assert ("a piece of 4294967295 bytes" in str(plugin.source.problem())) is (hurt == "garbage")
+        await runtime.plugin()
+        assert runtime.connections == 2
+        await runtime.ask("Synchronize", wire.SynchronizeRequest())
+        assert plugin.source.problem() is None
+        made = await runtime.create(a_container("batch", "reclaimed_cores", cgroup=BATCH))
+        assert made.adjust.linux.resources.cpu.cpus
+
+
+async def test_a_runtime_that_says_no_or_is_not_there_is_told_with_the_remedy(tmp_path: Path) -> None:
+    agent = Agent(tmp_path, None)
+    with agent.plugin(tmp_path / "nri.sock") as plugin:
+        await until(plugin.source.problem)
+        problem = plugin.source.problem()
+        assert problem is not None
+        assert "has NRI switched on" in problem.remedy
+        async with Runtime(tmp_path / "nri.sock") as runtime:
+            runtime.refuses = "no plugins today"
+            await until(lambda: runtime.registered)
+            await until(lambda: "no plugins today" in str(plugin.source.problem()))
+
+
+async def test_pods_are_looked_at_when_one_comes_and_when_one_has_started(tmp_path: Path, runtime: Runtime) -> None:
+    agent = Agent(tmp_path, None)
+    with agent.plugin(runtime.path):
+        await runtime.plugin()
+        for event in (wire.RUN_POD_SANDBOX, wire.POST_START_CONTAINER, wire.REMOVE_CONTAINER):
+            await runtime.ask("StateChange", wire.StateChangeEvent(event=event))
+    assert agent.woken == 2
+
+
+def test_it_ends_at_once_wherever_it_is(tmp_path: Path) -> None:
+    with Agent(tmp_path, None).plugin(tmp_path / "nowhere.sock") as plugin:
+        pass
+    plugin.close()

@@ -1,0 +1,115 @@
+"""Originals of cgroups that were made with the agent's values: journalled before a round reads them, and put back exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.qrm.actuator import Actuator
+from agent.qrm.foretold import LISTED_S, LONGEST_S, Foretold
+from agent.qrm.knobs import KnobFiles
+from agent.qrm.originals import Originals
+from api.decisions import Act, Status
+from api.knobs import Knob
+from tests.agent.qrm.trees import Tree
+
+BATCH = "/batch"
+
+
+class Stage:
+    def __init__(self, folder: Path) -> None:
+        self.tree = Tree(folder / "cgroup", "v1")
+        self.files = KnobFiles(self.tree.hierarchy)
+        self.originals = Originals(folder / "originals.json", "boot")
+        self.foretold = Foretold()
+        self.actuator = Actuator(self.files, self.originals, Act.ON, self.foretold)
+
+    def made(self, **texts: str) -> None:
+        """By a runtime that was told what to give it."""
+        self.tree.make(BATCH)
+        for name, text in texts.items():
+            self.tree.file(BATCH, name.replace("_", ".", 1)).write_text(f"{text}\n")
+
+    def held(self, name: str) -> str:
+        return self.tree.file(BATCH, name).read_text().strip()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+def test_what_a_round_finds_as_decided_is_put_back_to_what_the_owner_wanted(stage: Stage) -> None:
+    stage.foretold.tell(BATCH, {Knob.CPUSET: "0-3", Knob.QUOTA: "max 100000"}, 1.0)
+    stage.made(cpuset_cpus="3")
+    stage.tree.file(BATCH, "cpu.cfs_quota_us").write_text("20000\n")
+    decisions = [
+        stage.tree.decision(BATCH, Knob.CPUSET, "3"),
+        stage.tree.decision(BATCH, Knob.QUOTA, "20000 100000"),
+    ]
+    assert [one.status for one in stage.actuator.apply(decisions)] == [Status.UNCHANGED, Status.UNCHANGED]
+    assert {entry.knob for entry in stage.originals.entries()} == {Knob.CPUSET, Knob.QUOTA}
+    stage.originals.restore(stage.files)
+    assert (stage.held("cpuset.cpus"), stage.held("cpu.cfs_quota_us")) == ("0-3", "-1")
+
+
+def test_a_round_that_decides_otherwise_takes_nothing_of_ours_for_an_original(stage: Stage) -> None:
+    stage.foretold.tell(BATCH, {Knob.WEIGHT: "204"}, 1.0)
+    stage.made(cpu_shares="10")
+    (outcome,) = stage.actuator.apply([stage.tree.decision(BATCH, Knob.WEIGHT, "300")])
+    assert (outcome.status, outcome.error) == (Status.APPLIED, ""), "and nobody else is said to have written it"
+    stage.originals.restore(stage.files)
+    assert stage.held("cpu.shares") == "204"
+
+
+def test_who_is_not_listed_yet_keeps_what_it_was_made_with_until_somebody_decides(stage: Stage) -> None:
+    stage.foretold.tell(BATCH, {Knob.CPUSET: "0-3"}, 1.0)
+    stage.made(cpuset_cpus="3")
+    stage.actuator.apply([])
+    assert stage.foretold.coming((), 2.0) == {BATCH}
+    assert stage.actuator.release([], {BATCH}) == ()
+    assert stage.held("cpuset.cpus") == "3"
+    assert stage.foretold.coming({BATCH}, 3.0) == frozenset(), "a round has decided"
+    assert stage.foretold.coming((), 4.0) == frozenset()
+    (outcome,) = stage.actuator.release([], ())
+    assert (outcome.status, stage.held("cpuset.cpus")) == (Status.APPLIED, "0-3")
+
+
+def test_who_never_comes_is_forgotten(stage: Stage) -> None:
+    stage.foretold.tell(BATCH, {Knob.CPUSET: "0-3"}, 1.0)
+    assert stage.foretold.coming((), 1.0 + LISTED_S) == frozenset()
+    stage.foretold.tell("/other", {Knob.CPUSET: "0-3"}, 1.0 + LONGEST_S)
+    stage.made(cpuset_cpus="3")
+    assert stage.foretold.adopt(stage.files, stage.originals) == 0
+
+
+def test_an_original_that_is_known_stays_unless_it_is_told_anew(stage: Stage) -> None:
+    stage.made(cpu_shares="512")
+    stage.actuator.apply([stage.tree.decision(BATCH, Knob.WEIGHT, "300")])
+    stage.foretold.tell(BATCH, {Knob.WEIGHT: "204"}, 1.0)
+    stage.foretold.adopt(stage.files, stage.originals)
+    assert [dict(entry.raw.texts) for entry in stage.originals.entries()] == [{"cpu.shares": "512\n"}]
+    stage.foretold.tell(BATCH, {Knob.WEIGHT: "205"}, 2.0, anew=True)
+    stage.foretold.adopt(stage.files, stage.originals)
+    assert [dict(entry.raw.texts) for entry in stage.originals.entries()] == [{"cpu.shares": "205\n"}]
+
+
+def test_a_journal_that_cannot_be_written_is_tried_again(stage: Stage, tmp_path: Path) -> None:
+    stage.foretold.tell(BATCH, {Knob.CPUSET: "0-3"}, 1.0)
+    stage.made(cpuset_cpus="3")
+    (tmp_path / "originals.json").mkdir()
+    (outcome,) = stage.actuator.apply([stage.tree.decision(BATCH, Knob.CPUSET, "2")])
+    assert (outcome.status, stage.held("cpuset.cpus")) == (Status.REFUSED, "3")
+    (tmp_path / "originals.json").rmdir()
+    stage.actuator.apply([stage.tree.decision(BATCH, Knob.CPUSET, "2")])
+    stage.originals.restore(stage.files)
+    assert stage.held("cpuset.cpus") == "0-3"
+
+
+def test_numa_nodes_are_put_back_without_what_the_owner_never_said(stage: Stage) -> None:
+    stage.foretold.tell(BATCH, {Knob.MEMS: "0-1"}, 1.0)
+    stage.made(cpuset_mems="1")
+    stage.foretold.adopt(stage.files, stage.originals)
+    stage.originals.restore(stage.files)
+    assert (stage.held("cpuset.mems"), stage.held("cpuset.memory_migrate")) == ("0-1", "0")

@@ -1,0 +1,88 @@
+"""Troubles of a cluster: each once with its nodes, those of most nodes first."""
+
+from __future__ import annotations
+
+import msgspec
+
+from api.checks import Check, Findings
+from cli.fleet.asking import Told
+from cli.fleet.findings import findings, summary
+from cli.fleet.members import Member, Pod
+from exporters.http import Failed, Health
+
+NO_PSI = Check(name="pressure", ok=False, detail="none", remedy="psi=1")
+NO_L3 = Check(name="optional: resctrl", ok=True, detail="none", remedy="another CPU")
+FINE = Check(name="cpus", ok=True, detail="4 CPUs")
+READY = {"status": {"phase": "Running", "containerStatuses": [{"ready": True}]}}
+
+
+def health(node: str, *failed: Failed, restarts: int = 0) -> Told[Health]:
+    return Told(Member(node=node, restarts=restarts), Health(0.1, failed, ()))
+
+
+def found(node: str, *checks: Check, version: str = "1.0") -> Told[Findings]:
+    return Told(Member(node=node), Findings(version=version, checks=checks))
+
+
+def pods(*said: dict[str, object]) -> list[Pod]:
+    return [msgspec.convert(one, Pod) for one in said]
+
+
+def told(healths: list[Told[Health]], checks: list[Told[Findings]]) -> list[tuple[str, bool, tuple[str, ...]]]:
+    rows = findings(healths, checks, pods(READY), "")
+    assert [row.name for row in rows[:2]] == ["controller", "custom resources"]
+    return [(row.name, row.ok, row.nodes) for row in rows[2:] if row.name != "version"]
+
+
+def test_each_trouble_is_told_once_with_its_nodes_the_commonest_first() -> None:
+    nodes = ["n1", "n2", "n3"]
+    late = Failed("psi", "late", "wait")
+    rows = told(
+        [health("n1", late), health("n2"), health("n3", restarts=3)],
+        [found("n1", FINE, NO_L3), found("n2", NO_PSI, NO_L3), found("n3", NO_PSI, NO_L3)],
+    )
+    assert rows == [
+        ("pressure", False, ("n2", "n3")),
+        ("source psi", False, ("n1",)),
+        ("agent", True, tuple(nodes)),
+        ("optional: resctrl", True, tuple(nodes)),
+        ("restarts", True, ("n3",)),
+    ]
+
+
+def test_one_that_cannot_be_asked_is_a_trouble_once() -> None:
+    silent: Told[Health] = Told(Member(node="n1"), None, "gone", "look")
+    unseen: Told[Findings] = Told(Member(node="n1"), None, "gone", "look")
+    assert told([silent], [unseen]) == [("agent", False, ("n1",))]
+
+
+def test_an_older_agent_that_cannot_tell_is_a_trouble_of_its_own() -> None:
+    unseen: Told[Findings] = Told(Member(node="n1"), None, "/api/v1/doctor is not served")
+    assert told([health("n1")], [unseen]) == [("node", False, ("n1",)), ("agent", True, ("n1",))]
+
+
+def test_two_versions_are_told_with_a_word_of_why() -> None:
+    rows = findings([], [found("n1"), found("n2", version="2.0"), found("n3", version="2.0")], [], "")
+    versions = [(row.detail, row.nodes, bool(row.remedy)) for row in rows if row.name == "version"]
+    assert versions == [("2.0", ("n2", "n3"), True), ("1.0", ("n1",), True)]
+
+
+def test_the_controller_is_well_while_one_is_ready() -> None:
+    waiting = {"status": {"phase": "Running", "containerStatuses": [{"ready": False}]}}
+    kinds = [
+        (row.ok, row.detail, bool(row.remedy))
+        for said in ([], [waiting], [READY, waiting], [READY])
+        for row in findings([], [], pods(*said), "")[:1]
+    ]
+    assert kinds == [
+        (False, "none runs", True),
+        (False, "0 of 1 ready", True),
+        (True, "1 of 2 ready", True),
+        (True, "1 of 1 ready", False),
+    ]
+
+
+def test_the_sum_counts_nodes_not_troubles() -> None:
+    rows = findings([health("n1", Failed("a", "x", ""), Failed("b", "y", "")), health("n2")], [], [], "no kinds")
+    assert summary(rows, 2) == "1 of 2 nodes lack something that is needed; 2 of the cluster's own parts"
+    assert summary(findings([health("n1")], [], pods(READY), ""), 1) == "nodes: 1; nothing that is needed is missing"

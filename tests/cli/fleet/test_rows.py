@@ -1,0 +1,103 @@
+"""Nodes and pods in rows: numbers from a round, sums, harm, and what is not known."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from cli import words
+from cli.fleet.asking import Told
+from cli.fleet.lines import Cell, named, table
+from cli.fleet.members import Member
+from cli.fleet.rows import SORTS, NodeRow, harm, node_row, nodes_text, pod_rows, pods_text
+from exporters.cgroup_view import BlameView
+from exporters.view import View, build
+from tests.fakes import BATCH, bare_round
+from tests.rich import rich_round
+
+VIEW = build(rich_round())
+BATCH_CGROUP = BATCH.containers[0].cgroup
+
+
+def told(node: str = "n1", view: View | None = VIEW, problem: str = "", cpu: str = "3920m") -> Told[View]:
+    return Told(Member(node=node, pod=f"agent-{node}", allocatable_cpu=cpu), view, problem)
+
+
+def blamed(*culprits: tuple[str, float], rest_ms: float = 0.0) -> BlameView:
+    return BlameView(culprits=culprits, rest_ms=rest_ms, throttled_ms=7, higher_class_ms=0, other_ms=0)
+
+
+def test_a_row_has_the_numbers_of_the_round() -> None:
+    row = node_row(told())
+    assert (row.cpus, row.allocatable_cores, row.lent_cores, row.used_cores) == (4, 3.92, 2.5, 2.25)
+    assert row.advertised_cores == pytest.approx(0.5)
+    assert (row.wait_pod, row.pools, row.act, row.failed) == ("default/web", {"reclaim": 2, "share": 4}, "on", ("psi",))
+
+
+def test_one_that_gave_nothing_has_the_reason_and_what_the_cluster_knows() -> None:
+    row = node_row(told(view=None, problem="gone"))
+    assert row == NodeRow(node="n1", pod="agent-n1", problem="gone", allocatable_cores=3.92)
+
+
+def test_a_first_round_has_no_rates_and_no_advice() -> None:
+    row = node_row(told(view=build(bare_round()), cpu=""))
+    assert (row.allocatable_cores, row.busy_cores, row.lent_cores, row.harm_ms, row.wait_p99_us) == (None,) * 5
+    assert nodes_text([row])[1].split()[1:] == ["0", *words.NONE * 8, "off,", "no", "advice"]
+
+
+@pytest.mark.parametrize(
+    ("blame", "expected"),
+    [
+        (None, None),
+        (blamed(), 0.0),
+        (blamed((BATCH_CGROUP, 12.5), ("/other", 3.0), rest_ms=9.0), 12.5),
+        (blamed((f"{BATCH_CGROUP}/inner", 2.0), (BATCH_CGROUP, 1.0)), 3.0),
+        (blamed((f"{BATCH_CGROUP}-not", 2.0)), 0.0),
+    ],
+)
+def test_harm_is_what_reclaimed_pods_make_an_online_one_wait(blame: BlameView | None, expected: float | None) -> None:
+    web, batch = (msgspec.structs.replace(c, blame=blame) for c in sorted(VIEW.containers, key=lambda c: -len(c.qos)))
+    web, batch = (web, batch) if web.qos == "shared_cores" else (batch, web)
+    assert harm(web, VIEW) == expected
+    assert harm(batch, VIEW) is None, "reclaimed pods are meant to wait"
+
+
+def test_sums_are_of_those_that_are_known() -> None:
+    rows = [node_row(told("n1")), node_row(told("n2")), node_row(told("n3", None, "gone"))]
+    last = nodes_text(rows)[-1].split()
+    assert last[:7] == ["3", "nodes", "8", "11.76", "7.50", "5.00", "4.50"]
+    assert nodes_text(rows)[-1].endswith("✕ 1 not known")
+    assert len(nodes_text(rows[:1])) == 2, "one node needs no sum"
+
+
+def test_names_from_outside_move_no_cursor() -> None:
+    text = "\n".join(nodes_text([node_row(told("n\x1b[31m", None, "bad\nline"))]))
+    assert "\x1b" not in text
+    assert text.count("\n") == 1
+
+
+def test_pods_are_chosen_by_name_and_sorted() -> None:
+    assert [row.pod for row in pod_rows(told(), ("web", "other/batch"))] == ["default/web"]
+    rows = pod_rows(told())
+    assert [row.pod for row in sorted(rows, key=SORTS["cpu"])] == ["default/batch", "default/web"]
+    assert [row.pod for row in sorted(rows, key=SORTS["harm"])] == ["default/web", "default/batch"]
+    assert pod_rows(told(view=None)) == []
+    assert pods_text([])[0].split()[:4] == ["NODE", "POD", "CONTAINER", "QOS"]
+
+
+@pytest.mark.parametrize(
+    ("names", "of", "expected"),
+    [
+        (("a",), 1, "a"),
+        (("a", "b"), 2, "all 2 nodes"),
+        (("a", "b", "c", "d"), 5, "a, b, c, d"),
+        (("a", "b", "c", "d", "e"), 9, "a, b, c and 2 more"),
+        ((), 3, ""),
+    ],
+)
+def test_many_nodes_are_named_shortly(names: tuple[str, ...], of: int, expected: str) -> None:
+    assert named(names, of) == expected
+
+
+def test_wide_letters_keep_columns_in_line() -> None:
+    assert table([Cell("A"), Cell("N", right=True)], [["名", "1"], ["x", "10"]]) == ["A    N", "名   1", "x   10"]

@@ -1,0 +1,82 @@
+"""Settings of nodes side by side: what differs, in value or in origin, and who said nothing."""
+
+from __future__ import annotations
+
+from api.configuration import Configuration, ObeyedObject, Setting
+from cli.fleet.asking import Told
+from cli.fleet.members import Member
+from cli.fleet.settings import compare, text
+
+S = 1_000_000_000
+ALL = {"source": "AdminQoSConfiguration", "object": "kube-system/all", "hash": "h1", "field": "spec.x"}
+
+
+def node(
+    name: str, *settings: Setting, objects: tuple[ObeyedObject, ...] = (), problem: str = ""
+) -> Told[Configuration]:
+    return Told(Member(node=name), Configuration(settings=settings, objects=objects, problem=problem))
+
+
+def setting(name: str, value: str, source: str = "default", **other: str) -> Setting:
+    return Setting(name=name, value=value, source=source, **other)  # type: ignore[arg-type]
+
+
+def shown(*told: Told[Configuration], names: tuple[str, ...] = (), differing: bool = False) -> list[str]:
+    return list(text(compare(told, names, differing=differing), 0))
+
+
+def test_where_all_agree_there_is_one_line() -> None:
+    assert shown(node("n1", setting("intervalS", "1")), node("n2", setting("intervalS", "1"))) == [
+        "intervalS  1  (default)"
+    ]
+
+
+def test_where_they_differ_each_value_has_its_nodes_the_usual_one_first() -> None:
+    told = (
+        node("n1", Setting(name="a.b", value="false", **ALL)),
+        node("n2", setting("a.b", "true")),
+        node("n3", setting("a.b", "true")),
+    )
+    assert shown(*told) == [
+        "a.b  differs:",
+        "  true  (default)  on n2, n3",
+        "  false  (AdminQoSConfiguration kube-system/all h1: spec.x)  on n1",
+    ]
+
+
+def test_the_same_value_of_another_origin_is_told_and_does_not_differ() -> None:
+    told = (node("n1", setting("a.b", "1")), node("n2", setting("a.b", "1", "file")))
+    assert shown(*told)[0] == "a.b  the same, of different origin:"
+    assert shown(*told, differing=True) == []
+
+
+def test_a_setting_that_another_version_lacks_differs() -> None:
+    fleet = compare([node("n1", setting("new", "1"), setting("old", "2")), node("n2", setting("old", "2"))])
+    assert [(one.name, one.differs) for one in fleet.settings] == [("new", True), ("old", False)]
+
+
+def test_only_the_part_that_is_asked_for() -> None:
+    told = node("n1", setting("a.b", "1"), setting("a.bc", "2"), setting("a.b.c", "3"))
+    assert [line.split()[0] for line in shown(told, names=("a.b",))] == ["a.b", "a.b.c"]
+
+
+def test_objects_are_grouped_by_content_and_by_how_they_are_taken() -> None:
+    def thing(digest: str, since: int | None, problem: str = "") -> ObeyedObject:
+        return ObeyedObject(kind="K", object="ns/all", hash=digest, since_wall_ns=since, problem=problem)
+
+    told = (
+        node("n1", objects=(thing("h1", 5 * S),)),
+        node("n2", objects=(thing("h1", 9 * S),)),
+        node("n3", objects=(thing("h2", None, "spec.x: too large"),)),
+        node("n4", objects=(thing("h3", None),)),
+    )
+    lines = shown(*told)
+    assert lines[0].startswith("K ns/all h1 is obeyed since ")
+    assert lines[0].endswith(":09  on n1, n2"), "since all of them have"
+    assert lines[1:] == ["K ns/all h2 cannot be obeyed: spec.x: too large  on n3"]
+
+
+def test_who_said_nothing_and_who_hears_nothing() -> None:
+    silent: Told[Configuration] = Told(Member(node="n1"), None, "gone")
+    assert shown(silent, node("n2", problem="refused")) == ["✕ n1: gone", "✕ n2: nothing new is heard: refused"]
+    assert compare([silent]).nodes == ()

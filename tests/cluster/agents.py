@@ -1,0 +1,86 @@
+"""Our agent on a node: it finds the kubelet, the runtime and their sockets where every node has them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.daemons import Late, wait
+from tests.cluster.node import Node
+
+ROOT = Path(__file__).resolve().parents[2]
+PORT = 9109
+
+
+class Agent:
+    """One process; `end` waits until it has put everything back."""
+
+    def __init__(self, node: Node, folder: Path, settings: dict[str, Any], *words: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.node, self.folder, self.state = node, folder, folder / "state"
+        self.log = folder / "agent.log"
+        kubelet = {"url": f"http://{node.address}:10255", "cgroupRoot": node.cgroup_root, **settings.get("kubelet", {})}
+        self.config = folder / "settings.yaml"
+        self.config.write_text(json.dumps({"probes": [], **settings, "kubelet": kubelet}))
+        self._words = (
+            sys.executable, "-c", "from cli.main import main; main()", "agent", "--kubelet", "--act", "on",
+            "--config", self.config, "--state-dir", self.state, "--listen", f"127.0.0.1:{PORT}", *words,
+        )  # fmt: skip
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """And wait until it has seen a round. Raises Late with what it said."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.node.words(*self._words),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT,
+                env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(self.folder)},
+            )  # fmt: skip
+        try:
+            wait("a round of the agent", lambda: self._process.poll() is not None or self.metrics(), 40)  # type: ignore[union-attr]
+        except Late as error:
+            raise Late(f"{error}: {self.said()}") from None
+        if self._process.poll() is not None:
+            raise Late(f"the agent ended: {self.said()}")
+
+    def end(self) -> int:
+        """Its exit status."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(30)
+
+    def kill(self) -> None:
+        """Without a chance to put anything back."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(10)
+
+    def __enter__(self) -> Agent:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.end()
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")[-3000:]
+
+    def ask(self, path: str) -> str:
+        """What its HTTP server answers."""
+        return self.node.run("busybox", "wget", "-q", "-O", "-", f"http://127.0.0.1:{PORT}{path}")
+
+    def source(self, name: str) -> bool | None:
+        """Whether a source is well; None where there is none of that name."""
+        found = [up for key, up in self.metrics().items() if key.startswith(f'dioptase_source_up{{source="{name}"')]
+        return bool(found[0]) if found else None
+
+    def metrics(self) -> dict[str, float]:
+        """Samples by name and labels, as they are written."""
+        lines = (line for line in self.ask("/metrics").splitlines() if line and not line.startswith("#"))
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}

@@ -1,0 +1,55 @@
+"""What service accounts asked the API server for, by its own audit log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    # Others are the cluster's own.
+    "rules": [
+        {"level": "None", "userGroups": ["system:serviceaccounts:kube-system"]},
+        {"level": "Metadata", "userGroups": ["system:serviceaccounts"]},
+        {"level": "None"},
+    ],
+}
+
+
+class Asked(NamedTuple):
+    """One kind of request: `resource` with its subresource, as roles have them."""
+
+    group: str
+    resource: str
+    verb: str
+
+
+class Entry(NamedTuple):
+    """One request, and what came of it."""
+
+    asked: Asked
+    status: int
+    path: str
+
+
+def words(folder: Path) -> list[str]:
+    """What the API server is told, with the log in this folder."""
+    policy = folder / "audit.json"
+    policy.write_text(json.dumps(POLICY))
+    return [f"--audit-policy-file={policy}", f"--audit-log-path={folder / 'audit.log'}", "--audit-log-mode=blocking"]
+
+
+def entries(folder: Path, account: str) -> Iterator[Entry]:
+    """Requests of one account, `namespace/name`, in the order in which they were answered; watches when they begin."""
+    user = f"system:serviceaccount:{account.replace('/', ':')}"
+    for line in (folder / "audit.log").read_text().splitlines():
+        said = json.loads(line)
+        about = said.get("objectRef")
+        if said["user"]["username"] == user and about is not None:
+            resource = "/".join(part for part in (about["resource"], about.get("subresource")) if part)
+            asked = Asked(about.get("apiGroup", ""), resource, said["verb"])
+            yield Entry(asked, said["responseStatus"]["code"], said["requestURI"])

@@ -1,0 +1,277 @@
+"""Pods leave a real node through the API server: budgets are respected, nobody leaves twice, and everybody is told why."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.control import API_SERVER
+from tests.cluster.daemons import wait
+from tests.cluster.node import SOCKET
+from tests.cluster.objects import a_pod
+from tests.cluster.server import MERGE, Refused, Server
+from tests.live.running import Agent
+
+pytestmark = pytest.mark.cluster
+QOS = "katalyst.kubewharf.io/qos_level"
+RSS, MEMORY = "rss-overuse-eviction-plugin", "system-memory-pressure-eviction-plugin"
+TAINT = "node.katalyst.kubewharf.io/MemoryPressure"
+Made = Mapping[str, Any]
+
+
+def settings(cluster: Cluster, **eviction: object) -> dict[str, Any]:
+    """Of an agent that does nothing but to have pods leave, as soon as it may."""
+    (node,) = cluster.nodes
+    return {
+        "intervalS": 0.5,
+        "advisor": {"policy": "none"},
+        "probes": [],
+        "kubelet": {
+            "url": f"http://{node.address}:10255",
+            "runtimeSocket": str(node.at(SOCKET)),
+            "cgroupRoot": node.cgroup_root,
+            "intervalS": 0.2,
+        },
+        "eviction": {"intervalS": 0.5, **eviction},
+    }
+
+
+class Node:
+    """The agent on the cluster's node, begun again and again with the same state."""
+
+    def __init__(self, cluster: Cluster, directory: Path) -> None:
+        self._cluster, self._directory = cluster, directory
+
+    def agent(self, **eviction: object) -> Agent:
+        (node,) = self._cluster.nodes
+        path = self._directory / "settings.yaml"
+        path.write_bytes(msgspec.yaml.encode(settings(self._cluster, **eviction)))
+        return Agent(
+            "--kubelet", "--node", node.name, "--act", "on", "--config", str(path), "--state-dir",
+            str(self._directory / "state"), env={"KUBECONFIG": str(self._cluster.kubeconfig)},
+        )  # fmt: skip
+
+
+@pytest.fixture
+def node(ours: Cluster, cluster: object, tmp_path: Path) -> Node:
+    return Node(ours, tmp_path)
+
+
+def reclaimed(name: str, memory: str = "1Mi", **labels: str) -> dict[str, Any]:
+    """A pod that uses more than a part of what it requests."""
+    pod = a_pod(name, **labels)
+    pod["metadata"]["annotations"] = {QOS: "reclaimed_cores"}
+    pod["spec"]["containers"][0]["resources"] = {"requests": {"memory": memory}}
+    return pod
+
+
+def begun(server: Server, namespace: str, pod: dict[str, Any]) -> Made:
+    """Made, and running."""
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    made: Made = server.ask("POST", path, pod)
+
+    def ready() -> bool:
+        found = server.ask("GET", f"{path}/{pod['metadata']['name']}")["status"]
+        return any(one["type"] == "Ready" and one["status"] == "True" for one in found.get("conditions", ()))
+
+    wait("the pod", ready)
+    return made
+
+
+def there(server: Server, made: Made) -> Made | None:
+    """The very pod, if it is there."""
+    meta = made["metadata"]
+    try:
+        found: Made = server.ask("GET", f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}")
+    except Refused as error:
+        if error.status != 404:
+            raise
+        return None
+    return found if found["metadata"]["uid"] == meta["uid"] else None
+
+
+def stays(server: Server, made: Made) -> bool:
+    """Whether it is there, and nobody told it to leave."""
+    found = there(server, made)
+    return found is not None and "deletionTimestamp" not in found["metadata"]
+
+
+def kills(agent: Agent, made: Made) -> list[tuple[str, str]]:
+    """What became of it so far: reasons and messages."""
+    meta = made["metadata"]
+    entries = json.loads(agent.get(f"/api/v1/evictions?pod={meta['namespace']}/{meta['name']}"))
+    return [(one["kill"]["reason"], one["kill"]["message"]) for one in entries if one["kill"]]
+
+
+def reasons(agent: Agent, made: Made) -> list[str]:
+    return [reason for reason, _ in kills(agent, made)]
+
+
+def events(cluster: Cluster, made: Made) -> list[Made]:
+    """Those of the pod, as kubectl has them."""
+    meta = made["metadata"]
+    said = cluster.kubectl(
+        "get", "events", "--namespace", meta["namespace"], "--sort-by=.lastTimestamp", "--output=json",
+        f"--field-selector=involvedObject.uid={meta['uid']}",
+    )  # fmt: skip
+    return [one for one in json.loads(said)["items"] if one["source"].get("component") == "dioptase-agent"]
+
+
+def guarded(server: Server, namespace: str, **labels: str) -> str:
+    """Path of a budget that lets none of these pods go, once that is so."""
+    budgets = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
+    spec = {"minAvailable": 1, "selector": {"matchLabels": labels}}
+    server.ask("POST", budgets, {"metadata": {"name": "all"}, "spec": spec})
+    wait("the budget", lambda: server.ask("GET", f"{budgets}/all").get("status", {}).get("currentHealthy") == 1)
+    return f"{budgets}/all"
+
+
+@pytest.fixture
+def in_system(server: Server, node: Node) -> Iterator[Made]:
+    made = begun(server, "kube-system", reclaimed("test-in-system", app="pressed"))
+    yield made
+    if there(server, made) is not None:
+        server.ask("DELETE", "/api/v1/namespaces/kube-system/pods/test-in-system")
+
+
+def test_memory_pressure_sends_reclaimed_pods_away_but_for_critical_and_spared_ones_and_taints_the_node(
+    ours: Cluster, server: Server, workspace: str, node: Node, in_system: Made
+) -> None:
+    """As Katalyst has it: a namespace protects nobody, and of a DaemonSet's pod the next one comes."""
+    critical = reclaimed("critical", app="pressed")
+    critical["spec"]["priorityClassName"] = "system-cluster-critical"
+    online = a_pod("online", app="pressed")
+    staying = [begun(server, workspace, pod) for pod in (critical, reclaimed("spared", spare="me"), online)]
+    leaves = [begun(server, workspace, reclaimed("batch", app="pressed")), in_system]
+    template = reclaimed("daemon", app="daemon")
+    body = {
+        "metadata": {"name": "daemon"},
+        "spec": {
+            "selector": {"matchLabels": {"app": "daemon"}},
+            "template": {"metadata": {**template["metadata"], "name": None}, "spec": template["spec"]},
+        },
+    }
+    server.ask("POST", f"/apis/apps/v1/namespaces/{workspace}/daemonsets", body)
+    pods = f"/api/v1/namespaces/{workspace}/pods?labelSelector=app%3Ddaemon"
+
+    def daemons() -> list[Made]:
+        found: list[Made] = server.ask("GET", pods)["items"]
+        return [one for one in found if one["status"]["phase"] == "Running"]
+
+    wait("the DaemonSet's pod", lambda: len(daemons()) == 1)
+    leaves.append(daemons()[0])
+    (name,) = [one.name for one in ours.nodes]
+
+    def taints() -> list[Any]:
+        found: list[Any] = server.ask("GET", f"/api/v1/nodes/{name}")["spec"].get("taints", [])
+        return [(one["key"], one["effect"]) for one in found]
+
+    short = {"freeMinimumBytes": 1 << 39, "coolDownS": 0.1, "graceS": 1}
+    with node.agent(plugins=[MEMORY], systemMemory=short, skippedLabels=["spare"], burst=3) as agent:
+        wait("they leave", lambda: all(there(server, one) is None for one in leaves), 120)
+        wait("the taint", lambda: (TAINT, "NoSchedule") in taints())
+        batch = leaves[0]
+        wait("it is told", lambda: len(events(ours, batch)) >= 2)
+        first = events(ours, batch)[0]
+        assert (first["reason"], first["type"], first["action"]) == ("EvictCreated", "Normal", "Evicting")
+        assert (
+            f"Successfully create eviction; reason: plugin {MEMORY} met threshold in scope SystemMemory"
+            in first["message"]
+        )
+        numbers = first["message"].partition(" [")[2]
+        assert numbers.startswith(f"{MEMORY}; observed ")
+        assert f"< threshold {1 << 39}" in numbers
+        assert f"pod{batch['metadata']['uid']}" in numbers
+        assert "since 20" in numbers
+        wait(
+            "nothing is left to send away", lambda: json.loads(agent.get("/api/v1/view"))["evictions"]["victims"] == []
+        )
+        assert [one["metadata"]["name"] for one in staying if not stays(server, one)] == []
+        assert agent.end() == 0
+    assert taints() == []
+    server.ask("DELETE", f"/apis/apps/v1/namespaces/{workspace}/daemonsets/daemon")
+
+
+def test_who_fills_the_file_system_leaves_by_the_killer_of_its_level(
+    ours: Cluster, server: Server, workspace: str, node: Node
+) -> None:
+    """Containers of reclaimed pods are stopped, and the kubelet starts them again; shared pods are deleted, whatever budgets
+    say. What layers hold the runtime tells, which looks every ten seconds."""
+    fills = "trap exit TERM; dd if=/dev/zero of=/full bs=1M count=64; while :; do sleep 1; done"
+    stopped, deleted, idle = reclaimed("stopped"), a_pod("deleted", app="deleted"), reclaimed("idle")
+    for pod in (stopped, deleted):
+        pod["spec"]["containers"][0]["command"] = ["sh", "-c", fills]
+    writer, needed, small = (begun(server, workspace, pod) for pod in (stopped, deleted, idle))
+    guarded(server, workspace, app="deleted")
+    plugin = "rootfs-pressure-eviction-plugin"
+    full = {"mount": "/", "minimumFree": {"number": 1 << 50}, "podMinimum": {"number": 32 << 20}, "graceS": 1}
+    killers = {"reclaimed_cores": "container-killer", "shared_cores": "deletion-api-killer"}
+    with node.agent(plugins=[plugin], rootfsPressure=full, killers=killers) as agent:
+        wait("one is deleted", lambda: there(server, needed) is None)
+        wait("that is known", lambda: reasons(agent, needed) == ["EvictCreated", "EvictSucceeded"])
+
+        def restarts() -> int:
+            found = there(server, writer)
+            assert found is not None
+            return int(found["status"]["containerStatuses"][0]["restartCount"])
+
+        wait("one is stopped and comes again", lambda: restarts() >= 1)
+        wait("that is known", lambda: reasons(agent, writer)[:1] == ["ContainerStopped"])
+        assert kills(agent, writer)[0][1].startswith("Successfully kill container main; reason: plugin rootfs-pressure")
+        wait("an event says so", lambda: "ContainerStopping" in [one["action"] for one in events(ours, writer)])
+        assert stays(server, writer)
+        assert stays(server, small)
+        assert agent.end() == 0
+
+
+def test_while_the_server_is_away_nobody_leaves_and_afterwards_everybody_once(
+    ours: Cluster, server: Server, workspace: str, node: Node, tmp_path: Path
+) -> None:
+    """A pod that its budget needs, whose agent goes on; and one whose agent is killed between decision and eviction."""
+    web = begun(server, workspace, reclaimed("web", app="web"))
+    batch = begun(server, workspace, reclaimed("batch", app="batch"))
+    budget = guarded(server, workspace, app="web")
+    (tmp_path / "other").mkdir()
+    other = Node(ours, tmp_path / "other")
+    asked = {"plugins": [RSS], "rss": {"ratio": 0.01, "labels": {"app": "batch"}}}
+    with node.agent(plugins=[RSS], rss={"ratio": 0.01, "labels": {"app": "web"}}) as agent:
+        wait("it is refused", lambda: reasons(agent, web) == ["EvictFailed"])
+        assert "Cannot evict pod as it would violate the pod's disruption budget" in kills(agent, web)[0][1]
+        assert 'dioptase_eviction_held_pods{why="budget"} 1' in agent.get("/metrics")
+        wait("an event says so", lambda: [one["reason"] for one in events(ours, web)] == ["EvictFailed"])
+
+        ours.daemons.end(API_SERVER)
+        try:
+            with other.agent(**asked) as killed:
+                wait("it has to leave, and nobody can be asked", lambda: reasons(killed, batch) == ["EvictFailed"])
+                killed.end(signal.SIGKILL)
+            wait("nobody answers", lambda: 'held_pods{why="unreachable"} 1' in agent.get("/metrics"))
+        finally:
+            ours.daemons.again(API_SERVER)
+            ours.control.ready()
+        assert [stays(server, one) for one in (web, batch)] == [True, True]
+
+        with other.agent(**asked) as second:
+            wait("the second agent judges anew", lambda: there(server, batch) is None)
+            wait("that is known", lambda: reasons(second, batch)[-1:] == ["EvictSucceeded"])
+            assert reasons(second, batch) == ["EvictFailed", "EvictCreated", "EvictSucceeded"], (
+                "the first by the killed one"
+            )
+            wait("events say so", lambda: len(events(ours, batch)) == 2)
+            assert second.end() == 0
+
+        assert stays(server, web)
+        server.ask("PATCH", budget, {"spec": {"minAvailable": 0}}, MERGE)
+        wait("it leaves", lambda: there(server, web) is None)
+        wait("that is known", lambda: reasons(agent, web)[-1:] == ["EvictSucceeded"])
+        assert reasons(agent, web).count("EvictCreated") == 1
+        assert 'dioptase_eviction_held_pods{why="budget"} 0' in agent.get("/metrics")
+        wait("events say so", lambda: [one["reason"] for one in events(ours, web)][-1] == "EvictSucceeded")
+        assert agent.end() == 0

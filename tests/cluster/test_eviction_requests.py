@@ -1,0 +1,102 @@
+"""What the eviction manager says to a real API server, which needs no node for that: evictions by uid, and taints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.eviction.ways import ApiWay, Fate
+from agent.report.node_taints import NodeTaints
+from api.evictions import Condition, Evictions, Held, Shown
+from api.pods import Pod
+from api.qos import QoSLevel
+from kube.client import Client
+from tests.cluster.objects import a_pod
+from tests.cluster.server import MERGE, Refused, Server
+from tests.fakes import busy_round
+
+pytestmark = pytest.mark.cluster
+OTHERS = {"key": "example.com/reserved", "value": "x", "effect": "NoSchedule"}
+PREFIX = "node.katalyst.kubewharf.io/"
+
+
+def made(server: Server, namespace: str) -> Pod:
+    """A pod that no node runs, for there is none; also the account that every pod needs."""
+    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+    try:
+        server.ask("POST", accounts, {"metadata": {"name": "default"}})
+    except Refused as error:
+        if error.status != 409:
+            raise
+    body = a_pod("batch")
+    body["spec"]["nodeName"] = "nowhere"
+    there = server.ask("POST", f"/api/v1/namespaces/{namespace}/pods", body)
+    uid = there["metadata"]["uid"]
+    return Pod(uid=uid, namespace=namespace, name="batch", qos=QoSLevel.RECLAIMED, containers=())
+
+
+@pytest.mark.parametrize("form", ["eviction", "deletion"])
+async def test_only_the_pod_that_was_meant_leaves_with_the_grace_that_was_meant(
+    client: Client, server: Server, namespace: str, form: Any
+) -> None:
+    batch, way = made(server, namespace), ApiWay(client, form)
+    before = msgspec.structs.replace(batch, uid="00000000-0000-0000-0000-000000000000")
+    assert (await way.ask(before, 5)).fate is Fate.GONE
+    seen = await way.look(batch)
+    assert seen is not None
+    assert (seen.gone, seen.told) == (False, False), "its namesake is not there, and it is left alone"
+    assert (await way.ask(batch, 60)).fate is Fate.ASKED
+    seen = await way.look(batch)
+    assert seen is not None
+    assert (seen.gone, seen.told, seen.grace_s) == (False, True, 60)
+    # Again with less: nothing is lost by asking twice, and the shorter grace counts.
+    assert (await way.ask(batch, 0)).fate is Fate.ASKED
+    seen = await way.look(batch)
+    assert seen is not None
+    assert (seen.told, seen.grace_s) == (True, 1)
+    server.ask("DELETE", f"/api/v1/namespaces/{namespace}/pods/batch?gracePeriodSeconds=0")
+    seen = await way.look(batch)
+    assert seen is not None
+    assert seen.gone
+    assert (await way.ask(batch, 5)).fate is Fate.GONE
+
+
+async def test_a_namespace_that_is_none_and_a_pod_that_never_was(client: Client, namespace: str) -> None:
+    way = ApiWay(client, "eviction")
+    nobody = Pod(uid="u", namespace=namespace, name="never", qos=QoSLevel.RECLAIMED, containers=())
+    assert (await way.ask(nobody, None)).fate is Fate.GONE
+    strange = msgspec.structs.replace(nobody, name="Never_Was")
+    assert (await way.ask(strange, None)).held in (None, Held.REFUSED)
+
+
+def in_force(*names: str) -> Any:
+    shown = (Shown(condition=Condition(name=name), plugin="p", since_ns=0, last_met_ns=0) for name in names)
+    return msgspec.structs.replace(busy_round(), evictions=Evictions(conditions=tuple(shown)))
+
+
+async def test_taints_of_the_node_come_and_go_beside_those_of_others(client: Client, server: Server) -> None:
+    path = "/api/v1/nodes/taint-test"
+    server.ask("POST", "/api/v1/nodes", {"metadata": {"name": "taint-test"}, "spec": {"taints": [OTHERS]}})
+
+    def keys() -> list[str]:
+        # A node that says nothing is not ready, where there are controllers that tell.
+        found = [one["key"] for one in server.ask("GET", path)["spec"].get("taints", [])]
+        return [key for key in found if not key.startswith("node.kubernetes.io/")]
+
+    try:
+        taints = NodeTaints(client, "taint-test")
+        taints.publish(in_force("MemoryPressure", "CPUPressure", "not a name"))
+        await taints.look(0)
+        assert taints.problem() is None
+        assert keys() == [OTHERS["key"], f"{PREFIX}CPUPressure", f"{PREFIX}MemoryPressure"]
+        server.ask("PATCH", path, {"metadata": {"labels": {"changed": "meanwhile"}}}, MERGE)
+        taints.publish(in_force("CPUPressure"))
+        await taints.look(10)
+        assert keys() == [OTHERS["key"], f"{PREFIX}CPUPressure"]
+        await taints.withdraw()
+        assert keys() == [OTHERS["key"]]
+        assert server.ask("GET", path)["spec"]["taints"][0] == OTHERS
+    finally:
+        server.ask("DELETE", path)

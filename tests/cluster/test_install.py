@@ -1,0 +1,376 @@
+"""The chart on a real cluster: installed, looked at from all sides, upgraded, rolled back, and taken away again."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import re
+import socket
+import ssl
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.cluster import audit
+from tests.cluster.audit import Asked
+from tests.cluster.cluster import Cluster, Failed
+from tests.cluster.daemons import wait
+from tests.cluster.objects import a_pod
+from tests.cluster.server import MERGE, Server
+from tests.cluster.shipped import CHART, IMAGE, TAG, archive, helm
+from tests.cluster.test_rights import rules
+
+pytestmark = pytest.mark.cluster
+NAMESPACE, RELEASE = "dioptase-system", "dioptase"
+AGENT, CONTROLLER = f"{RELEASE}-agent", f"{RELEASE}-controller"
+CONFIG, NODE = "config.katalyst.kubewharf.io", "node.katalyst.kubewharf.io"
+CGROUPS = Path("/sys/fs/cgroup")
+KNOBS = ("cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.idle", "cpu.weight", "cpu.max", "cpuset.cpus")
+QOS = "katalyst.kubewharf.io/qos_level"
+# Bits of CAP_PERFMON and CAP_BPF: include/uapi/linux/capability.h.
+CAPABILITIES = 1 << 38 | 1 << 39
+RARE = {
+    Asked("", "events", "create"): "only when a pod is evicted",
+    Asked("", "pods/eviction", "create"): "only 20 minutes after an agent is gone",
+    Asked("", "nodes", "get"): "only before objects of a node are deleted that is no longer listed",
+    Asked("", "nodes/finalizers", "update"): "asked for by API servers with OwnerReferencesPermissionEnforcement",
+    Asked("", "nodes/pods", "get"): "the kubelet asks for the agent, which is another user's request",
+    Asked(NODE, "customnoderesources", "get"): "only where the agent puts taints on it",
+    Asked(NODE, "customnoderesources", "delete"): "only once its node is gone",
+    Asked(NODE, "customnoderesources", "create"): "an apply asks for it where the object is missing",
+    Asked(CONFIG, "customnodeconfigs", "delete"): "only once its node is gone",
+    Asked(CONFIG, "customnodeconfigs", "create"): "an apply asks for it where the object is missing",
+}
+"""What is granted and not asked for in this run, with the reason; `kinds` of configuration are all as the one that is tried."""
+
+
+class Installed(NamedTuple):
+    """One release, and what was there before it."""
+
+    cluster: Cluster
+    server: Server
+    workspace: str
+    state: Path
+    before: Mapping[str, str]
+
+    def helm(self, *words: object) -> str:
+        return helm(self.cluster, "--namespace", NAMESPACE, *words)
+
+    def upgrade(self, *sets: str) -> None:
+        words = [word for one in sets for word in ("--set", one)]
+        self.helm("upgrade", "--install", RELEASE, CHART, "--values", self.values, *words)
+        self.settled()
+
+    @property
+    def values(self) -> Path:
+        return self.cluster.names.run / "values.json"
+
+    def settled(self) -> None:
+        for what in (f"daemonset/{AGENT}", f"deployment/{CONTROLLER}"):
+            self.cluster.kubectl("--namespace", NAMESPACE, "rollout", "status", "--timeout=120s", what)
+
+    def knobs(self) -> dict[str, str]:
+        return knobs(self.cluster)
+
+    def token(self, account: str) -> str:
+        return self.cluster.kubectl("--namespace", self.workspace, "create", "token", account).strip()
+
+    def address(self, component: str) -> tuple[str, int]:
+        pods = self.server.ask(
+            "GET", f"/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=app.kubernetes.io/component%3D{component}"
+        )
+        (first, *_) = (pod for pod in pods["items"] if "deletionTimestamp" not in pod["metadata"])
+        return first["status"]["podIP"], 9102 if component == "agent" else 9316
+
+    def get(self, path: str, token: str = "", component: str = "agent") -> tuple[int, str]:
+        """Over TLS, believing in the authority of the chart's Secret and the name in the certificate."""
+        secret = self.server.ask("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/{RELEASE}-tls")["data"]
+        context = ssl.create_default_context(cadata=base64.b64decode(secret["ca.crt"]).decode())
+        with socket.create_connection(self.address(component), 10) as plain:
+            wrapped = context.wrap_socket(plain, server_hostname=f"{RELEASE}-{component}.{NAMESPACE}.svc")
+            connection = http.client.HTTPConnection("unused", timeout=10)
+            connection.sock = wrapped
+            connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
+            answer = connection.getresponse()
+            said = answer.read().decode()
+            connection.close()
+        return answer.status, said
+
+    def sources(self) -> dict[str, float]:
+        said = self.get("/metrics", self.token("reader"))[1]
+        return {
+            name: float(value)
+            for name, value in re.findall(r'^dioptase_source_up\{source="([^"]+)".*\} (\S+)', said, re.M)
+        }
+
+
+def knobs(cluster: Cluster) -> dict[str, str]:
+    """What every cgroup of the node's pods is set to."""
+    below = cluster.nodes[0].cgroup_root.strip("/")
+    tops = [CGROUPS / controller / below / "kubepods" for controller in ("cpu", "cpuset", "")]
+    return {
+        str(path): path.read_text() for top in tops if top.exists() for name in KNOBS for path in top.glob(f"**/{name}")
+    }
+
+
+def running(server: Server, namespace: str, name: str) -> bool:
+    pod = server.ask("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
+    return bool(
+        pod["status"].get("phase") == "Running" and all(one["ready"] for one in pod["status"]["containerStatuses"])
+    )
+
+
+@pytest.fixture(scope="module")
+def installed(ours: Cluster, server: Server) -> Iterator[Installed]:
+    """After two pods were there, an online one and a batch one; all tests here share it, in their order."""
+    ours.grow(1)
+    ours.nodes[0].load(archive())
+    state = ours.names.run / "state"
+    for name in (NAMESPACE, "installed"):
+        labels = {"pod-security.kubernetes.io/enforce": "privileged"} if name == NAMESPACE else {}
+        server.ask("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}})
+    wait("accounts", lambda: server.ask("GET", "/api/v1/namespaces/installed/serviceaccounts/default"))
+    for name in ("reader", "stranger"):
+        server.ask("POST", "/api/v1/namespaces/installed/serviceaccounts", {"metadata": {"name": name}})
+    ours.kubectl(
+        "create", "clusterrolebinding", "reader", f"--clusterrole={RELEASE}-reader", "--serviceaccount=installed:reader"
+    )
+    for name, level in (("web", "shared_cores"), ("batch", "reclaimed_cores")):
+        pod = a_pod(name)
+        pod["metadata"]["annotations"] = {QOS: level}
+        server.ask("POST", "/api/v1/namespaces/installed/pods", pod)
+    for name in ("web", "batch"):
+        wait(f"the pod {name}", lambda name=name: running(server, "installed", name))
+    values = {
+        "image": {"repository": IMAGE, "tag": TAG, "pullPolicy": "Never"},
+        "agent": {
+            "stateDir": str(state),
+            "settings": {
+                "kubelet": {"cgroupRoot": ours.nodes[0].cgroup_root},
+                # Minutes on a real node.
+                "report": {"periodS": 1, "windowS": 3},
+            },
+        },
+        "metrics": {"scrapers": [{"name": "scraper", "namespace": "installed"}]},
+    }
+    one = Installed(ours, server, "installed", state, knobs(ours))
+    one.values.write_text(json.dumps(values))
+    server.ask("POST", "/api/v1/namespaces/installed/serviceaccounts", {"metadata": {"name": "scraper"}})
+    one.upgrade()
+    yield one
+    one.helm("uninstall", RELEASE, "--ignore-not-found", "--wait", "--timeout=90s")
+    ours.kubectl("delete", "namespace", NAMESPACE, "installed", "--timeout=60s")
+    ours.kubectl("delete", "clusterrolebinding", "reader")
+
+
+def test_agent_and_controller_do_their_work_with_the_shipped_roles(installed: Installed) -> None:
+    wait("every source", lambda: set(installed.sources().values()) == {1.0}, 60)
+    assert installed.sources().keys() >= {
+        "kubelet",
+        "container-runtime",
+        "dynamic-config",
+        "cnr",
+        "events",
+        "waits",
+        "blame",
+    }
+    assert 'source="waits",detail="schedstat"' not in installed.get("/metrics", installed.token("reader"))[1]
+
+    def reported() -> dict[str, Any]:
+        found: dict[str, Any] = installed.server.ask("GET", f"/apis/{NODE}/v1alpha1/customnoderesources/node1")
+        return found["status"]["resources"]["allocatable"]  # type: ignore[no-any-return]
+
+    wait("the report", reported, 60)
+    lent = reported()
+    assert int(lent["resource.katalyst.kubewharf.io/reclaimed_millicpu"]) >= 250
+    lease = installed.server.ask("GET", f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{CONTROLLER}")
+    assert lease["spec"]["holderIdentity"].startswith(f"{CONTROLLER}-")
+    pods = installed.server.ask("GET", f"/api/v1/namespaces/{NAMESPACE}/pods")["items"]
+    assert sorted(pod["status"]["containerStatuses"][0]["restartCount"] for pod in pods) == [0, 0, 0]
+    for account in (AGENT, CONTROLLER):
+        refused = [
+            entry
+            for entry in audit.entries(installed.cluster.names.run, f"{NAMESPACE}/{account}")
+            if entry.status == 403
+        ]
+        assert refused == []
+
+
+def test_the_batch_pod_is_acted_on(installed: Installed) -> None:
+    wait(
+        "a change",
+        lambda: any(installed.knobs().get(path, text) != text for path, text in installed.before.items()),
+        60,
+    )
+    status, said = installed.get("/api/v1/decisions", installed.token("reader"))
+    assert status == 200
+    assert '"applied"' in said
+
+
+def test_the_agent_has_no_more_than_it_says(installed: Installed) -> None:
+    """Seen in the kernel: capabilities, no way to new ones, a filter of system calls, and a root that cannot be written."""
+    status = process_status(installed.cluster, "agent", "dioptase")
+    assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == CAPABILITIES
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    with pytest.raises(Failed, match="Read-only file system"):
+        execute(installed, f"daemonset/{AGENT}", "touch", "/etc/made")
+    status = process_status(installed.cluster, "controller", "dioptase")
+    assert int(status["CapBnd"], 16) == 0
+    assert status["Uid"].split() == ["65532"] * 4
+
+
+def execute(installed: Installed, what: str, *words: str) -> str:
+    return installed.cluster.kubectl("--namespace", NAMESPACE, "exec", what, "--", *words)
+
+
+def process_status(cluster: Cluster, component: str, name: str) -> dict[str, str]:
+    """/proc/PID/status of the process that runs `dioptase COMPONENT` in a pod."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+            if f"/opt/dioptase/bin/{name}".encode() in words and component.encode() in words:
+                lines = (path.parent / "status").read_text().splitlines()
+                return {field: value.strip() for field, _, value in (line.partition(":") for line in lines)}
+        except OSError:
+            continue
+    raise LookupError(component)
+
+
+@pytest.mark.parametrize("component", ["agent", "controller"])
+def test_metrics_are_for_those_whose_token_may_have_them(installed: Installed, component: str) -> None:
+    family = "dioptase_build_info" if component == "agent" else "dioptase_controller_leading"
+    for account in ("reader", "scraper"):
+        status, said = installed.get("/metrics", installed.token(account), component)
+        assert (status, family in said) == (200, True)
+    status, said = installed.get("/metrics", installed.token("stranger"), component)
+    assert (status, "may not get /metrics" in said) == (403, True)
+    wait("the pause", lambda: installed.get("/metrics", "eyJ.bad.token", component)[0] == 401, 5)
+    assert installed.get("/metrics", "", component)[0] == 401
+    assert [installed.get(path, "", component)[0] for path in ("/healthz", "/readyz")] == [200, 200]
+    if component == "agent":
+        # Who may scrape may not look at everything else.
+        assert installed.get("/api/v1/snapshot", installed.token("scraper"))[0] == 403
+        assert installed.get("/api/v1/snapshot", installed.token("reader"))[0] == 200
+
+
+def test_helm_asks_them_too(installed: Installed) -> None:
+    assert "Phase:          Succeeded" in installed.helm("test", RELEASE, "--timeout=60s")
+
+
+def granted(installed: Installed, account: str) -> set[Asked]:
+    roles = "/apis/rbac.authorization.k8s.io/v1"
+    found = rules(installed.server, f"{roles}/clusterroles/{account}")
+    if account == CONTROLLER:
+        found |= rules(installed.server, f"{roles}/namespaces/{NAMESPACE}/roles/{account}")
+    return found
+
+
+def test_configuration_is_rolled_out_to_the_agent(installed: Installed) -> None:
+    kcc = {
+        "apiVersion": f"{CONFIG}/v1alpha1",
+        "kind": "KatalystCustomConfig",
+        "metadata": {"name": "adminqos", "namespace": "installed"},
+        "spec": {"targetType": {"group": CONFIG, "version": "v1alpha1", "resource": "adminqosconfigurations"}},
+    }
+    config = {
+        "apiVersion": f"{CONFIG}/v1alpha1",
+        "kind": "AdminQoSConfiguration",
+        "metadata": {"name": "all", "namespace": "installed"},
+        "spec": {"config": {"reclaimedResourceConfig": {"reservedResourceForReport": {"cpu": "125m"}}}},
+    }
+    base = f"/apis/{CONFIG}/v1alpha1/namespaces/installed"
+    installed.server.ask("POST", f"{base}/katalystcustomconfigs", kcc)
+    installed.server.ask("POST", f"{base}/adminqosconfigurations", config)
+    wait("the setting", lambda: reserve(installed) == 0.125, 60)
+
+
+def reserve(installed: Installed) -> float:
+    told = json.loads(installed.get("/api/v1/config", installed.token("reader"))[1])
+    return float(next(one["value"] for one in told["settings"] if one["name"] == "report.reservedCores"))
+
+
+KINDS = "(authconfigurations|irqtuning.*|memorybandwidth.*|powermanagement.*|strategygroup.*|transparentmemory.*)"
+"""Asked for as adminqosconfigurations are, once a KatalystCustomConfig names them."""
+
+
+@pytest.mark.parametrize("account", [AGENT, CONTROLLER])
+def test_every_right_is_used_or_it_is_known_why_not(installed: Installed, account: str) -> None:
+    rights = granted(installed, account)
+    used = {entry.asked for entry in audit.entries(installed.cluster.names.run, f"{NAMESPACE}/{account}")}
+    assert used <= rights
+    idle = {right for right in rights - used if not re.match(KINDS, right.resource)}
+    unknown = (
+        idle
+        - RARE.keys()
+        - {right for right in idle if right.resource.startswith("adminqos") and right.verb == "delete"}
+    )
+    assert unknown == set()
+    assert used, "an empty log would prove nothing"
+
+
+def test_a_right_that_is_taken_away_is_missed_by_name(installed: Installed) -> None:
+    """In the real agent, which goes on with the rest."""
+    role = f"/apis/rbac.authorization.k8s.io/v1/clusterroles/{AGENT}"
+    before = installed.server.ask("GET", role)["rules"]
+    less = [rule for rule in before if "tokenreviews" not in rule["resources"]]
+    assert len(less) == len(before) - 1
+    installed.server.ask("PATCH", role, {"rules": less}, MERGE)
+    try:
+
+        def missed() -> bool:
+            status, said = installed.get("/metrics", installed.token("reader"))
+            return status == 503 and 'cannot create resource \\"tokenreviews\\"' in said
+
+        wait("the refusal", missed, 10)
+        assert installed.get("/readyz")[0] == 200
+    finally:
+        installed.server.ask("PATCH", role, {"rules": before}, MERGE)
+    wait("the reviews", lambda: installed.get("/metrics", installed.token("reader"))[0] == 200, 10)
+
+
+def test_upgrade_and_rollback_keep_what_was_remembered(installed: Installed) -> None:
+    secret = f"/api/v1/namespaces/{NAMESPACE}/secrets/{RELEASE}-tls"
+    certificate, first = installed.server.ask("GET", secret)["data"], journal(installed)
+    assert first
+    installed.upgrade("agent.settings.intervalS=0.5")
+    assert setting(installed, "intervalS") == "0.5"
+    assert installed.server.ask("GET", secret)["data"] == certificate
+    # Of the cluster's configuration, too, which it had before it asked for it.
+    assert reserve(installed) == 0.125
+    assert (installed.state / "dynamic_config").exists()
+    second = journal(installed)
+    assert second[: len(first)] == first
+    installed.helm("rollback", RELEASE, "1")
+    installed.settled()
+    assert setting(installed, "intervalS") == "1"
+    assert journal(installed)[: len(second)] == second
+
+
+def journal(installed: Installed) -> list[str]:
+    (path,) = installed.state.glob("decisions*.jsonl")
+    return path.read_text().splitlines()
+
+
+def setting(installed: Installed, name: str) -> Any:
+    told = json.loads(installed.get("/api/v1/config", installed.token("reader"))[1])
+    return next(one["value"] for one in told["settings"] if one["name"] == name)
+
+
+def test_after_uninstall_every_cgroup_is_as_it_was(installed: Installed) -> None:
+    wait(
+        "a change",
+        lambda: any(installed.knobs().get(path, text) != text for path, text in installed.before.items()),
+        60,
+    )
+    installed.helm("uninstall", RELEASE, "--wait", "--timeout=90s")
+    wait(
+        "the end of the agent",
+        lambda: not installed.server.ask("GET", f"/api/v1/namespaces/{NAMESPACE}/pods")["items"],
+        90,
+    )
+    after = installed.knobs()
+    assert {path: after[path] for path in installed.before} == installed.before
+    assert '"entries":[]' in (installed.state / "originals.json").read_text()

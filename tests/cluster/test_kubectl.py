@@ -1,0 +1,472 @@
+"""`kubectl dioptase` through a real API server: agents that answer, over HTTP and TLS, and those that cannot be reached.
+
+The pods are entries of the API server alone; behind their addresses are servers of ours on this machine, or nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from agent.config import Config
+from agent.dynamic.overlay import settle
+from agent.dynamic.told import configuration
+from agent.report.journal import DecisionJournal
+from agent.sense.documents import check
+from api.checks import Check
+from api.configuration import Configuration
+from api.text import to_json
+from exporters.http import Server as AgentServer
+from exporters.view import build
+from exporters.webconfig import WebConfig
+from kube import client as client_module
+from kube.client import Client
+from tests.cluster.cluster import Cluster
+from tests.cluster.daemons import wait
+from tests.cluster.existing import Existing
+from tests.cluster.objects import a_pod
+from tests.cluster.server import JSON, MERGE, Server
+from tests.exporters.certificates import Authority
+from tests.rich import rich_round
+
+pytestmark = pytest.mark.cluster
+ROOT = Path(__file__).parents[2]
+PLUGIN = "from cli.kubectl import main; main()"
+MANY = 200
+LACKS = Check(name="pressure", ok=False, detail="no /proc/pressure", remedy="boot with psi=1")
+PASSWORD = "$2b$04$cVWp4XaNU8a4v1uMRum2SO026BWLIoQMD/TXg5uZV.0P.uO8m3YEm"
+
+
+Request = tuple[str, str, dict[str, Any]]
+"""Method, path and body."""
+
+
+class Agents:
+    """Servers of agents in a thread of their own, and sockets that never answer."""
+
+    def __init__(self, host: str) -> None:
+        self._host, self._loop = host, asyncio.new_event_loop()
+        self._servers: list[AgentServer] = []
+        self._sockets: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def start(
+        self,
+        told: Configuration,
+        web_config: WebConfig | None = None,
+        *,
+        round_: bool = True,
+        lacks: tuple[Check, ...] = (),
+    ) -> int:
+        """One more; its port."""
+        server = AgentServer(
+            journal=DecisionJournal(None), version="1.2.3", configuration=lambda: told, checks=lambda: lacks,
+            web_config=web_config, stale_s=3600,
+        )  # fmt: skip
+        self._servers.append(server)
+        port = asyncio.run_coroutine_threadsafe(server.start(self._host, 0), self._loop).result(10)
+        if round_:
+            self._loop.call_soon_threadsafe(server.publish, rich_round())
+        return port
+
+    def silent(self) -> int:
+        """A port that takes connections and says nothing."""
+        self._sockets.append(socket.create_server((self._host, 0)))
+        return int(self._sockets[-1].getsockname()[1])
+
+    def closed(self) -> int:
+        """A port that nobody listens at."""
+        with socket.create_server((self._host, 0)) as listener:
+            return int(listener.getsockname()[1])
+
+    def close(self) -> None:
+        for server in self._servers:
+            asyncio.run_coroutine_threadsafe(server.stop(), self._loop).result(10)
+        # TLS ends with a word of the other side, and a loop that is gone would not hear it.
+        wait("the last word", lambda: not any(one._sock for one in self._loop._transports.values()), 10)
+        for one in self._sockets:
+            one.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+class Fleet:
+    """Nodes and agents' pods as the API server has them, all of one label and one namespace."""
+
+    def __init__(self, server: Server, host: str, namespace: str) -> None:
+        self.server, self.host, self.namespace = server, host, namespace
+        self.label = f"fleet={uuid.uuid4().hex[:8]}"
+
+    def name(self, node: str) -> str:
+        return f"{node}-{self.label[-4:]}"
+
+    def node(self, name: str) -> None:
+        for method, path, body in self._node(name):
+            self.server.ask(method, path, body, MERGE if method == "PATCH" else JSON)
+
+    def agent(self, node: str, port: int, scheme: str = "HTTP") -> None:
+        """A node with an agent's pod on it that says to run and is probed there."""
+        for method, path, body in (*self._node(node), *self._pod(node, port, scheme)):
+            self.server.ask(method, path, body, MERGE if method == "PATCH" else JSON)
+
+    async def many(self, nodes: list[str], port: int, client: Client) -> None:
+        """The same, at once."""
+        turns = asyncio.Semaphore(16)
+
+        async def one(node: str) -> None:
+            async with turns:
+                for method, path, body in (*self._node(node), *self._pod(node, port, "HTTP")):
+                    kind = client_module.MERGE if method == "PATCH" else client_module.JSON
+                    request = client_module._Request(
+                        method=method, path=path, resource="test", body=body, content_type=kind
+                    )
+                    await client._answer(request)
+
+        await asyncio.gather(*map(one, nodes))
+
+    def _node(self, name: str) -> list[Request]:
+        key, value = self.label.split("=")
+        node = {"metadata": {"name": self.name(name), "labels": {key: value}}, "spec": {"unschedulable": True}}
+        status = {"status": {"allocatable": {"cpu": "7800m", "memory": "8Gi"}}}
+        return [("POST", "/api/v1/nodes", node), ("PATCH", f"/api/v1/nodes/{self.name(name)}/status", status)]
+
+    def _pod(self, node: str, port: int, scheme: str) -> list[Request]:
+        labels = {"app.kubernetes.io/name": "dioptase", "app.kubernetes.io/component": "agent"}
+        probe = {"httpGet": {"path": "/healthz", "port": "web", "scheme": scheme}}
+        container = {
+            "name": "agent", "image": "localhost/dioptase:1", "ports": [{"name": "web", "containerPort": port}],
+            "readinessProbe": probe,
+        }  # fmt: skip
+        spec = {"nodeName": self.name(node), "containers": [container], "automountServiceAccountToken": False}
+        pods = f"/api/v1/namespaces/{self.namespace}/pods"
+        status = {"status": {"phase": "Running", "podIP": self.host, "podIPs": [{"ip": self.host}]}}
+        made = {"metadata": {"name": f"agent-{node}", "labels": labels}, "spec": spec}
+        return [("POST", pods, made), ("PATCH", f"{pods}/agent-{node}/status", status)]
+
+    def remove(self) -> None:
+        """The nodes; pods go first, as no kubelet would ever say that they are gone."""
+        pods = f"/api/v1/namespaces/{self.namespace}/pods"
+        self.server.ask("DELETE", pods, {"gracePeriodSeconds": 0})
+        self.server.ask("DELETE", f"/api/v1/nodes?labelSelector={self.label}")
+
+
+def told(interval_s: float = 1.0) -> Configuration:
+    config = msgspec.structs.replace(Config(), interval_s=interval_s)
+    return configuration(
+        settle(config, {}, {}, lambda _config: ""), {} if interval_s == 1 else {"intervalS": interval_s}, 5
+    )
+
+
+@pytest.fixture
+def account(server: Server, namespace: str) -> None:
+    """What the controllers would make."""
+    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+    if not server.ask("GET", accounts)["items"]:
+        server.ask("POST", accounts, {"metadata": {"name": "default"}})
+
+
+@pytest.fixture
+def agents(ours: Cluster) -> Iterator[Agents]:
+    made = Agents(ours.names.host)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def fleet(ours: Cluster, server: Server, namespace: str, account: None) -> Iterator[Fleet]:
+    made = Fleet(server, ours.names.host, namespace)
+    yield made
+    made.remove()
+
+
+Call = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def call(ours: Cluster, fleet: Fleet) -> Call:
+    """The plugin on the nodes of the fleet."""
+
+    def called(*words: str, namespace: str = fleet.namespace) -> subprocess.CompletedProcess[str]:
+        return run(*words, "--kubeconfig", str(ours.kubeconfig), "-n", namespace, "-l", fleet.label)
+
+    return called
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    """The plugin, by itself."""
+    return subprocess.run(
+        [sys.executable, "-c", PLUGIN, *words], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
+        env={**os.environ, "TZ": "UTC"},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def mixed(agents: Agents, fleet: Fleet, tmp_path: Path) -> Fleet:
+    """Eight nodes, of which three answer."""
+    authority = Authority(tmp_path)
+    authority.issue("server")
+    (tmp_path / "tls.yml").write_text("tls_server_config: {cert_file: server.crt, key_file: server.key}\n")
+    (tmp_path / "users.yml").write_text(f"basic_auth_users: {{me: {PASSWORD}}}\n")
+    fleet.agent("a-plain", agents.start(told()))
+    fleet.agent("b-secure", agents.start(told(), WebConfig(tmp_path / "tls.yml", check), lacks=(LACKS,)), "HTTPS")
+    fleet.agent("c-other", agents.start(told(2.0), lacks=(LACKS,)))
+    fleet.agent("d-closed", agents.closed())
+    fleet.agent("e-silent", agents.silent())
+    fleet.agent("f-locked", agents.start(told(), WebConfig(tmp_path / "users.yml", check)))
+    fleet.agent("g-early", agents.start(told(), round_=False))
+    fleet.node("h-none")
+    return fleet
+
+
+def steady(fleet: Fleet, text: str) -> str:
+    """Without what is another at every run, and as wide as it was."""
+    text = (
+        text.replace(f"-{fleet.label[-4:]}", "-0000")
+        .replace(fleet.host, "10.0.0.10")
+        .replace(fleet.namespace, "agents")
+    )
+    return re.sub(r":\d{5}\b", ":12345", text)
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (("top", "--request-timeout", "2"), 0),
+        (("top", "pods", "web", "--sort-by", "wait", "--request-timeout", "1"), 0),
+        (("config", "--differing", "--request-timeout", "1"), 0),
+        (("doctor", "--request-timeout", "2"), 1),
+    ],
+    ids=lambda one: one[0] if isinstance(one, tuple) else "",
+)
+def test_whoever_cannot_be_reached_has_a_row_with_the_reason(
+    mixed: Fleet, call: Call, golden: Callable[[str, str], None], words: tuple[str, ...], status: int
+) -> None:
+    done = call(*words)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == status
+    name = "-".join(word for word in words[:2] if word.isalpha())
+    golden(f"kubectl-{name}.txt", steady(mixed, done.stdout + done.stderr))
+
+
+def test_one_node_explains_itself(mixed: Fleet, call: Call) -> None:
+    done = call("explain", mixed.name("b-secure"), "share")
+    assert done.stdout.startswith("Pool share has CPUs 0-3\n")
+    nothing = call("explain", mixed.name("b-secure"), "nonsense")
+    assert (nothing.returncode, nothing.stdout) == (1, "")
+    assert "Nothing is known about 'nonsense'" in nothing.stderr
+    for node, complaint in (
+        ("d-closed", "connection refused\n  remedy: it has to listen where the control plane reaches its node"),
+        ("h-none", "no agent runs here\n  remedy: kubectl dioptase doctor"),
+        ("z-unknown", "there is no node"),
+    ):
+        done = call("explain", mixed.name(node))
+        assert done.returncode == 1
+        assert complaint in done.stderr
+
+
+def test_a_wrong_scheme_is_told(fleet: Fleet, agents: Agents, call: Call, tmp_path: Path) -> None:
+    Authority(tmp_path).issue("server")
+    (tmp_path / "tls.yml").write_text("tls_server_config: {cert_file: server.crt, key_file: server.key}\n")
+    fleet.agent("a", agents.start(told(), WebConfig(tmp_path / "tls.yml", check)), "HTTP")
+    fleet.agent("b", agents.start(told()), "HTTPS")
+    rows = json.loads(call("top", "-o", "json").stdout)
+    said = [row["problem"].partition("cannot reach it: ")[2] for row in rows]
+    assert said == ["EOF", "tls: first record does not look like a TLS handshake"]
+    assert all("over TLS if its probe says HTTPS" in row["remedy"] for row in rows)
+
+
+def test_json_has_the_numbers(mixed: Fleet, call: Call) -> None:
+    rows = json.loads(
+        call("top", "-o", "json", "--node", mixed.name("a-plain"), "--node", mixed.name("d-closed")).stdout
+    )
+    assert [(row.get("lent_cores"), row["allocatable_cores"]) for row in rows] == [(2.5, 7.8), (None, 7.8)]
+    assert "connection refused" in rows[1]["problem"]
+    said = json.loads(call("config", "intervalS", "-o", "json", "--request-timeout", "1").stdout)
+    assert [(one["value"], len(one["nodes"])) for one in said["settings"][0]["values"]] == [("1", 3), ("2", 1)]
+    assert len(said["silent"]) == 4
+
+
+def test_a_namespace_without_agents_is_named(fleet: Fleet, call: Call) -> None:
+    done = call("top", namespace="default")
+    assert done.returncode == 1
+    assert "no pod in namespace default is labelled app.kubernetes.io/name=dioptase" in done.stderr
+
+
+async def test_two_hundred_nodes_take_seconds(fleet: Fleet, agents: Agents, call: Call, client: Client) -> None:
+    port = agents.start(told())
+    names = [f"n{number:03}" for number in range(MANY)]
+    await fleet.many(names, port, client)
+    began = time.monotonic()
+    done = await asyncio.to_thread(call, "top", "-o", "json")
+    print(f"{MANY} nodes in {time.monotonic() - began:.1f} s")
+    rows = json.loads(done.stdout)
+    assert [row["node"] for row in rows] == [fleet.name(name) for name in names]
+    assert [row["problem"] for row in rows if row.get("problem")] == []
+    lines = (await asyncio.to_thread(call, "top")).stdout.splitlines()
+    assert lines[-1].split()[:3] == ["200", "nodes", "800"]
+
+
+class Reviewing:
+    """An agent that serves whom the API server knows, as one with exporters.tokenReview does; it is busy at first."""
+
+    def __init__(self, server: Server, host: str) -> None:
+        self._server, self._host = server, host
+        self.seen: list[tuple[str | None, str]] = []
+        """The Authorization of each request, and who the token was of."""
+        self.busy = 1
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.port = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
+
+    async def _start(self) -> int:
+        self._runner = web.ServerRunner(web.Server(self._answer))
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._host, 0)
+        await site.start()
+        return int(self._runner.addresses[0][1])
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        given = request.headers.get("X-Dioptase-Authorization", "").removeprefix("Bearer ")
+        if not given:
+            return web.json_response({"error": "this agent asks for a token", "remedy": "send one"}, status=401)
+        if self.busy:
+            self.busy -= 1
+            return web.json_response({"error": "busy", "remedy": "ask again"}, status=429)
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": given}}
+        path = "/apis/authentication.k8s.io/v1/tokenreviews"
+        user = (await asyncio.to_thread(self._server.ask, "POST", path, review))["status"]["user"]["username"]
+        self.seen.append((request.headers.get("Authorization"), user))
+        return web.Response(body=to_json(build(rich_round())), content_type="application/json")
+
+    def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+@pytest.fixture
+def reviewing(server: Server, ours: Cluster) -> Iterator[Reviewing]:
+    made = Reviewing(server, ours.names.host)
+    yield made
+    made.close()
+
+
+def test_an_agent_that_wants_a_token_gets_one_of_the_account_that_looks(
+    fleet: Fleet, reviewing: Reviewing, call: Call, server: Server
+) -> None:
+    fleet.agent("a", reviewing.port)
+    fleet.agent("b", reviewing.port)
+    done = call("top")
+    assert done.returncode == 1
+    assert f"you get none of account {fleet.namespace}/dioptase-viewer: 404" in done.stdout
+    accounts = f"/api/v1/namespaces/{fleet.namespace}/serviceaccounts"
+    server.ask("POST", accounts, {"metadata": {"name": "dioptase-viewer"}})
+    done = call("top")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("on, grow") == 2
+    viewer = f"system:serviceaccount:{fleet.namespace}:dioptase-viewer"
+    assert reviewing.seen == [(None, viewer)] * 2, "and the API server passed nobody's own credentials on"
+
+
+def test_what_a_person_needs_to_be_allowed(fleet: Fleet, agents: Agents, ours: Cluster, server: Server) -> None:
+    fleet.agent("a", agents.start(told()))
+    base = f"/api/v1/namespaces/{fleet.namespace}/serviceaccounts"
+    server.ask("POST", base, {"metadata": {"name": "person"}})
+    token = server.ask("POST", f"{base}/person/token", {"spec": {"expirationSeconds": 600}})["status"]["token"]
+    config = json.loads(ours.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": token}
+    path = ours.names.run / "person.kubeconfig"
+    path.write_text(json.dumps(config))
+
+    def called(*words: str) -> subprocess.CompletedProcess[str]:
+        scope = ["top", "--kubeconfig", str(path), "-n", fleet.namespace, *words]
+        return run(*scope)
+
+    def grant(*rules: dict[str, Any]) -> None:
+        roles = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{fleet.namespace}"
+        name = uuid.uuid4().hex
+        server.ask("POST", f"{roles}/roles", {"metadata": {"name": name}, "rules": list(rules)})
+        subject = {"kind": "ServiceAccount", "name": "person", "namespace": fleet.namespace}
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
+        body = {"metadata": {"name": name}, "subjects": [subject], "roleRef": reference}
+        server.ask("POST", f"{roles}/rolebindings", body)
+
+    assert "let somebody give you the right to list pods" in called().stderr
+    grant({"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]})
+    wait("the role", lambda: "you may not ask it" in called().stdout)
+    grant({"apiGroups": [""], "resources": ["pods/proxy"], "verbs": ["get"]})
+    wait("the role", lambda: called().returncode == 0)
+    assert "on, grow" in called().stdout, "nodes may not be listed, so those of the agents are shown"
+    assert "nodes cannot be listed" in called("-l", fleet.label).stderr
+
+
+def test_kubectl_finds_it(fleet: Fleet, agents: Agents, ours: Cluster, tmp_path: Path) -> None:
+    fleet.agent("a", agents.start(told()))
+    program = tmp_path / "kubectl-dioptase"
+    program.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{PLUGIN}' \"$@\"\n")
+    program.chmod(0o755)
+    words = [
+        ours.programs["kubectl"],
+        "dioptase",
+        "-n",
+        fleet.namespace,
+        "--kubeconfig",
+        ours.kubeconfig,
+        "-l",
+        fleet.label,
+        "top",
+    ]
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
+    assert "on, grow" in done.stdout
+    helped = subprocess.run([*words[:2], "top", "-h"], capture_output=True, text=True, check=True, env=environment)
+    assert helped.stdout.startswith("Usage: kubectl dioptase top ")
+
+
+def test_an_agent_in_a_pod_of_a_real_node_is_asked(
+    ours: Cluster, cluster: Cluster | Existing, server: Server, workspace: str, tmp_path: Path
+) -> None:
+    """The code is this machine's, by hostPath, and so is its root: what an image has is tested with the image."""
+    pod = a_pod("agent", **{"app.kubernetes.io/name": "dioptase", "app.kubernetes.io/component": "agent"})
+    options = f"--listen 0.0.0.0:9102 --state-dir {tmp_path}/state"
+    inside = f"cd {ROOT} && exec {sys.executable} -c 'from cli.main import main; main()' agent {options}"
+    pod["spec"]["volumes"] = [{"name": "root", "hostPath": {"path": "/"}}]
+    pod["spec"]["containers"][0] |= {
+        "command": ["chroot", "/host", "sh", "-c", inside],
+        "volumeMounts": [{"name": "root", "mountPath": "/host"}],
+        "readinessProbe": {"httpGet": {"path": "/healthz", "port": 9102}, "periodSeconds": 1},
+    }
+    server.ask("POST", f"/api/v1/namespaces/{workspace}/pods", pod)
+    base = ["--kubeconfig", str(ours.kubeconfig), "-n", workspace, "--node", "node1"]
+
+    def row() -> dict[str, Any]:
+        (found,) = json.loads(run("top", "-o", "json", *base).stdout)
+        return dict(found)
+
+    wait("the agent", lambda: row().get("busy_cores") is not None, 120)
+    assert row()["cpus"] == os.cpu_count()
+    assert row()["allocatable_cores"] == pytest.approx(row()["cpus"] - 0.1), "the kubelet keeps 100m back"
+    said = run("config", "intervalS", *base)
+    assert said.stdout.split() == ["intervalS", "1", "(default)"]
+    found = json.loads(run("doctor", "-o", "json", *base).stdout)
+    assert [one["ok"] for one in found if one["name"] == "agent"] == [True]
+    assert "Now: round" in run("explain", "node1", *base).stdout

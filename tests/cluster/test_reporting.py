@@ -1,0 +1,264 @@
+"""What nodes say of themselves to a real API server, and what a stock scheduler makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.config.kubelet import KubeletConfig
+from agent.qrm.protocol.pod_resources import PodResources
+from agent.report.beside import Beside
+from agent.report.cnr_writer import MANAGER, CnrWriter
+from agent.report.extended import ExtendedResources
+from agent.report.kubelet import Neighbourhood
+from agent.report.plugins import Reporters
+from agent.sense.kubelet import Kubelet
+from api.advice import Headroom
+from api.crds.node import CustomNodeResourceStatus
+from api.decisions import Act, Round
+from api.pods import RECLAIMED_CPU, RECLAIMED_MEMORY
+from kube.client import Client
+from tests.agent.report import big
+from tests.agent.report.protocol.test_plugins import killed, plugin
+from tests.agent.report.test_cnr import ADVERTISED, advice, finished
+from tests.cluster.cluster import Cluster
+from tests.cluster.daemons import wait
+from tests.cluster.existing import Existing
+from tests.cluster.objects import a_pod
+from tests.cluster.server import Refused, Server
+from tests.live.running import Agent, eventually
+
+pytestmark = pytest.mark.cluster
+CNRS = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources"
+
+
+def a_name() -> str:
+    return f"test-{uuid.uuid4().hex[:10]}"
+
+
+async def until(what: Callable[[], bool], look: Callable[[], Any], seconds: float = 30) -> None:
+    async with asyncio.timeout(seconds):
+        while not what():
+            await look()
+            await asyncio.sleep(0.05)
+
+
+def this_machine() -> dict[str, Any]:
+    """Zones as util-linux and the kernel's own files say that they are."""
+    listed = subprocess.run(["lscpu", "-p=CPU,SOCKET,NODE"], check=True, capture_output=True, text=True).stdout
+    cpus = [[int(word or 0) for word in line.split(",")] for line in listed.splitlines() if not line.startswith("#")]
+    return {
+        f"Socket/{socket}": {
+            f"Numa/{node}": {
+                "cpu": str(sum(one[2] == node for one in cpus)),
+                "memory": str(int(_first(f"/sys/devices/system/node/node{node}/meminfo", "MemTotal:")) * 1024),
+            }
+            for node in {one[2] for one in cpus if one[1] == socket}
+        }
+        for socket in {one[1] for one in cpus}
+    }
+
+
+def _first(path: str, word: str) -> str:
+    words = Path(path).read_text().split()
+    return words[words.index(word) + 1]
+
+
+def test_an_agent_says_what_this_machine_is(
+    definitions: Server, api_server: Cluster | Existing, tmp_path: Path
+) -> None:
+    name = a_name()
+    options = ("--node", name, "--state-dir", str(tmp_path))
+    with Agent(*options, env={"KUBECONFIG": str(api_server.kubeconfig)}) as agent:
+
+        def said() -> Any:
+            try:
+                return definitions.ask("GET", f"{CNRS}/{name}").get("status")
+            except Refused:
+                return None
+
+        eventually(f"the agent reports: {agent.log}", lambda: said() is not None, 60)
+        found = definitions.ask("GET", f"{CNRS}/{name}")
+        assert agent.end() == 0
+    zones = {
+        f"{socket['type']}/{socket['name']}": {
+            f"{numa['type']}/{numa['name']}": numa["resources"]["capacity"] for numa in socket["children"]
+        }
+        for socket in found["status"]["topologyZone"]
+    }
+    assert zones == this_machine()
+    assert found["status"]["topologyPolicy"] == "None"
+    properties = {one["propertyName"]: one for one in found["spec"]["nodeResourceProperties"]}
+    assert properties["cpu"]["propertyQuantity"] == str(os.cpu_count())
+    assert properties["memory"]["propertyQuantity"] == str(int(_first("/proc/meminfo", "MemTotal:")) * 1024)
+    assert ("avx2" in properties["cis"]["propertyValues"]) == ("avx2" in Path("/proc/cpuinfo").read_text().split())
+    managers = {
+        (one["manager"], one["operation"], one.get("subresource")) for one in found["metadata"]["managedFields"]
+    }
+    assert managers == {(MANAGER, "Apply", None), (MANAGER, "Apply", "status")}
+    definitions.ask("DELETE", f"{CNRS}/{name}")
+
+
+async def test_what_a_plugin_says_is_gone_after_it_was_killed(
+    definitions: Server, client: Client, tmp_path: Path
+) -> None:
+    name = a_name()
+    reporters = Reporters(tmp_path, lambda: None, forget_s=2)
+    writer = CnrWriter(client, name, metrics=False, beside=lambda: Beside(fields=reporters.fields()))
+    writer.publish(finished(evictions=None))
+    clock = [time.monotonic()]
+
+    async def look() -> None:
+        clock[0] += 5
+        await reporters.look()
+        await writer.look(clock[0])
+
+    def racks() -> list[str]:
+        try:
+            found = definitions.ask("GET", f"{CNRS}/{name}")
+        except Refused:
+            return ["no object"]
+        listed = found["spec"]["nodeResourceProperties"]
+        return [one["propertyValues"][0] for one in listed if one["propertyName"] == "rack"]
+
+    process = await plugin(tmp_path / "a.sock", "a", "7")
+    try:
+        await until(lambda: racks() == ["7"], look)
+        assert (writer.problem(), reporters.problem()) == (None, None)
+        process.send_signal(signal.SIGSTOP)
+        await look()
+        assert racks() == ["7"], "it may only be slow"
+        await killed(process)
+        await until(lambda: racks() == [], look)
+        assert reporters.problem() is not None
+    finally:
+        reporters.close()
+        if process.returncode is None:
+            await killed(process)
+    assert len(definitions.ask("GET", f"{CNRS}/{name}")["spec"]["nodeResourceProperties"]) == 6, "ours stay"
+    definitions.ask("DELETE", f"{CNRS}/{name}")
+
+
+async def test_who_holds_a_field_of_ours_is_named(
+    definitions: Server, client: Client, api_server: Cluster | Existing
+) -> None:
+    name = a_name()
+    head = {
+        "apiVersion": "node.katalyst.kubewharf.io/v1alpha1",
+        "kind": "CustomNodeResource",
+        "metadata": {"name": name},
+    }
+    definitions.ask("POST", CNRS, head)
+    body = json.dumps({**head, "status": {"topologyPolicy": "NumericPodLevel"}})
+    words = ("apply", "--server-side", "--subresource=status", "--field-manager=somebody", "-f", "-")
+    api_server.kubectl(*words, said=body)
+    writer, now_s = CnrWriter(client, name, metrics=False), time.monotonic()
+    writer.publish(finished(evictions=None))
+    await writer.look(now_s)
+    problem = writer.problem()
+    assert problem is not None
+    assert problem.reason == (
+        f"CustomNodeResource {name}: others wrote what this agent writes, and it took that over: "
+        ".status.topologyPolicy by somebody"
+    )
+    assert definitions.ask("GET", f"{CNRS}/{name}")["status"]["topologyPolicy"] == "None"
+    await writer.look(now_s + 451)
+    assert writer.problem() is None, "it was said once, and somebody does not say it again"
+    definitions.ask("DELETE", f"{CNRS}/{name}")
+
+
+async def test_a_server_of_48_cores_is_taken_as_it_is(definitions: Server, client: Client, tmp_path: Path) -> None:
+    name = a_name()
+    big.lay(tmp_path)
+    writer = CnrWriter(client, name, metrics=False)
+    one = Round(snapshot=big.snapshot(tmp_path), previous=None, act=Act.ON, trigger="tick", advice=advice(ADVERTISED))
+    writer.publish(one)
+    await writer.look(time.monotonic())
+    assert writer.problem() is None
+    status = msgspec.convert(definitions.ask("GET", f"{CNRS}/{name}")["status"], CustomNodeResourceStatus)
+    sockets = status.topology_zone or ()
+    caches = [cache.name for socket in sockets for numa in socket.children or () for cache in numa.children or ()]
+    assert ([socket.name for socket in sockets], caches) == (["0", "1"], ["0", "1", "2", "3"])
+    definitions.ask("DELETE", f"{CNRS}/{name}")
+
+
+def asking_for(name: str, millicores: int) -> dict[str, Any]:
+    pod = a_pod(name)
+    amounts = {RECLAIMED_CPU: str(millicores), RECLAIMED_MEMORY: "1Gi"}
+    pod["spec"]["containers"][0]["resources"] = {"requests": amounts, "limits": amounts}
+    return pod
+
+
+async def test_a_stock_scheduler_goes_by_what_is_lent(
+    cluster: Cluster | Existing, server: Server, client: Client, workspace: str
+) -> None:
+    node = server.ask("GET", "/api/v1/nodes")["items"][0]["metadata"]["name"]
+    extended, now_s = ExtendedResources(client, node), time.monotonic()
+    pods = f"/api/v1/namespaces/{workspace}/pods"
+
+    def lend(cores: float) -> None:
+        extended.publish(finished(_lent(cores)))
+
+    def scheduled(name: str) -> tuple[str, str]:
+        conditions = server.ask("GET", f"{pods}/{name}")["status"].get("conditions", [])
+        one = next((one for one in conditions if one["type"] == "PodScheduled"), {})
+        return one.get("status", ""), one.get("message", "")
+
+    try:
+        lend(5.123)
+        await extended.look(now_s)
+        assert extended.problem() is None
+        server.ask("POST", pods, asking_for("fits", 5000))
+        wait("it is placed", lambda: scheduled("fits")[0] == "True")
+        server.ask("POST", pods, asking_for("waits", 200))
+        wait("it waits", lambda: scheduled("waits")[0] == "False")
+        assert f"Insufficient {RECLAIMED_CPU}" in scheduled("waits")[1]
+        wait("the kubelet runs it", lambda: server.ask("GET", f"{pods}/fits")["status"]["phase"] == "Running", 60)
+        lend(6.0)
+        await extended.look(now_s + 10)
+        wait("there is more, and nobody had to touch the pod", lambda: scheduled("waits")[0] == "True")
+    finally:
+        await extended.withdraw()
+    allocatable = server.ask("GET", f"/api/v1/nodes/{node}")["status"]["allocatable"]
+    assert RECLAIMED_CPU not in allocatable
+
+
+def _lent(cores: float) -> Headroom:
+    return msgspec.structs.replace(ADVERTISED, cores=cores)
+
+
+async def test_a_real_kubelet_says_its_policy_and_who_has_what(ours: Cluster, cluster: Cluster, server: Server) -> None:
+    (node,) = ours.nodes
+    pki = ours.control.authority
+    config = KubeletConfig(
+        url=f"https://{node.address}:10250",
+        ca_file=str(pki.certificate("ca")),
+        certificate_file=str(pki.certificate("admin")),
+        key_file=str(pki.key("admin")),
+    )
+    shares = PodResources(node.at("/var/lib/kubelet/pod-resources/kubelet.sock"))
+    async with Kubelet(config, "/configz") as kubelet:
+        around = Neighbourhood((Path("/proc"), Path("/sys")), Beside(), kubelet, shares)
+        try:
+            await around.look()
+        finally:
+            await shares.close()
+    assert around.problem() is None
+    beside = around.beside
+    assert beside.policy == "None"
+    assert beside.node is not None
+    # Without a CPU manager every CPU may be anybody's, and no device is there.
+    assert set(beside.node.cpus) <= set(range(os.cpu_count() or 1))
+    assert beside.node.devices == ()
+    assert beside.hardware.flags

@@ -1,0 +1,160 @@
+"""The chart's roles and values against a real API server, which needs no nodes for it: no right too many, no value unseen."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from deploy import chart
+from tests.cluster.audit import Asked
+from tests.cluster.binaries import beside
+from tests.cluster.cluster import Cluster, Failed
+from tests.cluster.daemons import wait
+from tests.cluster.server import JSON, MERGE, Refused, Server
+from tests.cluster.shipped import CHART, IMAGE, helm
+
+pytestmark = pytest.mark.cluster
+RBAC = "rbac.authorization.k8s.io"
+RELEASE, NAMESPACE = "rights", "test-rights"
+METHODS = {
+    "get": "GET",
+    "list": "GET",
+    "watch": "GET",
+    "create": "POST",
+    "patch": "PATCH",
+    "update": "PUT",
+    "delete": "DELETE",
+}
+NAMESPACED = ("leases", "events", "pods/eviction")
+
+
+def rules(server: Server, path: str) -> set[Asked]:
+    """Every verb on every resource that a role grants."""
+    return {
+        Asked(group, resource, verb)
+        for rule in server.ask("GET", path)["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+@pytest.fixture(scope="module")
+def rights(ours: Cluster, definitions: Server) -> Iterator[Mapping[str, set[Asked]]]:
+    """By component, what the chart's roles grant as the API server has them."""
+    templates = [f"--show-only=templates/{name}-rbac.yaml" for name in ("agent", "controller")]
+    made = helm(
+        ours,
+        "template",
+        f"{RELEASE}-dioptase",
+        CHART,
+        "--namespace",
+        NAMESPACE,
+        *templates,
+        "--set",
+        "agent.extendedResources=true",
+    )
+    definitions.ask("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    ours.kubectl("apply", "-f", "-", said=made)
+    root, name = f"/apis/{RBAC}/v1", f"{RELEASE}-dioptase"
+    yield {
+        "agent": rules(definitions, f"{root}/clusterroles/{name}-agent"),
+        "controller": rules(definitions, f"{root}/clusterroles/{name}-controller")
+        | rules(definitions, f"{root}/namespaces/{NAMESPACE}/roles/{name}-controller"),
+    }
+    ours.kubectl("delete", "-f", "-", said=made)
+    definitions.ask("DELETE", f"/api/v1/namespaces/{NAMESPACE}")
+
+
+@pytest.mark.parametrize("component", ["agent", "controller"])
+def test_without_any_one_of_its_rights_the_request_is_refused(
+    ours: Cluster, definitions: Server, rights: Mapping[str, set[Asked]], component: str
+) -> None:
+    """For each right somebody who has all others, and the very request."""
+    wanted = sorted(rights[component])
+    assert len(wanted) == {"agent": 15, "controller": 67}[component]
+    users = {missing: f"less-{component}-{number}" for number, missing in enumerate(wanted)}
+    items = [part for missing, user in users.items() for part in role_of(user, component, set(wanted) - {missing})]
+    ours.kubectl("create", "-f", "-", said=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    try:
+        last = wanted[-1]
+        wait("the last role", lambda: allowed(definitions, users[last], wanted[0]))
+        for number, user in enumerate(users.values()):
+            assert allowed(definitions, user, wanted[number - 1]), "what is not missing is there"
+        assert [missing for missing, user in users.items() if not refused(definitions, user, missing)] == []
+    finally:
+        ours.kubectl("delete", "clusterroles,clusterrolebindings", "-l", f"less={component}")
+
+
+def role_of(user: str, component: str, granted: set[Asked]) -> list[dict[str, object]]:
+    """A role that grants this, and its binding to a user."""
+    meta = {"name": user, "labels": {"less": component}}
+    said = [{"apiGroups": [one.group], "resources": [one.resource], "verbs": [one.verb]} for one in sorted(granted)]
+    role = {"apiVersion": f"{RBAC}/v1", "kind": "ClusterRole", "metadata": meta, "rules": said}
+    binding = {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": meta,
+        "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": user},
+        "subjects": [{"apiGroup": RBAC, "kind": "User", "name": user}],
+    }
+    return [role, binding]
+
+
+def allowed(server: Server, user: str, right: Asked) -> bool:
+    """Whether somebody may, as the API server's authorizer has it."""
+    resource, _, subresource = right.resource.partition("/")
+    wanted = {"group": right.group, "resource": resource, "subresource": subresource, "verb": right.verb}
+    spec = {
+        "user": user,
+        "resourceAttributes": {**wanted, "namespace": NAMESPACE if right.resource in NAMESPACED else ""},
+    }
+    return bool(
+        server.ask("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", {"spec": spec})["status"]["allowed"]
+    )
+
+
+def refused(server: Server, user: str, right: Asked) -> bool:
+    """Whether the API server refuses the request itself, by name. What others ask on our behalf is asked as they do."""
+    if right.resource in ("nodes/pods", "nodes/finalizers"):
+        return not allowed(server, user, right)
+    plural, _, subresource = right.resource.partition("/")
+    version = "v1" if right.group.endswith(".k8s.io") else "v1alpha1"
+    root = f"/apis/{right.group}/{version}" if right.group else "/api/v1"
+    namespace = f"/namespaces/{NAMESPACE}" if right.resource in NAMESPACED else ""
+    every = right.verb in ("list", "watch") or (right.verb == "create" and not subresource)
+    path = f"{root}{namespace}/{plural}{'' if every else '/some'}{f'/{subresource}' if subresource else ''}?dryRun=All"
+    path += "&watch=true&timeoutSeconds=1" if right.verb == "watch" else ""
+    method = METHODS[right.verb]
+    body = None if method in ("GET", "DELETE") else {}
+    try:
+        server.text(method, path, body, MERGE if right.verb == "patch" else JSON, user=user)
+    except Refused as error:
+        return error.status == 403 and f'cannot {right.verb} resource "{right.resource}"' in str(error)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ("agent.act=yes", "/agent/act"),
+        ("agent.port=0", "/agent/port"),
+        ("agent.stateDir=lib", "/agent/stateDir"),
+        ("agent.capabilities={sys_admin}", "/agent/capabilities/0"),
+        ("tokenRevew=true", "'tokenRevew' not allowed"),
+        ("metrics.scrapers[0].name=a", "/metrics/scrapers/0"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_with_its_path(ours: Cluster, value: str, path: str) -> None:
+    with pytest.raises(Failed, match=re.escape(path)):
+        helm(ours, "template", "x", CHART, "--set", value)
+
+
+def test_the_kustomize_base_is_the_chart(ours: Cluster) -> None:
+    assert chart.BASE.read_text() == chart.base(str(beside("helm")))
+    shown = ours.kubectl("kustomize", chart.BASE.parent)
+    assert shown.count("\nkind: ") == chart.BASE.read_text().count("\nkind: ") + 1
+    assert f"image: {IMAGE}:0.1.0" in shown

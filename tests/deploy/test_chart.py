@@ -1,0 +1,97 @@
+"""What is made from the chart without helm, and what the chart must hold to."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.settings import parse as agent_settings
+from api import VERSION
+from deploy import chart
+
+ROOT = Path(__file__).resolve().parents[2]
+VALUES = (chart.CHART / "values.yaml").read_text()
+DAEMONSET = (chart.CHART / "templates/agent-daemonset.yaml").read_text()
+
+
+def test_the_table_in_the_document_is_that_of_the_values() -> None:
+    document = chart.DOCUMENT.read_text()
+    assert document.count(chart.BEGIN) == document.count(chart.END) == 1
+    assert chart.documented(document, VALUES) == document
+
+
+def test_rows_are_paths_with_defaults_and_comments() -> None:
+    text = '# head\n\na:\n  # One\n  # more\n  b: 1\n  # Two\n  c:\n    d: {e: f}\n  # Three\n  g: ""\n# Four\nh: [i]\n'
+    assert list(chart.rows(text)) == [
+        ("a.b", "1", "One more"),
+        ("a.c", "below", "Two"),
+        ("a.g", '""', "Three"),
+        ("h", "[i]", "Four"),
+    ]
+    with pytest.raises(ValueError, match=r"a\.b: has no comment"):
+        list(chart.rows("# head\n\na:\n  b: 1\n"))
+    with pytest.raises(ValueError, match="neither a comment nor"):
+        list(chart.rows("# head\n\n- a\n"))
+
+
+def leaves(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, below in schema.get("properties", {}).items():
+        yield f"{path}{name}", below
+        yield from leaves(below, f"{path}{name}.")
+
+
+def test_the_schema_knows_every_value_and_no_other() -> None:
+    schema = json.loads((chart.CHART / "values.schema.json").read_text())
+    known = dict(leaves(schema))
+    documented = {path for path, _, _ in chart.rows(VALUES)}
+    assert documented <= known.keys()
+    inner = {path for path, below in known.items() if not any(other.startswith(f"{path}.") for other in known)}
+    assert {path for path in inner if "$ref" in known[path] or known[path].get("type") != "object"} - {
+        "global"
+    } <= documented
+    sections = [below for path, below in known.items() if below.get("properties")]
+    assert sections
+    assert all(below["additionalProperties"] is False for below in sections)
+
+
+def test_the_chart_is_of_the_version_that_it_installs() -> None:
+    said = msgspec.yaml.decode((chart.CHART / "Chart.yaml").read_bytes())
+    assert said["appVersion"] == VERSION
+    assert f"newTag: {VERSION}" in (chart.BASE.parent / "kustomization.yaml").read_text()
+
+
+def test_the_settings_that_the_chart_makes_are_settings() -> None:
+    """As the base has them, which is what helm made of the templates."""
+    documents = chart.BASE.read_text().split("\n---\n")
+    (made,) = (
+        msgspec.yaml.decode(one)
+        for one in documents
+        if re.search(r"^  name: dioptase-agent$.*^  agent.yaml:", one, re.M | re.S)
+    )
+    config = agent_settings(made["data"]["agent.yaml"].encode(), "agent.yaml")
+    assert config.exporters.token_review
+
+
+def test_every_host_path_has_its_reason_and_nothing_is_privileged() -> None:
+    assert "privileged: false" in DAEMONSET
+    assert "hostIPC" not in DAEMONSET
+    for switch in ("hostPID: true", "hostNetwork: true"):
+        (before,) = re.findall(rf"([^\n]*)\n *{switch}", DAEMONSET)
+        assert before.strip().startswith("# "), switch
+
+
+def test_what_is_copied_into_the_image_is_what_is_installed() -> None:
+    """Every package of pyproject.toml, and none that only tests or manifests need."""
+    include = re.findall(
+        r'"([a-z]+)\*"', (ROOT / "pyproject.toml").read_text().split("[tool.setuptools.packages.find]")[1].split("]")[0]
+    )
+    copied = re.findall(r"^COPY ([a-z]+) /src/", (ROOT / "deploy/Dockerfile").read_text(), re.M)
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert sorted(include) == sorted(copied)
+    assert all(f"!{name}" in ignored for name in copied)

@@ -1,0 +1,223 @@
+"""Tokens of a cluster's accounts: who is let in, what is remembered, and what guessing costs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from agent.report.journal import DecisionJournal
+from api.ports import Unavailable
+from exporters.http import Server
+from exporters.tokens import DENIED_S, FRESH_S, KEPT_S, LONGEST, MOST_REMEMBERED, MOST_WAITING, PAUSE_S, Tokens
+from tests.fakes import busy_round
+
+HERE, THERE = "192.0.2.1", "192.0.2.2"
+
+
+class ApiServer:
+    """Knows `good`, who may get /metrics, and `poor`, who may get nothing; counts its reviews, and may be down or slow."""
+
+    def __init__(self) -> None:
+        self.reviews: list[tuple[str, str]] = []
+        self.down = False
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def __call__(self, token: str, path: str) -> bool | None:
+        self.reviews.append((token, path))
+        await self.answers.wait()
+        if self.down:
+            raise Unavailable("the API server is not there: refused", "look at the API server")
+        return {"good": path == "/metrics", "poor": False}.get(token)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def status(tokens: Tokens, token: str, path: str = "/metrics", address: str = HERE) -> int:
+    refusal = await tokens.refusal(f"Bearer {token}", path, address)
+    return 200 if refusal is None else refusal[0]
+
+
+@pytest.mark.parametrize(
+    ("said", "path", "expected"),
+    [
+        ("Bearer good", "/metrics", None),
+        ("bearer  good ", "/metrics", None),
+        ("Bearer good", "/api/v1/view", 403),
+        ("Bearer poor", "/metrics", 403),
+        ("Bearer nobody", "/metrics", 401),
+        ("Basic good", "/metrics", 401),
+        ("Bearer", "/metrics", 401),
+        ("Bearer gööd", "/metrics", 401),
+        (f"Bearer {'a' * (LONGEST + 1)}", "/metrics", 401),
+        ("", "/metrics", 401),
+    ],
+)
+async def test_who_is_let_in(said: str, path: str, expected: int | None) -> None:
+    refusal = await Tokens(ApiServer()).refusal(said, path, HERE)
+    assert (None if refusal is None else refusal[0]) == expected
+
+
+async def test_answers_are_remembered_for_as_long_as_they_say() -> None:
+    server, clock = ApiServer(), Clock()
+    tokens = Tokens(server, clock)
+    for _ in range(3):
+        assert await status(tokens, "good") == 200
+    clock.now += FRESH_S - 0.1
+    assert await status(tokens, "good") == 200
+    assert len(server.reviews) == 1
+    clock.now += 0.2
+    assert await status(tokens, "good") == 200
+    assert await status(tokens, "poor") == 403
+    clock.now += DENIED_S - 0.1
+    assert await status(tokens, "poor") == 403
+    assert len(server.reviews) == 3
+    clock.now += 0.2
+    assert await status(tokens, "poor") == 403
+    assert len(server.reviews) == 4
+
+
+async def test_a_token_that_was_good_stays_so_for_ten_minutes_while_nobody_can_be_asked() -> None:
+    server, clock = ApiServer(), Clock()
+    tokens = Tokens(server, clock)
+    assert await status(tokens, "good") == 200
+    server.down = True
+    clock.now += KEPT_S - 1
+    assert await status(tokens, "good") == 200
+    assert await status(tokens, "good", "/metrics", THERE) == 200
+    clock.now += 2
+    refusal = await tokens.refusal("Bearer good", "/metrics", HERE)
+    assert refusal == (
+        503,
+        "nobody can say whose token this is: the API server is not there: refused",
+        "look at the API server",
+    )
+    server.down = False
+    assert await status(tokens, "good") == 200
+
+
+async def test_a_server_that_says_nothing_keeps_no_known_scraper_waiting_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("exporters.tokens.ANSWER_S", 0.05)
+    server, clock = ApiServer(), Clock()
+    tokens = Tokens(server, clock)
+    assert await status(tokens, "good") == 200
+    server.answers.clear()
+    clock.now += FRESH_S
+    assert await status(tokens, "good") == 200
+    assert await status(tokens, "poor", address=THERE) == 503
+    # They were asked about, and are when the answers come.
+    server.answers.set()
+    await asyncio.sleep(0.01)
+    assert await status(tokens, "poor") == 403
+    assert len(server.reviews) == 3
+
+
+async def test_a_token_that_was_taken_away_is_good_for_a_minute_at_most() -> None:
+    server, clock = ApiServer(), Clock()
+    answers: list[bool | None] = [True, None]
+
+    async def review(token: str, path: str) -> bool | None:
+        server.reviews.append((token, path))
+        return answers.pop(0)
+
+    tokens = Tokens(review, clock)
+    assert await status(tokens, "good") == 200
+    clock.now += FRESH_S
+    assert await status(tokens, "good") == 401
+
+
+async def test_whoever_guesses_asks_once_a_second_and_keeps_nobody_else_out() -> None:
+    server, clock = ApiServer(), Clock()
+    tokens = Tokens(server, clock)
+    assert await status(tokens, "good") == 200
+    assert [await status(tokens, f"guess{n}") for n in range(5)] == [401, 429, 429, 429, 429]
+    assert await status(tokens, "guess0") == 401
+    assert await status(tokens, "other", address=THERE) == 401
+    assert await status(tokens, "good") == 200
+    # Behind the same address, as behind a proxy, one that is known and due for a review is not held up.
+    clock.now += FRESH_S
+    assert await status(tokens, "guess5") == 401
+    assert await status(tokens, "good") == 200
+    clock.now += PAUSE_S
+    assert await status(tokens, "guess6") == 401
+    assert len(server.reviews) == 6
+
+
+async def test_only_so_many_are_asked_about_at_a_time_and_each_once() -> None:
+    server = ApiServer()
+    server.answers.clear()
+    tokens = Tokens(server)
+    asking = [asyncio.create_task(status(tokens, f"t{n}", address=f"192.0.2.{n}")) for n in range(MOST_WAITING)]
+    same = asyncio.create_task(status(tokens, "t0", address=THERE))
+    await asyncio.sleep(0)
+    assert await status(tokens, "late", address="198.51.100.1") == 429
+    # Who asked first leaves; who waits for the same answer gets it.
+    asking[0].cancel()
+    server.answers.set()
+    assert await same == 401
+    assert await asyncio.gather(*asking[1:]) == [401] * (MOST_WAITING - 1)
+    assert len(server.reviews) == MOST_WAITING
+
+
+async def test_what_is_remembered_is_bounded() -> None:
+    server, clock = ApiServer(), Clock()
+    tokens = Tokens(server, clock)
+    for number in range(MOST_REMEMBERED + 1):
+        await status(tokens, f"t{number}", address=f"host{number}")
+    assert await status(tokens, "t1", address="new") == 401
+    assert len(server.reviews) == MOST_REMEMBERED + 1
+    assert await status(tokens, "t0", address="newer") == 401
+    assert len(server.reviews) == MOST_REMEMBERED + 2
+
+
+@pytest.fixture
+async def url() -> AsyncIterator[str]:
+    server = Server(journal=DecisionJournal(None), version="1", tokens=Tokens(ApiServer()))
+    port = await server.start("127.0.0.1", 0)
+    server.publish(busy_round(1))
+    yield f"http://127.0.0.1:{port}"
+    await server.stop()
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "code", "body"),
+    [
+        ("/metrics", {"Authorization": "Bearer good"}, 200, "dioptase_"),
+        ("/metrics", {"X-Dioptase-Authorization": "Bearer good"}, 200, "dioptase_"),
+        ("/metrics", {}, 401, "send `Authorization: Bearer TOKEN`"),
+        ("/metrics", {"Authorization": "Bearer poor"}, 403, "may not get /metrics"),
+        ("/", {}, 401, "token"),
+        ("/api/v1/snapshot", {"Authorization": "Bearer good"}, 403, "may not get /dioptase/api/v1/snapshot"),
+        ("/healthz", {}, 200, "ok\n"),
+        ("/readyz", {}, 200, "ok\n"),
+        ("/healthz/", {}, 401, "token"),
+        ("/healthz", {"Authorization": "Bearer nobody"}, 401, "does not know this token"),
+    ],
+)
+async def test_the_server_asks_for_tokens_but_for_health(
+    url: str, path: str, headers: dict[str, str], code: int, body: str
+) -> None:
+    async with aiohttp.ClientSession() as session, session.get(url + path, headers=headers) as answer:
+        assert answer.status == code
+        said = await answer.text()
+        assert said == body if body == "ok\n" else body in said
+        assert answer.headers.get("WWW-Authenticate") == ('Bearer realm="dioptase"' if code == 401 else None)
+
+
+async def test_who_is_not_known_hears_of_an_agent_that_is_not_well_and_no_more() -> None:
+    server = Server(journal=DecisionJournal(None), version="1", tokens=Tokens(ApiServer()))
+    port = await server.start("127.0.0.1", 0)
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/readyz") as answer:
+        assert (answer.status, await answer.text()) == (503, "not ok\n")
+    await server.stop()
