@@ -165,9 +165,10 @@ def markdown(run: Run) -> str:
     text = [
         "## On a real node",
         "",
-        f"{run.machine}. `python -m bench.cluster`: a stock kubelet 1.33 and containerd 2 with {run.pods} pods, half online",
-        "and half reclaimed, all idle; the agent with `--kubelet --node --act on` and its default settings. CPU is ms for each",
-        f"second, memory is resident; phases of {', '.join(f'{each.seconds:.0f}' for each in run.phases)} s. Shims are one",
+        f"{run.machine}. `python -m bench.cluster`: a stock",
+        f"kubelet 1.33 and containerd 2 with {run.pods} pods, half online and half reclaimed, all idle; the agent with",
+        "`--kubelet --node --act on` and its default settings. CPU is ms for each second, memory is resident; phases of",
+        f"{', '.join(f'{each.seconds:.0f}' for each in run.phases)} s. Shims are one",
         "process for each pod.",
         "",
         f"| {' | '.join(heads)} |",

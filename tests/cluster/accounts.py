@@ -18,6 +18,8 @@ AGENT: Sequence[Rule] = (
     ("", ("nodes/status",), ("patch",)),
     ("", ("events",), ("create",)),
     ("", ("pods/eviction",), ("create",)),
+    ("", ("pods",), ("get",)),
+    ("", ("nodes",), ("get", "patch")),
     (CONFIG, ("customnodeconfigs",), ("list", "watch")),
     (CONFIG, ("adminqosconfigurations", "transparentmemoryoffloadingconfigurations", "strategygroups",
               "powermanagementconfigurations"), ("get",)),
