@@ -7,6 +7,7 @@ API server is gone (`--away`), and what came of that is told.
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import tempfile
 import time
@@ -62,9 +63,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 def measure(pods: int, seconds: float, away: float) -> Run:
     """Make a cluster, look at it, and remove it. Raises Missing and Late."""
+    folder = Path(tempfile.mkdtemp(prefix="dioptase-bench-"))
     cluster = made(1)
     try:
-        folder = Path(tempfile.mkdtemp(prefix="dioptase-bench-"))
         cluster.kubectl("apply", "--server-side", "-f", CODE / "deploy/crds")
         cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", CODE / "deploy/crds")
         _fill(cluster, pods)
@@ -86,6 +87,7 @@ def measure(pods: int, seconds: float, away: float) -> Run:
         return Run(machine=this_machine(detect().mode).line(), pods=pods, phases=phases)
     finally:
         cluster.release()
+        shutil.rmtree(folder)
 
 
 def _fill(cluster: Cluster, pods: int) -> None:
