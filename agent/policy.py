@@ -17,7 +17,7 @@ from agent.advisor.headroom.foretold import FORECAST, foretold_memory
 from agent.advisor.headroom.found import policy_of, with_memory
 from agent.advisor.headroom.gather import capacity
 from agent.advisor.memory.advise import advise_memory
-from agent.advisor.memory.gather import named, nobody_else, situation_of
+from agent.advisor.memory.gather import named, nobody_else, of_the_kubelet, situation_of
 from agent.advisor.memory.state import MemoryState
 from agent.advisor.reporter import ReporterMemory, report
 from agent.advisor.state import Memory
@@ -112,7 +112,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(
             Wish(cgroup=root, knob=knob, value=value, verdict=YIELD)
             for root in self.reclaim_roots
-            if nobody_else(snapshot, root)
+            if not of_the_kubelet(root) and nobody_else(snapshot, root)
         )
 
 

@@ -37,6 +37,8 @@ NODE_FIELDS = frozenset(NodeSample.__struct_fields__)
 MOST_NAMED = 5
 MOST_LOGGED = 100
 """So many different failures are logged, each once; in the snapshots every one of them is shown every time."""
+_LOWEST = re.compile(r".*/(?:[^/]*-)?besteffort(?:\.slice)?/")
+"""Where the kubelet keeps the pods of its lowest class."""
 
 
 class Sensor:
@@ -274,14 +276,20 @@ def _first(names: Sequence[str], separator: str = ", ") -> str:
 
 def _strangers(pods: tuple[Pod, ...], root: str) -> list[str]:
     """Batch cgroups whose priority says nothing to an online one: it holds among the children of one parent. Those below
-    `root`, or that of a NUMA node, have its priority."""
+    `root`, or that of a NUMA node, have its priority; those of the kubelet's lowest class have the least weight beside all
+    others."""
     online, batch = (
         [container.cgroup for pod in pods if pod.qos.online is kind for container in pod.containers]
         for kind in (True, False)
     )
     below = re.compile(rf"({re.escape(root)}(?:-\d+)?)/.*") if root else None
     tops = {found[1] if below is not None and (found := below.fullmatch(b)) else b for b in batch}
-    return [f"{b} beside {o}" for b in sorted(tops) for o in online if not o.startswith(b.rpartition("/")[0] + "/")]
+    return [f"{b} beside {o}" for b in sorted(tops) for o in online if not _yields(b, o)]
+
+
+def _yields(batch: str, online: str) -> bool:
+    found = _LOWEST.match(batch)
+    return online.startswith(f"{batch.rpartition('/')[0]}/") or (found is not None and not online.startswith(found[0]))
 
 
 def _read(probe: Probe, live: Mapping[int, str], complete: bool) -> Seen:

@@ -78,7 +78,8 @@ def chains(found: Sequence[Hop]) -> list[Link]:
     roots += [name for name in _by_strength(strong) if name not in into and name not in roots]
     _grow(roots, strong, placed, below)
     for name in _by_strength(strong):
-        if name not in placed:
+        # Who leads only to what has its place waits for whoever wakes him.
+        if name not in placed and any(hop.woken not in placed for hop in strong[name]):
             roots.append(name)
             _grow([name], strong, placed, below)
     return [link for root in roots if root in below for link in _lines(root, None, 0, below)]

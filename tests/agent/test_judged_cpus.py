@@ -113,7 +113,7 @@ def test_a_refused_binding_leaves_no_pool_where_the_pod_is_not() -> None:
     assert {pool.name for pool in judged.advice.pools} == {"share", "reclaim"}
 
 
-ROOT = "/kubepods/besteffort"
+ROOT = "/offline"
 
 
 @pytest.mark.parametrize(
@@ -123,14 +123,13 @@ ROOT = "/kubepods/besteffort"
         (f"{ROOT}/proxy/c", 12, False),
         (f"{ROOT}/proxy/c", 0, True),
         (f"{ROOT}/proxy/c", None, False),
-        ("/kubepods/besteffort-0/other", 3, True),  # another root
+        ("/offline-0/other", 3, True),  # another root
     ],
 )
 def test_a_reclaim_root_yields_as_a_whole_if_nobody_else_is_in_it(beside: str, threads: int | None, idle: bool) -> None:
     batch = msgspec.structs.replace(BATCH, containers=(Container(name="b", cgroup=f"{ROOT}/b/c"),))
     seen = snapshot(0, [batch, WEB])
     paths = {
-        "/kubepods": 3,
         ROOT: 3,
         f"{ROOT}/b": 3,
         f"{ROOT}/b/c": 2,
@@ -146,6 +145,23 @@ def test_a_reclaim_root_yields_as_a_whole_if_nobody_else_is_in_it(beside: str, t
         found = {d.cgroup: d.value for d in judged.decisions(seen, had) if d.knob is knob}
         assert (found.get(ROOT) == value) == idle
         assert found[f"{ROOT}/b/c"] == value
+
+
+@pytest.mark.parametrize(
+    "root", ["/kubepods/besteffort", "/kubepods.slice/kubepods-besteffort.slice", "/k-kubepods.slice"]
+)
+def test_what_the_kubelet_writes_shares_to_is_never_idle(root: str) -> None:
+    """The kernel would refuse them, and a kubelet that is refused does not start."""
+    batch = msgspec.structs.replace(BATCH, containers=(Container(name="b", cgroup=f"{root}/b/c"),))
+    seen = snapshot(0, [batch, WEB])
+    groups = {
+        path: CgroupSample(path=path, id=50 + i, threads=2) for i, path in enumerate((root, f"{root}/b", f"{root}/b/c"))
+    }
+    seen = msgspec.structs.replace(seen, cgroups={**seen.cgroups, **groups})
+    judged, _ = judge(seen, settings(f"memory: {{reclaimRoot: {root}}}"), Remembered(), seen.taken_at_ns)
+    knobs = dict.fromkeys(groups, frozenset({Knob.IDLE, Knob.WEIGHT}))
+    found = {d.cgroup: d.knob for d in judged.decisions(seen, knobs) if d.knob in (Knob.IDLE, Knob.WEIGHT)}
+    assert found == {f"{root}/b/c": Knob.IDLE}
 
 
 def test_a_refused_pod_is_not_kept_apart_where_it_is_not() -> None:

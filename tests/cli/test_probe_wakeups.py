@@ -79,6 +79,10 @@ def test_there_and_back_becomes_a_chain_from_where_the_work_comes_in() -> None:
         ([("interrupt", "/b", 5), ("/a", "/b", 9)], ["/a", "  /b"]),
         ([("interrupt", "/a", 9), ("interrupt", "/b", 3), ("/a", "/c", 2)], ["interrupt", "  /a", "    /c", "  /b"]),
         ([("kernel threads", "/a", 1), ("/b", "/c", 7), ("/c", "/b", 8)], ["kernel threads", "  /a", "/c", "  /b"]),
+        (
+            [("interrupt", "/d", 2), ("/a", "/b", 1), ("/a", "/c", 1), ("/b", "/d", 3), ("/c", "/a", 1)],
+            ["interrupt", "  /d", "/a", "  /c", "  /b"],
+        ),
     ],
 )
 def test_everybody_is_once_below_a_strong_waker(found: list[tuple[str, str, int]], lines: list[str]) -> None:

@@ -209,8 +209,8 @@ def test_agent_and_controller_do_their_work_with_the_shipped_roles(installed: In
 
 
 def failed(installed: Installed) -> set[str]:
-    """Sources that gave nothing, but for one that says that pods of several classes are no siblings, as a kubelet has them."""
-    return {name for name, up in installed.sources().items() if not up} - {"pod-siblings"}
+    """Sources that gave nothing."""
+    return {name for name, up in installed.sources().items() if not up}
 
 
 def test_the_batch_pod_is_acted_on(installed: Installed) -> None:

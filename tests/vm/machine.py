@@ -150,8 +150,10 @@ def watch(argv: Sequence[str], console: Path, timeout_s: float, files: Sequence[
         subprocess.Popen([*BOUND, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, pass_fds=files) as process,
     ):
         assert process.stdout is not None
+        says = select.poll()
+        says.register(process.stdout, select.POLLIN)
         try:
-            while (left := deadline - time.monotonic()) > 0 and select.select([process.stdout], [], [], left)[0]:
+            while (left := deadline - time.monotonic()) > 0 and says.poll(left * 1000):
                 # As it comes: a line that is not whole yet may be the last one for a long time.
                 said = os.read(process.stdout.fileno(), 1 << 16)
                 if not said:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from posixpath import dirname
 
@@ -16,6 +17,9 @@ from agent.config.memory import MemoryConfig, OffloadConfig
 from api.pods import Pod
 from api.qos import QoSLevel
 from api.samples import Snapshot
+
+_CLASS = re.compile(r"(?:.*-)?(?:kubepods|burstable|besteffort)(?:\.slice)?")
+"""Names of such cgroups, with cgroupfs and with systemd."""
 
 
 def situation_of(snapshot: Snapshot, advisor: Memory, config: Config, now_ns: int) -> Situation:
@@ -64,6 +68,13 @@ def _root(snapshot: Snapshot, path: str) -> str:
     if path not in snapshot.cgroups or any(_is_below(pod, path) for pod in snapshot.pods if _is_other(pod)):
         return ""
     return path
+
+
+def of_the_kubelet(root: str) -> bool:
+    """Whether it is the kubelet's own cgroup above pods. The kubelet writes shares there, at its start and while it runs; the
+    kernel refuses shares of an idle group (kernel/sched/fair.c, sched_group_set_shares), and a kubelet that was refused does
+    not start."""
+    return _CLASS.fullmatch(root.rpartition("/")[2]) is not None
 
 
 def nobody_else(snapshot: Snapshot, root: str) -> bool:

@@ -44,6 +44,14 @@ def test_a_listed_cgroup_without_cpu_controller_is_named_with_the_remedy(machine
         ("/a/web", "/a/batch", True),
         ("/a/b/web", "/a/batch", True),
         ("/web", "/a/batch", False),
+        ("/kubepods/burstable/pod1/web", "/kubepods/besteffort/pod2/batch", True),
+        ("/kubepods/besteffort/pod1/web", "/kubepods/besteffort/pod2/batch", False),
+        ("/kubepods/burstable/pod1/web", "/kubepods/burstable/pod2/batch", False),
+        (
+            "/kubepods.slice/kubepods-pod1.slice/web",
+            "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod2.slice/batch",
+            True,
+        ),
     ],
 )
 def test_batch_work_that_gives_way_to_nobody_is_named(machine: Machine, online: str, batch: str, related: bool) -> None:

@@ -57,6 +57,8 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         return st.one_of(*(values(arg) for arg in args))
     if origin is tuple:
         return st.lists(values(args[0]), max_size=3).map(tuple) if args[-1] is ... else st.tuples(*map(values, args))
+    if origin is frozenset:
+        return st.frozensets(values(args[0]), max_size=3)
     if origin is Mapping:
         return st.dictionaries(values(args[0]), values(args[1]), max_size=4)
     assert isinstance(kind, type), kind
