@@ -36,8 +36,10 @@ QOS = "katalyst.kubewharf.io/qos_level"
 CAPABILITIES = 1 << 38 | 1 << 39
 RARE = {
     Asked("", "events", "create"): "only when a pod is evicted",
-    Asked("", "pods/eviction", "create"): "only 20 minutes after an agent is gone",
-    Asked("", "nodes", "get"): "only before objects of a node are deleted that is no longer listed",
+    Asked("", "pods/eviction", "create"): "only when a pod has to leave, or 20 minutes after an agent is gone",
+    Asked("", "pods", "get"): "only of a pod that has to leave",
+    Asked("", "nodes", "get"): "only before a node is tainted, or objects of one are deleted that is no longer listed",
+    Asked("", "nodes", "patch"): "only where something is short",
     Asked("", "nodes/finalizers", "update"): "asked for by API servers with OwnerReferencesPermissionEnforcement",
     Asked("", "nodes/pods", "get"): "the kubelet asks for the agent, which is another user's request",
     Asked("", "nodes/configz", "get"): "the same",
