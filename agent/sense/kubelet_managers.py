@@ -86,7 +86,8 @@ class ManagersProbe:
     def problem(self) -> Unavailable | None:
         """Why nothing is known of them; or that cpusets are the kubelet's, where the policy would have them."""
         if self._unread is not None:
-            return self._unread
+            # Only who writes cpusets needs to know: the directory has the secrets of all pods, so that few mount it.
+            return self._unread if self._wants or self._root.is_dir() else None
         if self._found is None or not (self._wants and self._found.cpusets):
             return None
         own = sum(len(containers) for containers in self._found.exclusive.values())

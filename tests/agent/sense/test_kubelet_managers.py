@@ -83,9 +83,10 @@ def test_a_static_manager_in_the_policys_way_is_told_with_what_to_do(tmp_path: P
     assert "`cpuManagerPolicy: none`" in problem.remedy
 
 
-def test_a_directory_that_is_not_there_tells_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wants", [True, False])
+def test_a_directory_that_is_not_there_tells_nothing(tmp_path: Path, *, wants: bool) -> None:
     with pytest.raises(Unavailable, match="there is no such directory"):
         read(tmp_path / "kubelet")
-    probe = ManagersProbe(tmp_path / "kubelet", wants_cpusets=True)
+    probe = ManagersProbe(tmp_path / "kubelet", wants_cpusets=wants)
     assert probe.read({}).node == {"kubelet": None}
-    assert probe.problem() is not None
+    assert (probe.problem() is not None) is wants, "who writes no cpusets has nobody's to respect"
