@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 import pytest
@@ -83,6 +85,13 @@ async def test_with_one_it_starts_as_it_was_told_last_and_goes_on(
     await asyncio.sleep(0)
 
 
+@pytest.fixture
+def socks() -> Iterator[Path]:
+    """Of tests' own folders the path can be too long for a socket in it."""
+    with TemporaryDirectory(prefix="socks") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize(
     ("report", "kubelet", "names"),
     [
@@ -93,12 +102,17 @@ async def test_with_one_it_starts_as_it_was_told_last_and_goes_on(
     ],
 )
 async def test_who_works_beside_the_rounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: dict[str, str], kubelet: bool, names: list[str]
+    tmp_path: Path,
+    socks: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    report: dict[str, str],
+    kubelet: bool,
+    names: list[str],
 ) -> None:
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(KUBECONFIG.format("http://127.0.0.1:1"))
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-    said = {name: value.format(tmp_path / "socks") for name, value in report.items()}
+    said = {name: value.format(socks) for name, value in report.items()}
     cluster = Cluster("n1", None, kubelet=kubelet)
     cluster.open({}, Config(report=ReportConfig(**said)), fits)  # type: ignore[arg-type]
     async with AsyncExitStack() as stack:
@@ -106,7 +120,7 @@ async def test_who_works_beside_the_rounds(
         assert [source.name for source in cluster.sources] == ["dynamic-config", *names]
         cluster.start(lambda _config: None, stack)
         if "offered_in" in report:
-            await until((tmp_path / "socks" / "dioptase-reporter.sock").is_socket, "it is offered")
+            await until((socks / "dioptase-reporter.sock").is_socket, "it is offered")
         if "pod_resources" in report:
             (around,) = [one for one in cluster.sources if one.name == "node-report"]
             await until(lambda: around.problem() is not None, "neither the kubelet nor its socket is there")

@@ -352,7 +352,7 @@ def test_sums_bounds_and_rest(made: Situation, enable: bool, overlap: bool) -> N
     assert sorted({key for one in advice.regions for key in one.region.pods}) == sorted(
         pod.key for pod in made.snapshot.pods if pod.qos.online
     )
-    for _ in range(8):  # growing from what pods asked for takes ten CPUs a round
+    for _ in range(30):  # growing from what pods asked for takes ten CPUs a round
         advice, memory = provision(made, memory, advisor, config)
     again, after = provision(made, memory, advisor, config)
     assert again.sizes == advice.sizes
