@@ -22,7 +22,7 @@ from api.crds.node import (
     Resources,
     Taint,
 )
-from api.decisions import Round
+from api.decisions import Act, Round
 from api.evictions import Evictions
 from api.qos import QoSLevel
 
@@ -77,6 +77,8 @@ def _properties(finished: Round) -> Iterator[Property]:
 
 def _status(finished: Round, metrics: bool, beside: Beside) -> CustomNodeResourceStatus | None:
     advertised = None
+    if finished.advice is None and finished.act is not Act.OFF:
+        return None
     if finished.advice is not None:
         advertised = finished.advice.advertised
         if advertised is None or (advertised.cores is None and advertised.memory_bytes is None):

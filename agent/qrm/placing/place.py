@@ -68,6 +68,7 @@ def place(
     """
     if state.policy_name not in ("", config.policy):
         state = CpuState(numa_headroom=state.numa_headroom)
+    pods = _started(pods)
     state = _follow(state, pods, config, now_ns)
     node = layout(topology)
     static = static_pools(node, config, state.pool(RESERVE), state.alone())
@@ -100,10 +101,17 @@ def bindings(
     pods: Sequence[Pod], topology: Topology, state: CpuState, config: CpuPlacementConfig, now_ns: int
 ) -> Bindings:
     """Who has claims of his own on which NUMA nodes, as `place` would have it for these pods: what is left for one more."""
+    pods = _started(pods)
     state = _follow(state, pods, config, now_ns)
     node = layout(topology)
     static = static_pools(node, config, state.pool(RESERVE), state.alone())
     return bind(sorted(pods, key=lambda pod: _turn(pod, state)), node, static.usable, state, config)
+
+
+def _started(pods: Sequence[Pod]) -> list[Pod]:
+    """Those with a container: one that waits for its image, or between two starts, has nothing to place, and keeps for a while
+    what it had, as one that is gone does."""
+    return [pod for pod in pods if pod.containers]
 
 
 def _follow(state: CpuState, pods: Sequence[Pod], config: CpuPlacementConfig, now_ns: int) -> CpuState:

@@ -195,9 +195,13 @@ def test_while_it_is_not_known_what_can_be_lent_what_was_said_before_stands() ->
 
 
 def test_an_agent_that_decides_nothing_lends_nothing() -> None:
-    found = status(finished(advice=None))
+    found = status(msgspec.structs.replace(finished(advice=None), act=Act.OFF))
     assert found.resources is None
     assert len(found.topology_zone or ()) == 2
+
+
+def test_a_round_that_failed_leaves_what_was_said() -> None:
+    assert ours(msgspec.structs.replace(finished(advice=None), act=Act.ON), metrics=True).status is None
 
 
 def test_what_is_used() -> None:

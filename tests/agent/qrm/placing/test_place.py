@@ -6,11 +6,13 @@ import msgspec
 import pytest
 
 from agent.config.qrm import CpuPlacementConfig
+from agent.qrm.placing.place import place
 from agent.qrm.placing.state import CpuState, with_bindings
 from api.cpus import Topology
 from api.pods import Container, Pod
 from api.qos import Enhancements, QoSLevel
 from tests.agent.qrm.placing.builders import (
+    S,
     bound,
     counts,
     cpus,
@@ -385,3 +387,32 @@ def test_what_a_pod_had_is_kept_while_it_may_come_back() -> None:
 def test_two_numbers_of_a_node_that_is_not_there_any_more() -> None:
     placement, _ = run((size("share-NUMA1", 2, 1), size("reclaim", 2, 1)), (), machine(1, 1, 1, 4, 1))
     assert pools(placement) == {"share-NUMA1": "0-1", "reclaim": "2-3", "fallback": "0-1"}
+
+
+@pytest.mark.parametrize("qos", list(QoSLevel))
+@pytest.mark.parametrize("policy", ["dynamic", "native"])
+@pytest.mark.parametrize(
+    "wants",
+    [
+        Enhancements(),
+        Enhancements(numa_binding=True),
+        Enhancements(numa_binding=True, numa_exclusive=True),
+        Enhancements(numa_binding=True, numa_share=True),
+    ],
+)
+def test_a_pod_between_two_starts_keeps_what_it_had_and_one_without_a_container_yet_has_nothing(
+    qos: QoSLevel, wants: Enhancements, policy: str
+) -> None:
+    node, config = machine(1, 2, 1, 4, 1), CpuPlacementConfig(policy=policy)  # type: ignore[arg-type]
+    there = pod("db", qos, 2, wants)
+    waiting = msgspec.structs.replace(there, containers=())
+    first, state = place((), [waiting, pod("web", cores=1)], node, CpuState(), config, 0)
+    assert "/db" not in first.cpus
+    _, state = place((), [there, pod("web", cores=1)], node, state, config, S)
+    had = {name: entry.cpus for name, entry in state.pod(there.uid).items()}
+    _, down = place((), [waiting, pod("web", cores=1)], node, state, config, 2 * S)
+    assert {name: entry.cpus for name, entry in down.pod(there.uid).items()} == {
+        name: entry.cpus for name, entry in had.items()
+    }
+    _, gone = place((), [waiting, pod("web", cores=1)], node, down, config, (3 + round(config.residual_s)) * S)
+    assert not gone.pod(there.uid)
