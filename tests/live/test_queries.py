@@ -31,6 +31,7 @@ MAY_BE_ABSENT = {
     "dioptase_shadow_lent_cores": "the demo has no second policy",
     "dioptase_shadow_headroom_cores": "the demo has no second policy",
     "dioptase_shadow_requirement_cores": "the demo has no second policy",
+    "dioptase_config_obeyed": "the demo has no cluster",
     "dioptase_eviction_met": "the demo has no eviction plugin",
     "dioptase_eviction_observed": "the demo has no eviction plugin",
     "dioptase_eviction_threshold": "the demo has no eviction plugin",
