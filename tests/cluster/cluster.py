@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from tests.cluster import leftovers, network
@@ -74,7 +75,7 @@ class Cluster:
             Node(self.names, name, self.programs, self.daemons).begin(self.control.authority)
             there.append(name)
         for name in there:
-            self.daemons.wait(f"{name}-kubelet", lambda name=name: self.ready(name), 90)
+            self.daemons.wait(f"{name}-kubelet", partial(self.ready, name), 90)
         account = "/api/v1/namespaces/default/serviceaccounts/default"
         self.daemons.wait(CONTROLLERS, lambda: self.server.ask("GET", account), 60)
 
