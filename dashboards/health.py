@@ -24,6 +24,7 @@ def board() -> Board:
             ("At a glance", _glance()),
             ("What it sees", _sees()),
             ("What it loses", _loses()),
+            ("Its neighbours", _neighbours()),
             ("What it costs", _costs()),
         ),
     )
@@ -162,6 +163,44 @@ def _loses() -> list[Panel]:
             "Lost ones are missing from any replay.",
             Query(rate_by("dioptase_recording_rounds_total", NODE, "job, instance"), f"recorded {ON}"),
             Query(rate_by("dioptase_recording_lost_rounds_total", NODE, "job, instance"), f"lost {ON}"),
+        ),
+    ]
+
+
+def _neighbours() -> list[Panel]:
+    return [
+        lines(
+            "Requests to the API server",
+            "1/s",
+            "By method, resource and HTTP status. 409 is somebody else's write in between, 429 a server that wants less, "
+            "`unreachable` none at all.",
+            Query(
+                rate_by("dioptase_api_requests_total", NODE, "job, instance, method, resource, status"),
+                f"{{{{method}}}} {{{{resource}}}} {{{{status}}}} {ON}",
+            ),
+        ),
+        lines(
+            "Calls over sockets that failed",
+            "1/s",
+            "Of kubelet, container runtime, QRM and plugins, made or served, by gRPC's code.",
+            Query(
+                rate_by("dioptase_protocol_calls_total", f'{NODE},code!="OK"', "job, instance, side, method, code"),
+                f"{{{{side}}}} {{{{method}}}} {{{{code}}}} {ON}",
+            ),
+        ),
+        lines(
+            "Age of advice",
+            units.Seconds,
+            "Since advice was last given to somebody else's QRM plugin, or taken from an advisor. One that grows is no longer "
+            "heard.",
+            Query(f"dioptase_advice_age_seconds{{{NODE}}}", f"{{{{resource}}}} {{{{direction}}}} {ON}"),
+        ),
+        lines(
+            "Containers before they start",
+            "1/s",
+            "What was answered when the runtime asked about them. After `unknown` and `late` a container had its limits only "
+            "from the next round on.",
+            Query(rate_by("dioptase_nri_containers_total", NODE, "job, instance, answer"), f"{{{{answer}}}} {ON}"),
         ),
     ]
 

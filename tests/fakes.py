@@ -217,7 +217,10 @@ ABOUT = About(
     api_requests={("PATCH", "customnoderesources.v1alpha1.node.katalyst.kubewharf.io", "200"): 12},
     nri_answers={"adjusted": 5, "unchanged": 0, "unknown": 1, "late": 0},
     obeyed={("AdminQoSConfiguration", "kube-system/all", "1f0c9e6a2b7d"): True},
-    calls={("made", "runtime.v1.RuntimeService.ListContainers", "OK"): 60},
+    calls={
+        ("made", "runtime.v1.RuntimeService.ListContainers", "OK"): 60,
+        ("made", "runtime.v1.RuntimeService.StopContainer", "UNAVAILABLE"): 2,
+    },
     advice_ages_s={("given", "cpu"): 2.5},
     peers={"qrm-plugin": 1},
 )
