@@ -209,6 +209,7 @@ def test_the_runtime_may_be_the_writer_and_then_knows_what_it_wrote(pods: Pods, 
     assert pods.now("batch")[0] == CPUS
 
 
+@pytest.mark.long
 def test_containerd_may_be_started_anew(pods: Pods, tmp_path: Path, ours: Cluster) -> None:
     with Agent(pods.node, tmp_path, CANONICAL) as agent:
         wait("the runtime's questions", lambda: agent.source("nri"))

@@ -232,6 +232,7 @@ async def test_of_two_one_leads_and_the_other_follows_when_it_is_given_back(clie
         await tasks[0]
 
 
+@pytest.mark.long
 async def test_a_leader_stops_working_while_the_server_is_away_and_leads_again(
     ours: Cluster, client: Client, namespace: str
 ) -> None:
