@@ -83,6 +83,7 @@ async def _events(client: Client, since: str, scope: Scope, lasts_s: int) -> lis
     return [event async for event in client.watch(MAPS, since, scope, lasts_s)]
 
 
+@pytest.mark.long
 async def test_a_bookmark_carries_a_quiet_watch_past_what_others_wrote(client: Client, namespace: str) -> None:
     """Shortly before it ends; so the next watch need not begin where nothing is kept any longer."""
     scope = Scope(namespace=namespace, fields="metadata.name=nobody")

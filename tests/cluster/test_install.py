@@ -362,7 +362,6 @@ def test_a_right_that_is_taken_away_is_missed_by_name(installed: Installed) -> N
     wait("the reviews", lambda: installed.get("/metrics", installed.token("reader"))[0] == 200, 10)
 
 
-@pytest.mark.long
 def test_upgrade_and_rollback_keep_what_was_remembered(installed: Installed, configured: None) -> None:
     secret = f"/api/v1/namespaces/{NAMESPACE}/secrets/{RELEASE}-tls"
     wait("a decision", lambda: journal(installed))
