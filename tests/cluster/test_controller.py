@@ -299,6 +299,7 @@ def test_a_node_without_its_agent_is_tainted_then_emptied_and_well_again_at_once
         server.ask("DELETE", f"/apis/policy/v1/namespaces/{CONSENT}/poddisruptionbudgets/kept")
 
 
+@pytest.mark.long
 def test_a_leader_killed_with_the_api_server_is_followed_by_the_other_and_nothing_is_lost(
     ours: Cluster, definitions: Server, replicas: list[Controller], pods: None
 ) -> None:

@@ -114,7 +114,9 @@ def owned(pid: int) -> set[int]:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(
-    "seconds", [0.5, 2.0, 5.0, None], ids=lambda value: "at work" if value is None else f"after {value} s"
+    "seconds",
+    [pytest.param(0.5, marks=pytest.mark.long), 2.0, pytest.param(5.0, marks=pytest.mark.long), None],
+    ids=lambda value: "at work" if value is None else f"after {value} s",
 )
 def test_nothing_is_left_of_a_cluster_whose_maker_was_killed(seconds: float | None) -> None:
     before = {path for path in map(Path, OWN) if path.exists()}
