@@ -73,7 +73,7 @@ class Listed(NamedTuple):
 
     name: str
     cgroup: str
-    """Empty where it has none now: then the pod is listed without it."""
+    """Empty where it has none now: then it is one that waits."""
     ask: Ask
     init: bool
     """Not among the pod's `containers`: an init container, or one that was added to look around (ephemeral)."""
@@ -107,7 +107,7 @@ def assemble(raw: RawPod, listed: Sequence[Listed], place: Place, door: Door) ->
     dialect = msgspec.structs.replace(door.dialect, defaults={**door.dialect.defaults, **spoken.words})
     enhanced, problems = enhancements(annotations, qos, dialect, door.numa_nodes)
     nodes, unbound = bound_numa(annotations, dialect)
-    containers, others = _containers(listed, qos, spoken, annotations)
+    known, others = _containers(listed, qos, spoken, annotations)
     profile, unread = _profile(annotations)
     priority, nameless = _priority(raw, spoken)
     return Pod(
@@ -115,7 +115,8 @@ def assemble(raw: RawPod, listed: Sequence[Listed], place: Place, door: Door) ->
         namespace=namespace,
         name=name,
         qos=qos,
-        containers=containers,
+        containers=tuple(one for one in known if one.cgroup),
+        waiting=tuple(one for one in known if not one.cgroup),
         annotations=annotations,
         labels=labels,
         priority=priority,
@@ -168,8 +169,7 @@ def _containers(
     for name, cgroup, ask, init in listed:
         own, wrong = koordinator.translate(ask, spoken.extended.get(name), qos)
         problems += [f"container {name}: {problem}" for problem in wrong]
-        if cgroup:
-            found.append(Container(name=name, cgroup=cgroup, sidecar=init or name != main, **amounts(own)))
+        found.append(Container(name=name, cgroup=cgroup, sidecar=init or name != main, **amounts(own)))
     return tuple(found), tuple(problems)
 
 
