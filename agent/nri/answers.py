@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from agent.hierarchy import Hierarchy
 from agent.nri.asked import Listed, around, cgroup_of, pod_of
 from agent.nri.resources import asked_for, bounded, owners, set_in
 from agent.qrm.foretold import Foretold
+from agent.qrm.placing.state import Allocation
 from agent.sense.podspec import Door
 from api.knobs import Knob
 from api.pods import Pod
@@ -44,6 +45,8 @@ class Found(NamedTuple):
     cgroup: str
     values: dict[Knob, str]
     owners: dict[Knob, str]
+    places: Mapping[str, Allocation]
+    """CPUs of the pod's containers, by name, as they are to stay."""
 
 
 class Answers:
@@ -63,7 +66,9 @@ class Answers:
 
     def expect(self, found: Found) -> None:
         """Count on that container from now on, though nobody lists it yet."""
-        self._expected[found.cgroup] = (time.monotonic(), found.pod)
+        now = time.monotonic()
+        self._expected[found.cgroup] = (now, found.pod)
+        self._around.foretold.promised.make(found.pod.uid, found.places, now)
 
     def forget(self, container: Any) -> None:
         """It is gone."""
@@ -129,9 +134,9 @@ class Answers:
             return None
         cgroup = cgroup_of(request.container)
         pod = pod_of(request, cgroup, self._around.listed, self._around.door)
-        wanted = foreseen(basis, [*coming, pod], cgroup)
+        wanted, cpus = foreseen(basis, [*coming, pod], cgroup, self._around.foretold.promised)
         bounds = around(cgroup, self._around.hierarchy)
         asked = asked_for(resources, bounds)
         values = bounded(wanted, asked, resources, bounds)
         values = {knob: value for knob, value in values.items() if knob in knobs}
-        return Found(pod, cgroup, values, owners(values, asked, resources))
+        return Found(pod, cgroup, values, owners(values, asked, resources), cpus.pod(pod.uid))

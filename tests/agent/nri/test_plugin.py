@@ -149,6 +149,31 @@ async def test_who_is_made_after_another_is_provided_for_with_it(tmp_path: Path,
     assert quotas[0] == 2 * quotas[1] == 2 * quotas[2] > 0, quotas
 
 
+async def test_cpus_that_were_promised_are_given_to_nobody_else_before_a_round_knows_of_them(
+    tmp_path: Path, runtime: Runtime
+) -> None:
+    agent, made = Agent(tmp_path, basis_of(CANONICAL)), {}
+    with agent.plugin(runtime.path):
+        await runtime.plugin()
+        for name in ("b", "a"):  # whoever comes first in the order of names does not come first
+            request = a_container(name, "dedicated_cores", cgroup=f"{POD}/{name}", shares=1024)
+            request.pod.annotations["katalyst.kubewharf.io/memory_enhancement"] = '{"numa_binding": "true"}'
+            made[name] = (await runtime.create(request)).adjust.linux.resources.cpu.cpus
+    assert len({*made.values()} - {""}) == 2, made
+    basis = agent.basis
+    assert basis is not None
+    known = agent.foretold.promised.kept(basis.known.cpus)
+    assert {name: known.pod(f"uid-{name}")["main"].allocation_result for name in made} == made
+    # A round that does not see them yet: the others are placed around them.
+    seen = msgspec.structs.replace(basis.known, cpus=known)
+    judged, after = judge(basis.snapshot, basis.config, seen, basis.now_ns)
+    assert judged.placement is not None
+    assert not {str(cpu) for cpu in judged.placement.cpus["/web"]} & {*made.values()}
+    assert {name: after.cpus.pod(f"uid-{name}")["main"].allocation_result for name in made} == made
+    agent.foretold.promised.taken(after.cpus)
+    assert agent.foretold.promised.kept(basis.known.cpus) is basis.known.cpus, "that round knows of them"
+
+
 async def test_requests_of_reclaimed_resources_are_the_kubelets_word(tmp_path: Path, runtime: Runtime) -> None:
     basis = basis_of("advisor: {policy: latency, enableReclaim: false, latency: {minLentRatio: 0.5}}", cpus=4)
     agent = Agent(tmp_path, basis)
