@@ -54,7 +54,7 @@ class Answers:
 
     def __init__(self, surroundings: Surroundings, bound_s: float) -> None:
         self._around, self._bound_s = surroundings, bound_s
-        self.counts = dict.fromkeys(("adjusted", "unchanged", "unknown", "late"), 0)
+        self.counts = dict.fromkeys(("adjusted", "unchanged", "unknown", "late", "refused"), 0)
         """Containers about to be made or changed, by what was answered. Any thread may read."""
         self._expected: dict[str, tuple[float, Pod]] = {}
         self._worker = ThreadPoolExecutor(1, "nri-answer")

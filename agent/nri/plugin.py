@@ -24,14 +24,15 @@ from agent.nri.asked import cgroup_of
 from agent.nri.frames import Garbage
 from agent.nri.resources import resources_of
 from agent.nri.session import Session, connect
+from agent.nri.trials import Trials
 from agent.sense.kubepods import Source
 from api.knobs import Knob
 from api.ports import Unavailable
 from api.proto import nri_pb2 as wire
 
 log = logging.getLogger(__name__)
-NAME, INDEX = "dioptase", "50"
-"""Plugins are asked in the order of their indices, and what one has set another may not."""
+NAME, INDEX = "dioptase", "99"
+"""Plugins are asked in the order of their indices, and what one has set another may not: who is asked last sees it."""
 AS_ASKED = "dioptase.io/as-asked"
 """Annotation of a container: of each knob that was changed what its owner wanted and what it was given, so that an agent after
 this one can put it back."""
@@ -53,6 +54,7 @@ class Plugin:
 
     def __init__(self, socket: Path, surroundings: Surroundings, bound_s: float) -> None:
         self._socket, self._around, self._answers = socket, surroundings, Answers(surroundings, bound_s)
+        self._trials = Trials()
         self.source = Source("nri", str(socket), "connection", time.monotonic)
         self._thread = threading.Thread(target=self._run, name="nri", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -130,6 +132,7 @@ class Plugin:
 
     def _configured(self, request: Any) -> wire.ConfigureResponse:
         log.info("NRI: %s %s asks this agent", request.runtime_name, request.runtime_version)
+        self._trials.begin()
         return wire.ConfigureResponse(events=_EVENTS)
 
     def _synchronized(self, request: Any) -> wire.SynchronizeResponse:
@@ -151,9 +154,19 @@ class Plugin:
 
     async def _created(self, request: Any) -> wire.CreateContainerResponse:
         response = wire.CreateContainerResponse()
+        if self._trials.failed(request):
+            log.warning(
+                "NRI: container %s of pod %s/%s did not start with what it was given, and is made as it is from now on: see "
+                "the runtime's log; another of its plugins may set the same (docs/acting.md)",
+                request.container.name, request.pod.namespace, request.pod.name,
+            )  # fmt: skip
+        if self._trials.left(request):
+            self._answers.counts["refused"] += 1
+            return response
         if found := await self._answers.made(request):
             self._answers.expect(found)
             if found.values:
+                self._trials.changed(request)
                 response.adjust.linux.resources.CopyFrom(resources_of(found.values))
                 note = {knob: (asked, found.values[knob]) for knob, asked in found.owners.items()}
                 response.adjust.annotations[AS_ASKED] = msgspec.json.encode(note).decode()
@@ -161,10 +174,11 @@ class Plugin:
         return response
 
     async def _updated(self, request: Any) -> wire.UpdateContainerResponse:
-        """What its owner sets anew stays below what the agent decides; it is put back at the end."""
+        """What its owner sets anew stays below what the agent decides; it is put back at the end. Where another plugin has set
+        the same, that holds until the next round."""
         response = wire.UpdateContainerResponse()
         if (found := await self._answers.changed(request)) and found.values:
-            update = response.update.add(container_id=request.container.id)
+            update = response.update.add(container_id=request.container.id, ignore_failure=True)
             update.linux.resources.CopyFrom(resources_of(found.values))
             self._around.foretold.tell(found.cgroup, found.owners, time.monotonic(), anew=True)
         return response
@@ -177,5 +191,7 @@ class Plugin:
         if request.event == wire.REMOVE_CONTAINER:
             self._answers.forget(request.container)
         else:
+            if request.event == wire.POST_START_CONTAINER:
+                self._trials.started(request)
             self._around.wake()
         return wire.Empty()

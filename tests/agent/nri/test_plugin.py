@@ -101,7 +101,7 @@ async def test_a_container_is_made_with_what_the_next_round_would_give_it(tmp_pa
     agent = Agent(tmp_path, basis_of(CANONICAL))
     with agent.plugin(runtime.path) as plugin:
         await runtime.plugin()
-        assert runtime.registered == [("50", "dioptase")]
+        assert runtime.registered == [("99", "dioptase")]
         answer = await runtime.ask("Configure", wire.ConfigureRequest(runtime_name="containerd"))
         # Sandboxes that begin, and containers: made, started, changed, stopped, removed.
         assert wire.ConfigureResponse.FromString(answer.payload).events == 0b11011001001
@@ -110,7 +110,7 @@ async def test_a_container_is_made_with_what_the_next_round_would_give_it(tmp_pa
         assert cpus, "kept apart from the share pool, which has the others"
         assert set(cpus) < set("0-123"), cpus
         assert json.loads(made.adjust.annotations[AS_ASKED]) == {"cpuset.cpus": ["0-3", cpus]}
-        assert plugin.counts == {"adjusted": 1, "unchanged": 0, "unknown": 0, "late": 0}
+        assert plugin.counts == {"adjusted": 1, "unchanged": 0, "unknown": 0, "late": 0, "refused": 0}
 
 
 async def test_what_was_given_is_put_back_to_what_the_owner_asked_for(tmp_path: Path, runtime: Runtime) -> None:
@@ -210,6 +210,7 @@ async def test_who_changes_a_container_changes_what_is_put_back_and_not_what_is_
         answer = await runtime.ask("UpdateContainer", request)
         (update,) = wire.UpdateContainerResponse.FromString(answer.payload).update
         assert (update.container_id, update.linux.resources.cpu.shares.value) == ("id-batch", 10)
+        assert update.ignore_failure, "where another plugin changes the same, the owner's change goes on without ours"
         request.linux_resources.Clear()
         request.linux_resources.cpu.cpus = "2"
         answer = await runtime.ask("UpdateContainer", request)
@@ -302,6 +303,50 @@ async def test_whoever_cannot_be_understood_is_made_as_he_is(
         await runtime.plugin()
         assert (await runtime.create(request)).ByteSize() == 0
         assert plugin.counts["unknown"] == 1
+
+
+async def test_who_did_not_start_with_what_was_answered_is_made_as_he_is_from_then_on(
+    tmp_path: Path, runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where another plugin sets the same: the runtime takes back what it began to make, and starts nothing."""
+    agent, made = Agent(tmp_path, basis_of("advisor: {policy: latency}")), []
+    with agent.plugin(runtime.path) as plugin:
+        await runtime.plugin()
+        for number, name in enumerate(("batch", "good", "batch", "good", "batch")):
+            request = a_container(name, "reclaimed_cores", cgroup=f"{POD}/{name}-{number}")
+            request.container.id = f"id-{number}"
+            made.append((await runtime.create(request)).adjust.linux.resources.cpu.shares.value)
+            gone = wire.StopContainerRequest(container=request.container)
+            if name == "good":
+                event = wire.StateChangeEvent(event=wire.POST_START_CONTAINER, pod=request.pod, container=request.container)
+                await runtime.ask("StateChange", event)
+            await runtime.ask("StopContainer", gone)
+        assert made == [10, 10, 0, 10, 0]
+        assert (plugin.counts["adjusted"], plugin.counts["refused"]) == (3, 2)
+    assert caplog.text.count("container main of pod shop/batch did not start with what it was given") == 1
+
+
+async def test_what_started_while_nobody_listened_is_not_taken_for_what_failed(tmp_path: Path, runtime: Runtime) -> None:
+    agent = Agent(tmp_path, basis_of("advisor: {policy: latency}"))
+    with agent.plugin(runtime.path) as plugin:
+        await runtime.plugin()
+        request = a_container("batch", "reclaimed_cores", cgroup=BATCH)
+        await runtime.create(request)
+        runtime.hang_up()
+        await runtime.plugin()
+        await runtime.ask("Configure", wire.ConfigureRequest(runtime_name="containerd"))
+        request.container.id = "id-2"
+        assert (await runtime.create(request)).adjust.linux.resources.cpu.shares.value == 10
+        assert plugin.counts["refused"] == 0
+
+
+async def test_lists_that_another_plugin_has_set_stay(tmp_path: Path, runtime: Runtime) -> None:
+    agent = Agent(tmp_path, basis_of(CANONICAL))
+    with agent.plugin(runtime.path):
+        await runtime.plugin()
+        request = a_container("batch", "reclaimed_cores", cgroup=BATCH)
+        request.container.linux.resources.cpu.cpus = "0-2"
+        assert not (await runtime.create(request)).adjust.linux.resources.cpu.cpus
 
 
 async def test_a_call_that_is_not_ours_or_no_message_is_refused_and_the_next_is_answered(
