@@ -173,7 +173,9 @@ class Loop:
                 knobs = self._actuator.knobs(managed(snapshot.pods))
                 for done in self._done(judged, snapshot, knobs, started):
                     outcomes += done
-                self._finish(Basis(snapshot=snapshot, config=self._config, known=before, told=told, now_ns=started, knobs=knobs))
+                self._finish(
+                    Basis(snapshot=snapshot, config=self._config, known=before, told=told, now_ns=started, knobs=knobs)
+                )
         except Exception as error:
             log.exception("round %d: the %s failed; nothing more is changed in this round", self._seq, stage)
             snapshot = _with_failure(snapshot, stage, error)

@@ -123,7 +123,9 @@ async def test_a_bug_in_the_actuator_ends_nothing_and_is_seen(caplog: pytest.Log
     assert len(loop.turn("tick").outcomes) == 2
 
 
-async def test_what_the_last_good_round_was_judged_by_is_there_while_the_next_one_runs_and_after_one_that_failed() -> None:
+async def test_what_the_last_good_round_was_judged_by_is_there_while_the_next_one_runs_and_after_one_that_failed() -> (
+    None
+):
     script = Scripted(seen)
     loop, found = loop_over(script), []
     assert loop.basis is None

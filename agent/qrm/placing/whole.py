@@ -13,6 +13,7 @@ from api.qos import QoSLevel
 
 _NOWHERE = "waiting:"
 
+
 def whole(pods: Sequence[Pod], state: CpuState) -> list[Pod]:
     """The pods that have a place, each with the containers that wait for theirs, whose cgroup is none (see `of_cgroups`). A pod
     of which nothing has run yet has none: it may never come to run."""

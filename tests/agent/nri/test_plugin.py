@@ -91,6 +91,10 @@ async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
         yield serving
 
 
+def written(file: Path, text: str) -> None:
+    file.write_text(text)
+
+
 async def until(true: Callable[[], object]) -> None:
     async with asyncio.timeout(10):
         while not true():
@@ -245,6 +249,56 @@ async def test_who_was_made_by_an_agent_that_was_killed_is_known_by_his_annotati
     assert [dict(entry.raw.texts) for entry in originals.entries()] == [{"cpuset.cpus": "0-3\n"}]
 
 
+async def test_at_the_end_the_runtime_hears_what_became_of_whom_it_made(tmp_path: Path, runtime: Runtime) -> None:
+    """Else it writes the agent's values again whenever somebody changes such a container through it."""
+    agent = Agent(tmp_path, basis_of(CANONICAL))
+    names = [f"batch{number}" for number in range(40)]
+    with agent.plugin(runtime.path) as plugin:
+        await runtime.plugin()
+        gone, left = a_container("gone", "reclaimed_cores", cgroup=f"{POD}/gone"), a_container("left", "", cgroup=BATCH)
+        for request in (gone, *(a_container(name, "reclaimed_cores", cgroup=f"{POD}/{name}") for name in names)):
+            await runtime.create(request)
+        await runtime.ask("StopContainer", wire.StopContainerRequest(container=gone.container))
+        # One that an agent before this one made, with values of more than one knob.
+        left.container.annotations[AS_ASKED] = '{"cpu.weight":["20","1"],"cpu.max":["max 100000","5000 100000"]}'
+        await runtime.ask("Synchronize", wire.SynchronizeRequest(containers=[left.container]))
+        for group in (BATCH, *(f"{POD}/{name}" for name in names)):
+            agent.tree.make(group)
+        agent.tree.file(BATCH, "cpu.shares").write_text("206\n")
+        agent.tree.file(f"{POD}/batch0", "cpuset.cpus").write_text("0-2\n")
+        agent.tree.file(f"{POD}/batch1", "cpuset.cpus").write_text("0-3\n")
+        files = KnobFiles(agent.tree.hierarchy)
+        # What somebody wrote into a file alone, runtimes write over.
+        shares = agent.tree.file(f"{POD}/batch0", "cpu.shares")
+        shares.write_text("77\n")
+        runtime.updating = lambda: None if len(runtime.updates) > 1 else written(shares, "2\n")
+        plugin.silence()
+        assert (await runtime.create(a_container("late", "reclaimed_cores", cgroup=f"{POD}/late"))).ByteSize() == 0
+        await asyncio.to_thread(plugin.leave, files)
+        said = {one.container_id: one.linux.resources for update in runtime.updates for one in update.update}
+        assert [len(update.update) for update in runtime.updates] == [32, 9]
+        assert (said["id-batch0"].cpu.cpus, said["id-batch1"].cpu.cpus) == ("0-2", "0-3")
+        cpu = said["id-left"].cpu
+        assert (cpu.shares.value, cpu.quota.value, cpu.cpus) == (206, -1, "")
+        assert said.keys() == {"id-left", *(f"id-{name}" for name in names)}
+        assert shares.read_text() == "77\n"
+
+
+async def test_a_runtime_that_is_gone_at_the_end_is_told_nothing(
+    tmp_path: Path, runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = Agent(tmp_path, basis_of(CANONICAL))
+    with agent.plugin(runtime.path) as plugin:
+        await runtime.plugin()
+        await runtime.create(a_container("batch", "reclaimed_cores", cgroup=BATCH))
+        agent.tree.make(BATCH)
+        runtime.hang_up()
+        await until(plugin.source.problem)
+        await asyncio.to_thread(plugin.leave, KnobFiles(agent.tree.hierarchy))
+    assert runtime.updates == []
+    assert "1 containers stay as they were made in the runtime's belief" in caplog.text
+
+
 # --- what may go wrong
 
 
@@ -318,7 +372,9 @@ async def test_who_did_not_start_with_what_was_answered_is_made_as_he_is_from_th
             made.append((await runtime.create(request)).adjust.linux.resources.cpu.shares.value)
             gone = wire.StopContainerRequest(container=request.container)
             if name == "good":
-                event = wire.StateChangeEvent(event=wire.POST_START_CONTAINER, pod=request.pod, container=request.container)
+                event = wire.StateChangeEvent(
+                    event=wire.POST_START_CONTAINER, pod=request.pod, container=request.container
+                )
                 await runtime.ask("StateChange", event)
             await runtime.ask("StopContainer", gone)
         assert made == [10, 10, 0, 10, 0]
@@ -326,7 +382,9 @@ async def test_who_did_not_start_with_what_was_answered_is_made_as_he_is_from_th
     assert caplog.text.count("container main of pod shop/batch did not start with what it was given") == 1
 
 
-async def test_what_started_while_nobody_listened_is_not_taken_for_what_failed(tmp_path: Path, runtime: Runtime) -> None:
+async def test_what_started_while_nobody_listened_is_not_taken_for_what_failed(
+    tmp_path: Path, runtime: Runtime
+) -> None:
     agent = Agent(tmp_path, basis_of("advisor: {policy: latency}"))
     with agent.plugin(runtime.path) as plugin:
         await runtime.plugin()

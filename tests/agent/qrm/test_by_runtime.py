@@ -175,7 +175,9 @@ def test_what_it_missed_it_hears_with_the_next_word_about_that_container(stage: 
     said = stage.containerd.asked[-1].linux
     assert (said.cpuset_cpus, said.cpu_shares) == ("0", 307)
     stage.files.write(GROUP, stage.tree.id(GROUP), Knob.CPUSET, "1")
-    assert stage.containerd.asked[-1].linux == wire.LinuxContainerResources(cpuset_cpus="1"), "it knows the weight by now"
+    assert stage.containerd.asked[-1].linux == wire.LinuxContainerResources(cpuset_cpus="1"), (
+        "it knows the weight by now"
+    )
 
 
 def test_what_it_wrote_before_it_said_no_is_found(stage: Stage) -> None:

@@ -462,7 +462,9 @@ def test_the_native_policy_keeps_cpus_of_a_container_that_is_down_and_knows_a_po
     db = msgspec.structs.replace(db, containers=alike)
     placement, state = run((), (db,), EIGHT, config=config)
     assert cpus(placement) == {"/db": "0-1", "/db-s": "2-3"}
-    other = msgspec.structs.replace(db, uid="u-a", name="a", containers=(msgspec.structs.replace(alike[0], cgroup="/a"),))
+    other = msgspec.structs.replace(
+        db, uid="u-a", name="a", containers=(msgspec.structs.replace(alike[0], cgroup="/a"),)
+    )
     placement, state = run((), (down_(db, "c"), other), EIGHT, state, config, 1.0)
     assert cpus(placement) == {"/db-s": "2-3", "/a": "4-5"}
     # A container that asks for nothing makes it no Guaranteed pod, whether it runs or not.
