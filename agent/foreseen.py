@@ -13,7 +13,6 @@ import msgspec
 
 from agent.config import Config
 from agent.policy import Remembered, Told, judge
-from agent.qrm.placing.promised import Promised
 from agent.qrm.placing.state import CpuState
 from api.knobs import Knob
 from api.pods import Pod
@@ -45,9 +44,9 @@ class Foreseen(NamedTuple):
     """Who would have which CPUs."""
 
 
-def foreseen(basis: Basis, coming: Sequence[Pod], cgroup: str, promised: Promised) -> Foreseen:
-    """What that cgroup is to have, which one of these pods has: those of which the snapshot does not know, or not with all their
-    containers. What was promised to them before is kept."""
+def foreseen(basis: Basis, coming: Sequence[Pod], cgroup: str) -> Foreseen:
+    """What that cgroup is to have, which one of these pods has: those of which the snapshot does not know, or not with all
+    their containers."""
     snapshot = basis.snapshot
     there: frozenset[Knob] = frozenset[Knob]().union(*basis.knobs.values()) or frozenset(Knob)
     fresh = [one.cgroup for pod in coming for one in pod.containers if one.cgroup not in snapshot.cgroups]
@@ -57,8 +56,7 @@ def foreseen(basis: Basis, coming: Sequence[Pod], cgroup: str, promised: Promise
         pods[pod.uid] = joined(pods.get(pod.uid), pod)
     listed = tuple(sorted(pods.values(), key=lambda pod: pod.key))
     one_more = msgspec.structs.replace(snapshot, cgroups=groups, pods=listed)
-    known = msgspec.structs.replace(basis.known, cpus=promised.kept(basis.known.cpus))
-    judged, after = judge(one_more, basis.config, known, basis.now_ns, basis.told)
+    judged, after = judge(one_more, basis.config, basis.known, basis.now_ns, basis.told)
     decisions = judged.decisions(one_more, {**basis.knobs, **dict.fromkeys(fresh, there)})
     values = {decision.knob: decision.value for decision in decisions if decision.cgroup == cgroup}
     return Foreseen(values, after.cpus)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+import msgspec
+
 from agent.foreseen import Basis, foreseen
 from agent.hierarchy import Hierarchy
 from agent.nri.asked import Listed, around, cgroup_of, pod_of
@@ -134,7 +136,8 @@ class Answers:
             return None
         cgroup = cgroup_of(request.container)
         pod = pod_of(request, cgroup, self._around.listed, self._around.door)
-        wanted, cpus = foreseen(basis, [*coming, pod], cgroup, self._around.foretold.promised)
+        known = msgspec.structs.replace(basis.known, cpus=self._around.foretold.promised.kept(basis.known.cpus))
+        wanted, cpus = foreseen(msgspec.structs.replace(basis, known=known), [*coming, pod], cgroup)
         bounds = around(cgroup, self._around.hierarchy)
         asked = asked_for(resources, bounds)
         values = bounded(wanted, asked, resources, bounds)

@@ -46,8 +46,8 @@ def farewells(files: KnobFiles, made: Mapping[str, Made]) -> list[Farewell]:
 
 
 def as_before(files: KnobFiles, said: Iterable[Farewell]) -> None:
-    """What runtimes write is all that they believe, which is not what somebody wrote into a file; and they have no word for a list
-    that is what the cgroup above has. Files say again what they said."""
+    """What runtimes write is all that they believe, which is not what somebody wrote into a file; and they have no word for a
+    list that is what the cgroup above has. Files say again what they said."""
     for one in said:
         for knob, texts in one.texts.items():
             with suppress(Unavailable, Vanished):

@@ -15,7 +15,7 @@ from agent.qrm.knobs import KnobFiles, Original, RawValue
 from agent.qrm.originals import Originals
 from agent.qrm.paths import below
 from agent.qrm.places import MIGRATE
-from agent.qrm.placing.promised import Promised
+from agent.qrm.promised import Promised
 from agent.qrm.restore import key_of
 from api.knobs import Knob
 from api.ports import Unavailable, Vanished

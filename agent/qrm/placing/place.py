@@ -65,7 +65,8 @@ def place(
     """CPUs of every pool and container, and what to remember of it for the next time.
 
     Without sizes they are made from requests. The order of pods and sizes does not matter, and what did not change moves
-    no CPU. A container that does not run keeps what it had, though it has no cgroup to write that to. CPUs that containers must not have whatever else holds (see `below`) are not in `topology`.
+    no CPU. A container that does not run keeps what it had, though it has no cgroup to write that to. CPUs that containers
+    must not have whatever else holds (see `below`) are not in `topology`.
     """
     if state.policy_name not in ("", config.policy):
         state = CpuState(numa_headroom=state.numa_headroom)
