@@ -17,7 +17,12 @@ _NOWHERE = "waiting:"
 def whole(pods: Sequence[Pod], state: CpuState) -> list[Pod]:
     """The pods that have a place, each with the containers that wait for theirs, whose cgroup is none (see `of_cgroups`). A pod
     of which nothing has run yet has none: it may never come to run."""
-    return [made for pod in pods if (made := _whole(pod, state)).containers]
+    return [pod for pod in with_waiting(pods, state) if pod.containers]
+
+
+def with_waiting(pods: Sequence[Pod], state: CpuState) -> tuple[Pod, ...]:
+    """All of them, with those containers."""
+    return tuple(_whole(pod, state) for pod in pods)
 
 
 def of_cgroups(placement: Placement) -> Placement:
