@@ -192,6 +192,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         finally:
             runtime.end(files, originals)
             left = put_back(originals, files, node_knobs, loop.latest, journals[0]) if act is Act.ON else 0
+            runtime.leave(files)
             if act is not options.act:
                 log.warning("--act on was asked for, and nothing was written. %s", " ".join(act_missing))
     return 1 if left else 0

@@ -7,11 +7,13 @@ give it anyhow, whatever the policy. What would become of others is left to that
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from agent.config import Config
 from agent.policy import Remembered, Told, judge
+from agent.qrm.placing.state import CpuState
 from api.knobs import Knob
 from api.pods import Pod
 from api.samples import CgroupSample, Snapshot
@@ -33,9 +35,18 @@ class Basis(msgspec.Struct, frozen=True, kw_only=True):
     """Those that the kernel has for each cgroup of the snapshot."""
 
 
-def foreseen(basis: Basis, coming: Sequence[Pod], cgroup: str) -> dict[Knob, str]:
-    """Values for the knobs of that cgroup, which one of these pods has: those of which the snapshot does not know, or not with
-    all their containers."""
+class Foreseen(NamedTuple):
+    """What a round would make of it."""
+
+    values: Mapping[Knob, str]
+    """Of the cgroup that was asked about."""
+    cpus: CpuState
+    """Who would have which CPUs."""
+
+
+def foreseen(basis: Basis, coming: Sequence[Pod], cgroup: str) -> Foreseen:
+    """What that cgroup is to have, which one of these pods has: those of which the snapshot does not know, or not with all
+    their containers."""
     snapshot = basis.snapshot
     there: frozenset[Knob] = frozenset[Knob]().union(*basis.knobs.values()) or frozenset(Knob)
     fresh = [one.cgroup for pod in coming for one in pod.containers if one.cgroup not in snapshot.cgroups]
@@ -45,9 +56,10 @@ def foreseen(basis: Basis, coming: Sequence[Pod], cgroup: str) -> dict[Knob, str
         pods[pod.uid] = joined(pods.get(pod.uid), pod)
     listed = tuple(sorted(pods.values(), key=lambda pod: pod.key))
     one_more = msgspec.structs.replace(snapshot, cgroups=groups, pods=listed)
-    judged, _ = judge(one_more, basis.config, basis.known, basis.now_ns, basis.told)
+    judged, after = judge(one_more, basis.config, basis.known, basis.now_ns, basis.told)
     decisions = judged.decisions(one_more, {**basis.knobs, **dict.fromkeys(fresh, there)})
-    return {decision.knob: decision.value for decision in decisions if decision.cgroup == cgroup}
+    values = {decision.knob: decision.value for decision in decisions if decision.cgroup == cgroup}
+    return Foreseen(values, after.cpus)
 
 
 def joined(listed: Pod | None, coming: Pod) -> Pod:
@@ -56,4 +68,7 @@ def joined(listed: Pod | None, coming: Pod) -> Pod:
         return coming
     known = {one.cgroup for one in listed.containers}
     more = tuple(one for one in coming.containers if one.cgroup not in known)
-    return msgspec.structs.replace(listed, containers=(*listed.containers, *more)) if more else listed
+    if not more:
+        return listed
+    waiting = tuple(one for one in listed.waiting if one.name not in {each.name for each in more})
+    return msgspec.structs.replace(listed, containers=(*listed.containers, *more), waiting=waiting)

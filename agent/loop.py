@@ -102,7 +102,8 @@ class Loop:
 
     @property
     def basis(self) -> Basis | None:
-        """What the latest round was judged by; None before the first one, and where it failed. Any thread may ask."""
+        """What the latest round that went well was judged by; None before the first one. Any thread may ask, and while the next
+        one is at work too: whoever is made then is to have limits all the same."""
         return self._basis
 
     def pods(self) -> tuple[Pod, ...]:
@@ -172,8 +173,8 @@ class Loop:
                 knobs = self._actuator.knobs(managed(snapshot.pods))
                 for done in self._done(judged, snapshot, knobs, started):
                     outcomes += done
-                self._basis = Basis(
-                    snapshot=snapshot, config=self._config, known=before, told=told, now_ns=started, knobs=knobs
+                self._finish(
+                    Basis(snapshot=snapshot, config=self._config, known=before, told=told, now_ns=started, knobs=knobs)
                 )
         except Exception as error:
             log.exception("round %d: the %s failed; nothing more is changed in this round", self._seq, stage)
@@ -206,10 +207,17 @@ class Loop:
             sink.publish(finished)
         return finished
 
+    def _finish(self, basis: Basis) -> None:
+        """Have whoever is made from now on get what this round would give him."""
+        self._basis = basis
+        self._actuator.foretold.promised.taken(basis.known.cpus)
+
     def _judged(self, snapshot: Snapshot, now_ns: int) -> tuple[Judged, Remembered, Told]:
         """What is to be, by our advice or by that of whoever is asked in its stead; what was known before, and what he said."""
-        self._basis = None  # until the round is done, whatever becomes of it
-        known, told = (self._known, Told()) if self._neighbours is None else self._neighbours.before(self._known)
+        cpus = self._actuator.foretold.promised.kept(self._known.cpus)
+        known, told = msgspec.structs.replace(self._known, cpus=cpus), Told()
+        if self._neighbours is not None:
+            known, told = self._neighbours.before(known)
         judged, self._known = judge(snapshot, self._config, known, now_ns, told)
         if self._neighbours is not None:
             self._neighbours.after(snapshot, judged, self._known, self._config)

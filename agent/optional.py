@@ -170,6 +170,8 @@ class Nobody:
 
     def end(self, files: KnobFiles, originals: Originals | None) -> None: ...
 
+    def leave(self, files: KnobFiles) -> None: ...
+
 
 def runtime_side(config: Config, act: Act, pods: PodSource, hierarchy: Hierarchy, door: Door) -> RuntimeSide | Nobody:
     """The kubelet's and the runtime's part in acting, where the pods are theirs."""

@@ -27,7 +27,7 @@ NRI_SOCKET = Path("/var/run/nri/nri.sock")
 
 
 class RuntimeSide:
-    """Made before the first round; `start` once there is a loop to ask, `end` before anything is put back."""
+    """Made before the first round; `start` once there is a loop to ask, `end` before anything is put back, `leave` after it."""
 
     def __init__(self, config: Config, act: Act, pods: KubePods, door: Door, hierarchy: Hierarchy) -> None:
         self.foretold = Foretold()
@@ -74,12 +74,18 @@ class RuntimeSide:
     def end(self, files: KnobFiles, originals: Originals | None) -> None:
         """Nobody is made with values of ours any more, and what was is known to the journal. Idempotent."""
         if self._plugin is not None:
-            self._plugin.close()
+            self._plugin.silence()
         if originals is not None:
             try:
                 self.foretold.adopt(files, originals)
             except Unavailable as error:
                 log.error("%s: %s", error.reason, error.remedy)
+
+    def leave(self, files: KnobFiles) -> None:
+        """The runtime believes of nobody that he has values of ours, and hears of us no more. Idempotent."""
+        if self._plugin is not None:
+            self._plugin.leave(files)
+            self._plugin.close()
 
 
 def nri_socket(configured: str | None) -> Path | None:

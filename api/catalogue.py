@@ -379,7 +379,8 @@ CATALOGUE: tuple[Metric, ...] = (
            "Requests to the API server by HTTP status; unreachable where there was none.", ("method", "resource", "status")),
     Metric("dioptase_nri_containers_total", "counter", "",
            "Containers about to be made or changed that the container runtime asked about, by what was answered: adjusted; "
-           "unchanged, as the kubelet wants them; unknown and late, when nothing was known, or not in time.", ("answer",)),
+           "unchanged, as the kubelet wants them; unknown and late, when nothing was known, or not in time; "
+           "refused, as they are, because they did not start with what was answered before.", ("answer",)),
     Metric("dioptase_config_obeyed", "gauge", "",
            "Per object of the cluster's configuration that this node is to obey, 1 where it does and 0 where it cannot.",
            ("kind", "object", "hash")),

@@ -44,6 +44,9 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     qos: QoSLevel
     containers: tuple[Container, ...]
+    """Those that run."""
+    waiting: tuple[Container, ...] = ()
+    """Those that do not, and may: not begun yet, between two lives, or over while the pod is not. Their `cgroup` is empty."""
     annotations: Mapping[str, str] = {}
     labels: Mapping[str, str] = {}
     priority: int = 0

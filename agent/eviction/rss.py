@@ -48,7 +48,7 @@ def _request(pod: Pod) -> int | None:
     total = 0
     for container in pod.containers:
         asked = container.memory_request_bytes or container.reclaimed_memory_bytes
-        if not asked:
+        if not asked and container.memory_request_bytes is None:
             return None
-        total += asked
-    return total
+        total += asked or 0
+    return total or None

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
+
+import msgspec
 
 from agent.foreseen import Basis, foreseen
 from agent.hierarchy import Hierarchy
 from agent.nri.asked import Listed, around, cgroup_of, pod_of
 from agent.nri.resources import asked_for, bounded, owners, set_in
 from agent.qrm.foretold import Foretold
+from agent.qrm.placing.state import Allocation
 from agent.sense.podspec import Door
 from api.knobs import Knob
 from api.pods import Pod
@@ -44,6 +47,8 @@ class Found(NamedTuple):
     cgroup: str
     values: dict[Knob, str]
     owners: dict[Knob, str]
+    places: Mapping[str, Allocation]
+    """CPUs of the pod's containers, by name, as they are to stay."""
 
 
 class Answers:
@@ -51,7 +56,7 @@ class Answers:
 
     def __init__(self, surroundings: Surroundings, bound_s: float) -> None:
         self._around, self._bound_s = surroundings, bound_s
-        self.counts = dict.fromkeys(("adjusted", "unchanged", "unknown", "late"), 0)
+        self.counts = dict.fromkeys(("adjusted", "unchanged", "unknown", "late", "refused"), 0)
         """Containers about to be made or changed, by what was answered. Any thread may read."""
         self._expected: dict[str, tuple[float, Pod]] = {}
         self._worker = ThreadPoolExecutor(1, "nri-answer")
@@ -63,7 +68,9 @@ class Answers:
 
     def expect(self, found: Found) -> None:
         """Count on that container from now on, though nobody lists it yet."""
-        self._expected[found.cgroup] = (time.monotonic(), found.pod)
+        now = time.monotonic()
+        self._expected[found.cgroup] = (now, found.pod)
+        self._around.foretold.promised.make(found.pod.uid, found.places, now)
 
     def forget(self, container: Any) -> None:
         """It is gone."""
@@ -129,9 +136,10 @@ class Answers:
             return None
         cgroup = cgroup_of(request.container)
         pod = pod_of(request, cgroup, self._around.listed, self._around.door)
-        wanted = foreseen(basis, [*coming, pod], cgroup)
+        known = msgspec.structs.replace(basis.known, cpus=self._around.foretold.promised.kept(basis.known.cpus))
+        wanted, cpus = foreseen(msgspec.structs.replace(basis, known=known), [*coming, pod], cgroup)
         bounds = around(cgroup, self._around.hierarchy)
         asked = asked_for(resources, bounds)
         values = bounded(wanted, asked, resources, bounds)
         values = {knob: value for knob, value in values.items() if knob in knobs}
-        return Found(pod, cgroup, values, owners(values, asked, resources))
+        return Found(pod, cgroup, values, owners(values, asked, resources), cpus.pod(pod.uid))

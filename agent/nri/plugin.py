@@ -22,22 +22,28 @@ import msgspec
 from agent.nri.answers import Answers, Surroundings
 from agent.nri.asked import cgroup_of
 from agent.nri.frames import Garbage
+from agent.nri.leaving import Made, as_before, farewells
 from agent.nri.resources import resources_of
 from agent.nri.session import Session, connect
+from agent.nri.trials import Trials
+from agent.qrm.knobs import KnobFiles
 from agent.sense.kubepods import Source
 from api.knobs import Knob
 from api.ports import Unavailable
 from api.proto import nri_pb2 as wire
 
 log = logging.getLogger(__name__)
-NAME, INDEX = "dioptase", "50"
-"""Plugins are asked in the order of their indices, and what one has set another may not."""
+NAME, INDEX = "dioptase", "99"
+"""Plugins are asked in the order of their indices, and what one has set another may not: who is asked last sees it."""
 AS_ASKED = "dioptase.io/as-asked"
 """Annotation of a container: of each knob that was changed what its owner wanted and what it was given, so that an agent after
 this one can put it back."""
 CALL_S = 5.0
 FIRST_WAIT_S, LAST_WAIT_S = 0.2, 10.0
 LARGEST_NOTE = 4096
+TOGETHER = 32
+"""Containers that the runtime is told of in one call, in which it makes no other."""
+LEAVING_S = 10.0
 _EVENTS = sum(
     1 << (event - 1)
     for event in (
@@ -53,6 +59,9 @@ class Plugin:
 
     def __init__(self, socket: Path, surroundings: Surroundings, bound_s: float) -> None:
         self._socket, self._around, self._answers = socket, surroundings, Answers(surroundings, bound_s)
+        self._trials, self._made = Trials(), dict[str, Made]()
+        self._session: Session | None = None
+        self._quiet = False
         self.source = Source("nri", str(socket), "connection", time.monotonic)
         self._thread = threading.Thread(target=self._run, name="nri", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -67,6 +76,32 @@ class Plugin:
     def start(self) -> None:
         """Connect, and stay connected until `close`."""
         self._thread.start()
+
+    def silence(self) -> None:
+        """Whoever is made or changed from now on is as he is wanted."""
+        self._quiet = True
+
+    def leave(self, files: KnobFiles) -> None:
+        """Tell the runtime, when everything is put back, what those are now that were made with values of the agent's; within
+        LEAVING_S. Where it cannot be told, the log says so."""
+        due, left = time.monotonic() + LEAVING_S, farewells(files, dict(self._made))
+        while left:
+            some, left = left[:TOGETHER], left[TOGETHER:]
+            try:
+                if time.monotonic() > due:
+                    raise Unavailable(f"it has taken more than {LEAVING_S:g} s", "see why the runtime is slow")
+                self._tell(wire.UpdateContainersRequest(update=[one.update for one in some]))
+            except (Unavailable, RuntimeError, TimeoutError) as error:
+                text = "NRI: some of %d containers stay in the runtime's belief as they were made: %s"
+                log.warning(text, len(some), error)
+            as_before(files, some)
+
+    def _tell(self, request: Any) -> None:
+        """Waits for the answer; from another thread than the plugin's."""
+        session, loop = self._session, self._loop
+        if session is None or loop is None:
+            raise Unavailable("there is no connection", "see the runtime's log")
+        asyncio.run_coroutine_threadsafe(session.call("UpdateContainers", request), loop).result(CALL_S + 1)
 
     def close(self) -> None:
         """Answer nobody any more, within a moment. Idempotent."""
@@ -122,14 +157,17 @@ class Plugin:
         try:
             register = wire.RegisterPluginRequest(plugin_name=NAME, plugin_idx=INDEX)
             await session.call("RegisterPlugin", register)
+            self._session = session
             await reading
         finally:
+            self._session = None
             reading.cancel()
             await asyncio.wait([reading])
             await session.close()
 
     def _configured(self, request: Any) -> wire.ConfigureResponse:
         log.info("NRI: %s %s asks this agent", request.runtime_name, request.runtime_version)
+        self._trials.begin()
         return wire.ConfigureResponse(events=_EVENTS)
 
     def _synchronized(self, request: Any) -> wire.SynchronizeResponse:
@@ -145,15 +183,28 @@ class Plugin:
         try:
             found = _NOTE.decode(note[:LARGEST_NOTE])
             asked, given = ({knob: pair[which] for knob, pair in found.items()} for which in (0, 1))
-            self._around.foretold.tell(cgroup_of(container), asked, time.monotonic(), given=given)
+            cgroup = cgroup_of(container)
+            self._around.foretold.tell(cgroup, asked, time.monotonic(), given=given)
+            self._made[cgroup] = Made(container.id, frozenset(found))
         except (msgspec.MsgspecError, ValueError):
             log.warning("NRI: annotation %s of container %s cannot be read", AS_ASKED, container.id)
 
     async def _created(self, request: Any) -> wire.CreateContainerResponse:
         response = wire.CreateContainerResponse()
-        if found := await self._answers.made(request):
+        if self._trials.failed(request):
+            log.warning(
+                "NRI: container %s of pod %s/%s did not start with what it was given, and is made as it is from now on: see "
+                "the runtime's log; another of its plugins may set the same (docs/acting.md)",
+                request.container.name, request.pod.namespace, request.pod.name,
+            )  # fmt: skip
+        if self._trials.left(request):
+            self._answers.counts["refused"] += 1
+            return response
+        if (found := await self._answers.made(request)) and not self._quiet:
             self._answers.expect(found)
             if found.values:
+                self._trials.changed(request)
+                self._made[found.cgroup] = Made(request.container.id, frozenset(found.values))
                 response.adjust.linux.resources.CopyFrom(resources_of(found.values))
                 note = {knob: (asked, found.values[knob]) for knob, asked in found.owners.items()}
                 response.adjust.annotations[AS_ASKED] = msgspec.json.encode(note).decode()
@@ -161,21 +212,30 @@ class Plugin:
         return response
 
     async def _updated(self, request: Any) -> wire.UpdateContainerResponse:
-        """What its owner sets anew stays below what the agent decides; it is put back at the end."""
+        """What its owner sets anew stays below what the agent decides; it is put back at the end. Where another plugin has set
+        the same, that holds until the next round."""
         response = wire.UpdateContainerResponse()
-        if (found := await self._answers.changed(request)) and found.values:
-            update = response.update.add(container_id=request.container.id)
+        if (found := await self._answers.changed(request)) and found.values and not self._quiet:
+            before = self._made.get(found.cgroup, Made(request.container.id, frozenset()))
+            self._made[found.cgroup] = before._replace(knobs=before.knobs | found.values.keys())
+            update = response.update.add(container_id=request.container.id, ignore_failure=True)
             update.linux.resources.CopyFrom(resources_of(found.values))
             self._around.foretold.tell(found.cgroup, found.owners, time.monotonic(), anew=True)
         return response
 
     def _stopped(self, request: Any) -> wire.StopContainerResponse:
-        self._answers.forget(request.container)
+        self._forget(request.container)
         return wire.StopContainerResponse()
+
+    def _forget(self, container: Any) -> None:
+        self._answers.forget(container)
+        self._made = {cgroup: made for cgroup, made in self._made.items() if made.container_id != container.id}
 
     def _changed(self, request: Any) -> wire.Empty:
         if request.event == wire.REMOVE_CONTAINER:
-            self._answers.forget(request.container)
+            self._forget(request.container)
         else:
+            if request.event == wire.POST_START_CONTAINER:
+                self._trials.started(request)
             self._around.wake()
         return wire.Empty()

@@ -27,9 +27,12 @@ from api.proto import cri_runtime_pb2 as wire
 
 log = logging.getLogger(__name__)
 ROUND_S = 1.0
-CALL_S = 2.0
+CALL_S = 1.0
+"""So that a round with a runtime that hangs is longer by two seconds at the most."""
 AGAIN_S = 10.0
 """After a failure the runtime is left alone for so long."""
+NO_LIMIT = -1
+"""Of a memory limit; a zero anywhere says that the runtime is to leave what there is."""
 _ID = re.compile(r"/(?:cri-containerd-|crio-)?([0-9a-f]{64})(?:\.scope)?")
 _SERVICE = wire.DESCRIPTOR.services_by_name["RuntimeService"]
 
@@ -55,7 +58,9 @@ def spoken(cgroup: str, knob: Knob, texts: Mapping[str, str]) -> wire.UpdateCont
         resources.cpu_quota = -1 if quota == "max" else int(quota)
         resources.cpu_period = int(period or "0")
     elif knob is Knob.MEMORY_MAX and (text := plain.get(LIMIT) or plain.get("memory.max", "")).isdecimal():
-        resources.memory_limit_in_bytes = int(text) if int(text) < 1 << 62 else 0
+        resources.memory_limit_in_bytes = int(text) if int(text) < 1 << 62 else NO_LIMIT
+    elif knob is Knob.MEMORY_MAX and plain.get("memory.max") == "max":
+        resources.memory_limit_in_bytes = NO_LIMIT
     if not resources.ByteSize():
         return None
     return wire.UpdateContainerResourcesRequest(container_id=found[1], linux=resources)
@@ -69,6 +74,7 @@ class KnobsByRuntime(KnobFiles):
         self.told = self.refused = 0
         """Writes by the runtime so far, and those that it did not do."""
         self._left_s, self._silent_until = ROUND_S, 0.0
+        self._missed: dict[int, wire.LinuxContainerResources] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="cri-writes", daemon=True)
         self._thread.start()
@@ -91,12 +97,21 @@ class KnobsByRuntime(KnobFiles):
     ) -> frozenset[str]:
         """As for files. Those that the runtime writes are not written again if they hold what they are to hold by then."""
         request = spoken(cgroup, knob, texts)
-        if request is not None and self.alive(cgroup, cgroup_id) and self._tell(request):
-            current = None  # the runtime may have written more than it was asked for
-            held = self.look(cgroup, cgroup_id, knob).raw.texts
-            if all(held.get(file, "").strip() == text.strip() for file, text in texts.items()):
+        if request is not None and self.alive(cgroup, cgroup_id):
+            told = self._tell(cgroup, cgroup_id, request)
+            if told is not None:
+                current = None  # whether it says yes or no: it may have written more than it was asked for
+            held = self.look(cgroup, cgroup_id, knob).raw.texts if told else {}
+            if told and all(held.get(file, "").strip() == text.strip() for file, text in texts.items()):
                 return frozenset(held)
         return super().write_raw(cgroup, cgroup_id, knob, texts, current)
+
+    def alive(self, cgroup: str, cgroup_id: int) -> bool:
+        """As for files; what was kept for the runtime of one that is gone is forgotten."""
+        lives = super().alive(cgroup, cgroup_id)
+        if not lives:
+            self._missed.pop(cgroup_id, None)
+        return lives
 
     def close(self) -> None:
         """Idempotent."""
@@ -107,10 +122,15 @@ class KnobsByRuntime(KnobFiles):
             self._thread.join(CALL_S)
             self._loop.close()
 
-    def _tell(self, request: wire.UpdateContainerResourcesRequest) -> bool:
-        began = time.monotonic()
+    def _tell(self, cgroup: str, cgroup_id: int, request: wire.UpdateContainerResourcesRequest) -> bool | None:
+        """Whether the runtime has written it; None where it was not asked. With it goes what it missed of that container: it
+        writes all that it believes, and an earlier value of the agent's would look like somebody else's."""
+        began, missed = time.monotonic(), self._missed.pop(cgroup_id, wire.LinuxContainerResources())
+        missed.MergeFrom(request.linux)
+        request.linux.CopyFrom(missed)
         if self._left_s <= 0 or began < self._silent_until:
-            return False
+            self._missed[cgroup_id] = missed
+            return None
         calling = asyncio.run_coroutine_threadsafe(self._peer.call("UpdateContainerResources", request), self._loop)
         try:
             calling.result()  # the call itself has a deadline
@@ -118,9 +138,10 @@ class KnobsByRuntime(KnobFiles):
             return True
         except Unavailable as error:
             self.refused += 1
+            self._missed[cgroup_id] = missed
             if not isinstance(error, Refused):  # it answers, and has a reason that concerns this container
                 self._silent_until = began + AGAIN_S
-            log.warning("files are written instead: %s: %s", error.reason, error.remedy)
+            log.warning("%s: files are written instead: %s: %s", cgroup, error.reason, error.remedy)
             return False
         finally:
             self._left_s -= time.monotonic() - began

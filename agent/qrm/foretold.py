@@ -15,6 +15,7 @@ from agent.qrm.knobs import KnobFiles, Original, RawValue
 from agent.qrm.originals import Originals
 from agent.qrm.paths import below
 from agent.qrm.places import MIGRATE
+from agent.qrm.promised import Promised
 from agent.qrm.restore import key_of
 from api.knobs import Knob
 from api.ports import Unavailable, Vanished
@@ -41,6 +42,8 @@ class Foretold:
         self._lock = threading.Lock()
         self._told: dict[str, _Told] = {}
         self._coming: dict[str, float] = {}
+        self.promised = Promised()
+        """CPUs that they were made with."""
 
     def tell(
         self,

@@ -6,7 +6,7 @@ kubelet that was just started lists nobody for a while, and forgetting a pod wou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from agent.sense.cgroup_paths import Home, found_path
 from agent.sense.podlist import Amounts, ContainerSpec, KubePod, Listing, qos_class
 from agent.sense.podspec import KNOWN_RESOURCES, SIDECAR_POLICY, Door, Listed, Place, RawPod, assemble
-from agent.sense.resources import Ask, FieldError, read_ask
+from agent.sense.resources import CPU, MEMORY, Ask, FieldError, read_ask
 from agent.sense.running import Looked
 from api.pods import Pod
 
@@ -91,6 +91,7 @@ def pod_of_kubelet(kube: KubePod, cgroups: Mapping[str, str], door: Door) -> Pod
     is among its problems: it is a pod all the same. Raises FieldError for a pod that has a name which cannot be one."""
     metadata, spec = kube.metadata, kube.spec
     listed, problems = _listed(kube, cgroups)
+    together = _ask(spec.resources, (CPU, MEMORY), "resources", problems)
     raw = RawPod(
         name=metadata.name,
         containers=[],
@@ -101,10 +102,10 @@ def pod_of_kubelet(kube: KubePod, cgroups: Mapping[str, str], door: Door) -> Pod
         priority_class=spec.priority_class_name or "",
     )
     try:
-        pod = assemble(raw, listed, PLACE, door)
+        pod = assemble(raw, listed, PLACE, door, together)
     except FieldError as error:
         # Whoever cannot be understood is protected: as online work that says nothing of itself.
-        pod = assemble(msgspec.structs.replace(raw, labels={}, annotations={}), listed, PLACE, door)
+        pod = assemble(msgspec.structs.replace(raw, labels={}, annotations={}), listed, PLACE, door, together)
         # They go on to say who may not be touched: static pods, and those that are spared by a key.
         pod = msgspec.structs.replace(pod, labels=raw.labels, annotations=raw.annotations)
         problems.append(f"{error}; until then its labels and annotations ask for nothing, and it is {pod.qos.value}")
@@ -115,28 +116,33 @@ def pod_of_kubelet(kube: KubePod, cgroups: Mapping[str, str], door: Door) -> Pod
 def _listed(kube: KubePod, cgroups: Mapping[str, str]) -> tuple[list[Listed], list[str]]:
     """Containers that stay, whether they run or not, and of those that do not (init, ephemeral) the ones that run now."""
     problems: list[str] = []
-    found = [_container(each, cgroups, problems, init=False) for each in kube.spec.containers]
+    found = [_container(each, cgroups, problems) for each in kube.spec.containers]
     for each in (*(kube.spec.init_containers or ()), *(kube.spec.ephemeral_containers or ())):
-        if each.restart_policy == SIDECAR_POLICY or each.name in cgroups:
-            found.append(_container(each, cgroups, problems, init=True))
+        passes = each.restart_policy != SIDECAR_POLICY
+        if not passes or each.name in cgroups:
+            found.append(_container(each, cgroups, problems)._replace(init=True, passes=passes))
     return found, problems
 
 
-def _container(spec: ContainerSpec, cgroups: Mapping[str, str], problems: list[str], *, init: bool) -> Listed:
-    amounts = spec.resources or Amounts()
-    requests = {name: value for name, value in (amounts.requests or {}).items() if name in KNOWN_RESOURCES}
+def _container(spec: ContainerSpec, cgroups: Mapping[str, str], problems: list[str]) -> Listed:
+    ask = _ask(spec.resources, KNOWN_RESOURCES, f"container {spec.name}: resources", problems)
+    return Listed(spec.name, cgroups.get(spec.name, ""), ask, init=False)
+
+
+def _ask(listed: Amounts | None, known: Collection[str], path: str, problems: list[str]) -> Ask:
+    amounts = listed or Amounts()
+    requests = {name: value for name, value in (amounts.requests or {}).items() if name in known}
     # Kubernetes takes a limit of nothing for none.
     limits = {
         name: value
         for name, value in (amounts.limits or {}).items()
-        if name in KNOWN_RESOURCES and not ("/" not in name and str(value) == "0")
+        if name in known and not ("/" not in name and str(value) == "0")
     }
     try:
-        ask = read_ask(requests, limits, KNOWN_RESOURCES, f"container {spec.name}: resources")
+        return read_ask(requests, limits, known, path)
     except FieldError as error:
-        ask = Ask()
         problems.append(f"{error}; until then it asks for nothing")
-    return Listed(spec.name, cgroups.get(spec.name, ""), ask, init)
+        return Ask()
 
 
 def _homes(

@@ -6,7 +6,8 @@ Here labels, annotations and resources get their meaning: Katalyst's own, those 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -27,6 +28,7 @@ SIDECAR_POLICY = "Always"
 """restartPolicy of an init container that goes on beside the others."""
 PRIORITY_CLASSES = {"system-node-critical": 2_000_001_000, "system-cluster-critical": 2_000_000_000}
 """Those that every cluster has; others are known to the cluster alone."""
+_NOTHING = Ask()
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", re.ASCII)
 
 
@@ -73,10 +75,12 @@ class Listed(NamedTuple):
 
     name: str
     cgroup: str
-    """Empty where it has none now: then the pod is listed without it."""
+    """Empty where it has none now: then it is one that waits."""
     ask: Ask
     init: bool
     """Not among the pod's `containers`: an init container, or one that was added to look around (ephemeral)."""
+    passes: bool = False
+    """It runs before the others or beside them for a while: what the pod asks for as a whole is not for it."""
 
 
 def pod_of(raw: RawPod, place: Place, door: Door) -> Pod:
@@ -84,8 +88,9 @@ def pod_of(raw: RawPod, place: Place, door: Door) -> Pod:
     return assemble(raw, _listed(raw, place), place, door)
 
 
-def assemble(raw: RawPod, listed: Sequence[Listed], place: Place, door: Door) -> Pod:
-    """The same of a pod whose containers are known: `listed` instead of those that `raw` has, one of them at least."""
+def assemble(raw: RawPod, listed: Sequence[Listed], place: Place, door: Door, together: Ask = _NOTHING) -> Pod:
+    """The same of a pod whose containers are known: `listed` instead of those that `raw` has, one of them at least; and what
+    the pod asks for as a whole."""
     namespace = _name(raw.namespace, f"{place.metadata}.namespace")
     name = _name(raw.name, f"{place.metadata}.name")
     labels = _texts(raw.labels, f"{place.metadata}.labels")
@@ -95,7 +100,7 @@ def assemble(raw: RawPod, listed: Sequence[Listed], place: Place, door: Door) ->
         annotations=annotations,
         priority=raw.priority,
         priority_class=raw.priority_class,
-        asks={name: ask for name, _, ask, _ in listed},
+        asks={one.name: one.ask for one in listed},
     )
     try:
         stated = stated_level(annotations, door.dialect.selectors)
@@ -107,7 +112,7 @@ def assemble(raw: RawPod, listed: Sequence[Listed], place: Place, door: Door) ->
     dialect = msgspec.structs.replace(door.dialect, defaults={**door.dialect.defaults, **spoken.words})
     enhanced, problems = enhancements(annotations, qos, dialect, door.numa_nodes)
     nodes, unbound = bound_numa(annotations, dialect)
-    containers, others = _containers(listed, qos, spoken, annotations)
+    known, others = _containers(listed, qos, spoken, annotations, together)
     profile, unread = _profile(annotations)
     priority, nameless = _priority(raw, spoken)
     return Pod(
@@ -115,7 +120,8 @@ def assemble(raw: RawPod, listed: Sequence[Listed], place: Place, door: Door) ->
         namespace=namespace,
         name=name,
         qos=qos,
-        containers=containers,
+        containers=tuple(one for one in known if one.cgroup),
+        waiting=tuple(one for one in known if not one.cgroup),
         annotations=annotations,
         labels=labels,
         priority=priority,
@@ -155,22 +161,46 @@ def _listed(raw: RawPod, place: Place) -> list[Listed]:
 
 
 def _containers(
-    listed: Sequence[Listed], qos: QoSLevel, spoken: koordinator.Spoken, annotations: Mapping[str, str]
+    listed: Sequence[Listed],
+    qos: QoSLevel,
+    spoken: koordinator.Spoken,
+    annotations: Mapping[str, str],
+    together: Ask,
 ) -> tuple[tuple[Container, ...], tuple[str, ...]]:
     """All but one are sidecars: the main container is the one that the annotation names, else the first."""
     problems: list[str] = []
     main = annotations.get(MAIN_CONTAINER_KEY, listed[0].name)
-    if main not in [name for name, _, _, init in listed if not init]:
+    if main not in [one.name for one in listed if not one.init]:
         problems.append(f"annotation {MAIN_CONTAINER_KEY}: there is no container {main!r:.80}; name one of the pod's; "
                         f"until then it is {listed[0].name}")  # fmt: skip
         main = listed[0].name
     found = []
-    for name, cgroup, ask, init in listed:
+    for name, cgroup, ask, init, _passes in _shared_out(listed, main, together):
         own, wrong = koordinator.translate(ask, spoken.extended.get(name), qos)
         problems += [f"container {name}: {problem}" for problem in wrong]
-        if cgroup:
-            found.append(Container(name=name, cgroup=cgroup, sidecar=init or name != main, **amounts(own)))
+        found.append(Container(name=name, cgroup=cgroup, sidecar=init or name != main, **amounts(own)))
     return tuple(found), tuple(problems)
+
+
+def _shared_out(listed: Sequence[Listed], main: str, together: Ask) -> Iterator[Listed]:
+    """Who asks for which part of what the pod asks for as a whole: the others for their own, the main container for all the
+    rest. Limits of a whole pod are in its own cgroup, and nobody's of its containers."""
+    requests = {**together.limits, **together.requests}
+    rest = {
+        resource: max(asked - sum(_request(one, resource) for one in listed if not one.passes), Decimal(0))
+        for resource, asked in requests.items()
+    }
+    for one in listed:
+        if one.passes or not rest:
+            yield one
+            continue
+        own = {resource: _request(one, resource) + (rest[resource] if one.name == main else 0) for resource in rest}
+        yield one._replace(ask=Ask({**one.ask.requests, **own}, one.ask.limits))
+
+
+def _request(one: Listed, resource: str) -> Decimal:
+    """Kubernetes takes a limit alone for a request too."""
+    return one.ask.requests.get(resource, one.ask.limits.get(resource, Decimal(0)))
 
 
 def _profile(annotations: Mapping[str, str]) -> tuple[ServiceProfile, tuple[str, ...]]:

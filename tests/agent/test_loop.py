@@ -17,6 +17,7 @@ from agent.loop import Loop
 from agent.policy import judge
 from agent.qrm.checkpoint import Checkpoint
 from agent.qrm.foretold import Foretold
+from agent.qrm.placing.state import Allocation
 from api.decisions import Act, Decision, Outcome, Round, Status
 from api.facts import Limits, Wait
 from api.knobs import Knob
@@ -120,6 +121,42 @@ async def test_a_bug_in_the_actuator_ends_nothing_and_is_seen(caplog: pytest.Log
     assert "boom" in caplog.text
     script.failure = None
     assert len(loop.turn("tick").outcomes) == 2
+
+
+async def test_what_the_last_good_round_was_judged_by_is_there_while_the_next_one_runs_and_after_one_that_failed() -> (
+    None
+):
+    script = Scripted(seen)
+    loop, found = loop_over(script), []
+    assert loop.basis is None
+    loop.turn("tick")
+    first = loop.basis
+
+    def looking(seq: int) -> Snapshot:
+        found.append(loop.basis)
+        return seen(seq)
+
+    script.see, script.failure = looking, RuntimeError("boom")
+    assert first is not None
+    loop.turn("tick")
+    assert (found, loop.basis) == ([first], first)
+    script.failure = None
+    loop.turn("tick")
+    assert loop.basis is not None
+    assert loop.basis.snapshot.seq == 3
+
+
+async def test_cpus_that_a_container_was_made_with_are_known_to_the_next_round() -> None:
+    script = Scripted(seen)
+    stand_in = cast(Any, script)
+    loop = Loop(
+        config=Config(advisor=AdvisorConfig(policy="canonical")), sensor=stand_in, actuator=stand_in, sinks=[stand_in]
+    )
+    given = Allocation(owner_pool_name="dedicated", allocation_result="1", container_name="main", bound_numa=(0,))
+    script.foretold.promised.make("u-db", {"main": given}, 0.0)
+    advice = loop.turn("tick").advice
+    assert advice is not None
+    assert {pool.name: pool.cpus for pool in advice.pools} == {"share": (0,), "reclaim": (0,)}
 
 
 async def test_a_bug_in_a_policy_changes_nothing_in_that_round() -> None:

@@ -3,16 +3,21 @@ others reset is repaired and counted; and everything is put back at the end."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.nri.session import connect
 from api.cpus import parse_cpu_list
+from api.proto import nri_pb2 as nri
 from tests.cluster.agents import ROOT, Agent
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
@@ -144,6 +149,65 @@ def test_limits_hold_before_the_first_instruction_and_are_put_back(pods: Pods, t
     assert [pods.now(name)[0] for name in ("web", "batch", "db")] == [CPUS] * 3
     made = re.findall(r"pod\S+: cpuset\.cpus (\S+) -> (\S+) \(applied\) put back", said)
     assert all(after == CPUS for _, after in made), "nothing was taken back while it ran"
+    # Whoever changes a container through the runtime from now on has it write all that it believes.
+    for name in ("web", "batch", "db"):
+        pods.node.run(*_update(pods, name, cpu_shares=64))
+    assert [pods.now(name)[:2] for name in ("web", "batch", "db")] == [[CPUS, "64"]] * 3
+
+
+@contextmanager
+def another_plugin(node: Node, index: str, **cpu: Any) -> Iterator[None]:
+    """One that sets this of every container that is made."""
+
+    def synchronized(request: Any) -> nri.SynchronizeResponse:
+        there.set()
+        return nri.SynchronizeResponse(more=request.more)
+
+    async def stay() -> None:
+        response = nri.CreateContainerResponse()
+        response.adjust.linux.resources.cpu.CopyFrom(nri.LinuxCPU(**cpu))
+        handlers = {
+            "Configure": lambda _request: nri.ConfigureResponse(events=1 << (nri.CREATE_CONTAINER - 1)),
+            "Synchronize": synchronized,
+            "CreateContainer": lambda _request: response,
+            "StateChange": lambda _request: nri.Empty(),
+        }
+        session = await connect(node.at("/run/nri/nri.sock"), handlers, 5.0)
+        reading = asyncio.create_task(session.run())
+        register = nri.RegisterPluginRequest(plugin_name="another", plugin_idx=index)
+        await session.call("RegisterPlugin", register)
+        await asyncio.to_thread(over.wait)
+        await session.close()
+        await reading
+
+    there, over = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(stay()))
+    thread.start()
+    try:
+        assert there.wait(20)
+        yield
+    finally:
+        over.set()
+        thread.join(20)
+
+
+def test_two_plugins_that_set_the_same_keep_no_pod_from_starting(pods: Pods, tmp_path: Path) -> None:
+    shares = nri.OptionalUInt64(value=4)
+    with Agent(pods.node, tmp_path, {"intervalS": 0.5}) as agent, another_plugin(pods.node, "10", shares=shares):
+        wait("the runtime's questions", lambda: agent.source("nri"))
+        pods.run("batch")
+        assert pods.told("batch")[1] == "4", "at the second try, as the other one wants it"
+        assert agent.metrics()['dioptase_nri_containers_total{answer="refused"}'] == 1
+        idle = pods.file("batch", "cpu/cpu.idle")
+        wait("cpu.idle", lambda: idle.read_text().strip() == "1")
+
+
+def test_lists_of_another_plugin_stay_and_nobody_is_refused(pods: Pods, tmp_path: Path) -> None:
+    with Agent(pods.node, tmp_path, CANONICAL) as agent, another_plugin(pods.node, "98", cpus="1"):
+        wait("the runtime's questions", lambda: agent.source("nri"))
+        pods.run("web")
+        assert pods.told("web")[0] == "1"
+        assert agent.metrics()['dioptase_nri_containers_total{answer="refused"}'] == 0
 
 
 def test_system_pods_have_the_reserved_cpus(pods: Pods, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def exclusive(pod: Pod, container: Container) -> bool:
         None not in (c.cpu_request_cores, c.memory_request_bytes)
         and c.cpu_request_cores == c.cpu_limit_cores
         and c.memory_request_bytes == c.memory_limit_bytes
-        for c in pod.containers
+        for c in (*pod.containers, *pod.waiting)
     )
     cores = container.cpu_request_cores or 0.0
     return guaranteed and cores >= 1 and cores == int(cores)

@@ -34,6 +34,7 @@ from agent.qrm.placing.state import (
     pool_entry,
 )
 from agent.qrm.placing.static import Static, static_pools
+from agent.qrm.placing.whole import of_cgroups, whole
 from api.advice import UNBOUND, PoolSize
 from api.cpus import Topology, format_cpu_list
 from api.decisions import Pool
@@ -64,17 +65,19 @@ def place(
     """CPUs of every pool and container, and what to remember of it for the next time.
 
     Without sizes they are made from requests. The order of pods and sizes does not matter, and what did not change moves
-    no CPU. CPUs that containers must not have whatever else holds (see `below`) are not in `topology`.
+    no CPU. A container that does not run keeps what it had, though it has no cgroup to write that to. CPUs that containers
+    must not have whatever else holds (see `below`) are not in `topology`.
     """
     if state.policy_name not in ("", config.policy):
         state = CpuState(numa_headroom=state.numa_headroom)
-    pods = _started(pods)
+    pods = whole(pods, state)
     state = _follow(state, pods, config, now_ns)
     node = layout(topology)
     static = static_pools(node, config, state.pool(RESERVE), state.alone())
     ordered = sorted(pods, key=lambda pod: _turn(pod, state))
     if config.policy == "native":
-        return place_native(ordered, node, static, state, config, now_ns)
+        placement, state = place_native(ordered, node, static, state, config, now_ns)
+        return of_cgroups(placement), state
     bindings = bind(ordered, node, static.usable, state, config)
     owners = _owners(ordered, bindings, sizes)
     _admit(ordered, bindings)
@@ -91,7 +94,7 @@ def place(
     placement, entries = place_containers(ordered, homes, state, config, now_ns)
     shown = {RESERVE: static.reserve, INTERRUPT: static.interrupt, **pools, FALLBACK: homes.fallback}
     result = msgspec.structs.replace(
-        placement,
+        of_cgroups(placement),
         pools=tuple(Pool(name=name, cpus=tuple(sorted(cpus))) for name, cpus in sorted(shown.items()) if cpus),
     )
     return result, _remember(entries, {**pools, RESERVE: static.reserve, INTERRUPT: static.interrupt}, node, state)
@@ -101,17 +104,11 @@ def bindings(
     pods: Sequence[Pod], topology: Topology, state: CpuState, config: CpuPlacementConfig, now_ns: int
 ) -> Bindings:
     """Who has claims of his own on which NUMA nodes, as `place` would have it for these pods: what is left for one more."""
-    pods = _started(pods)
+    pods = whole(pods, state)
     state = _follow(state, pods, config, now_ns)
     node = layout(topology)
     static = static_pools(node, config, state.pool(RESERVE), state.alone())
     return bind(sorted(pods, key=lambda pod: _turn(pod, state)), node, static.usable, state, config)
-
-
-def _started(pods: Sequence[Pod]) -> list[Pod]:
-    """Those with a container: one that waits for its image, or between two starts, has nothing to place, and keeps for a while
-    what it had, as one that is gone does."""
-    return [pod for pod in pods if pod.containers]
 
 
 def _follow(state: CpuState, pods: Sequence[Pod], config: CpuPlacementConfig, now_ns: int) -> CpuState:

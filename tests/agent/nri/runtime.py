@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ class Runtime:
         self.connections = 0
         self.registered: list[tuple[str, str]] = []
         self.refuses = ""
+        self.updates: list[wire.UpdateContainersRequest] = []
+        self.updating: Callable[[], None] = lambda: None
         self._answers: dict[int, asyncio.Future[rpc.Response]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._there = asyncio.Event()
@@ -78,7 +81,14 @@ class Runtime:
                     self._answers.pop(message.call).set_result(rpc.Response.FromString(message.data))
                     continue
                 request = rpc.Request.FromString(message.data)
-                assert (request.service, request.method) == ("nri.pkg.api.v1alpha1.Runtime", "RegisterPlugin")
+                assert request.service == "nri.pkg.api.v1alpha1.Runtime"
+                if request.method == "UpdateContainers":
+                    self.updates.append(wire.UpdateContainersRequest.FromString(request.payload))
+                    self.updating()
+                    answer = rpc.Response(payload=wire.UpdateContainersResponse().SerializeToString())
+                    writer.write(frame(Message(RUNTIMES, message.call, Kind.RESPONSE, answer.SerializeToString())))
+                    continue
+                assert request.method == "RegisterPlugin"
                 said = wire.RegisterPluginRequest.FromString(request.payload)
                 self.registered.append((said.plugin_idx, said.plugin_name))
                 status = rpc.Status(code=2, message=self.refuses) if self.refuses else None

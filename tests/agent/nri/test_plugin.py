@@ -91,6 +91,10 @@ async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
         yield serving
 
 
+def written(file: Path, text: str) -> None:
+    file.write_text(text)
+
+
 async def until(true: Callable[[], object]) -> None:
     async with asyncio.timeout(10):
         while not true():
@@ -101,7 +105,7 @@ async def test_a_container_is_made_with_what_the_next_round_would_give_it(tmp_pa
     agent = Agent(tmp_path, basis_of(CANONICAL))
     with agent.plugin(runtime.path) as plugin:
         await runtime.plugin()
-        assert runtime.registered == [("50", "dioptase")]
+        assert runtime.registered == [("99", "dioptase")]
         answer = await runtime.ask("Configure", wire.ConfigureRequest(runtime_name="containerd"))
         # Sandboxes that begin, and containers: made, started, changed, stopped, removed.
         assert wire.ConfigureResponse.FromString(answer.payload).events == 0b11011001001
@@ -110,7 +114,7 @@ async def test_a_container_is_made_with_what_the_next_round_would_give_it(tmp_pa
         assert cpus, "kept apart from the share pool, which has the others"
         assert set(cpus) < set("0-123"), cpus
         assert json.loads(made.adjust.annotations[AS_ASKED]) == {"cpuset.cpus": ["0-3", cpus]}
-        assert plugin.counts == {"adjusted": 1, "unchanged": 0, "unknown": 0, "late": 0}
+        assert plugin.counts == {"adjusted": 1, "unchanged": 0, "unknown": 0, "late": 0, "refused": 0}
 
 
 async def test_what_was_given_is_put_back_to_what_the_owner_asked_for(tmp_path: Path, runtime: Runtime) -> None:
@@ -149,6 +153,31 @@ async def test_who_is_made_after_another_is_provided_for_with_it(tmp_path: Path,
     assert quotas[0] == 2 * quotas[1] == 2 * quotas[2] > 0, quotas
 
 
+async def test_cpus_that_were_promised_are_given_to_nobody_else_before_a_round_knows_of_them(
+    tmp_path: Path, runtime: Runtime
+) -> None:
+    agent, made = Agent(tmp_path, basis_of(CANONICAL)), {}
+    with agent.plugin(runtime.path):
+        await runtime.plugin()
+        for name in ("b", "a"):  # whoever comes first in the order of names does not come first
+            request = a_container(name, "dedicated_cores", cgroup=f"{POD}/{name}", shares=1024)
+            request.pod.annotations["katalyst.kubewharf.io/memory_enhancement"] = '{"numa_binding": "true"}'
+            made[name] = (await runtime.create(request)).adjust.linux.resources.cpu.cpus
+    assert len({*made.values()} - {""}) == 2, made
+    basis = agent.basis
+    assert basis is not None
+    known = agent.foretold.promised.kept(basis.known.cpus)
+    assert {name: known.pod(f"uid-{name}")["main"].allocation_result for name in made} == made
+    # A round that does not see them yet: the others are placed around them.
+    seen = msgspec.structs.replace(basis.known, cpus=known)
+    judged, after = judge(basis.snapshot, basis.config, seen, basis.now_ns)
+    assert judged.placement is not None
+    assert not {str(cpu) for cpu in judged.placement.cpus["/web"]} & {*made.values()}
+    assert {name: after.cpus.pod(f"uid-{name}")["main"].allocation_result for name in made} == made
+    agent.foretold.promised.taken(after.cpus)
+    assert agent.foretold.promised.kept(basis.known.cpus) is basis.known.cpus, "that round knows of them"
+
+
 async def test_requests_of_reclaimed_resources_are_the_kubelets_word(tmp_path: Path, runtime: Runtime) -> None:
     basis = basis_of("advisor: {policy: latency, enableReclaim: false, latency: {minLentRatio: 0.5}}", cpus=4)
     agent = Agent(tmp_path, basis)
@@ -185,6 +214,7 @@ async def test_who_changes_a_container_changes_what_is_put_back_and_not_what_is_
         answer = await runtime.ask("UpdateContainer", request)
         (update,) = wire.UpdateContainerResponse.FromString(answer.payload).update
         assert (update.container_id, update.linux.resources.cpu.shares.value) == ("id-batch", 10)
+        assert update.ignore_failure, "where another plugin changes the same, the owner's change goes on without ours"
         request.linux_resources.Clear()
         request.linux_resources.cpu.cpus = "2"
         answer = await runtime.ask("UpdateContainer", request)
@@ -217,6 +247,56 @@ async def test_who_was_made_by_an_agent_that_was_killed_is_known_by_his_annotati
     originals = Originals(tmp_path / "originals.json", "boot")
     assert agent.foretold.adopt(KnobFiles(agent.tree.hierarchy), originals) == 1
     assert [dict(entry.raw.texts) for entry in originals.entries()] == [{"cpuset.cpus": "0-3\n"}]
+
+
+async def test_at_the_end_the_runtime_hears_what_became_of_whom_it_made(tmp_path: Path, runtime: Runtime) -> None:
+    """Else it writes the agent's values again whenever somebody changes such a container through it."""
+    agent = Agent(tmp_path, basis_of(CANONICAL))
+    names = [f"batch{number}" for number in range(40)]
+    with agent.plugin(runtime.path) as plugin:
+        await runtime.plugin()
+        gone, left = a_container("gone", "reclaimed_cores", cgroup=f"{POD}/gone"), a_container("left", "", cgroup=BATCH)
+        for request in (gone, *(a_container(name, "reclaimed_cores", cgroup=f"{POD}/{name}") for name in names)):
+            await runtime.create(request)
+        await runtime.ask("StopContainer", wire.StopContainerRequest(container=gone.container))
+        # One that an agent before this one made, with values of more than one knob.
+        left.container.annotations[AS_ASKED] = '{"cpu.weight":["20","1"],"cpu.max":["max 100000","5000 100000"]}'
+        await runtime.ask("Synchronize", wire.SynchronizeRequest(containers=[left.container]))
+        for group in (BATCH, *(f"{POD}/{name}" for name in names)):
+            agent.tree.make(group)
+        agent.tree.file(BATCH, "cpu.shares").write_text("206\n")
+        agent.tree.file(f"{POD}/batch0", "cpuset.cpus").write_text("0-2\n")
+        agent.tree.file(f"{POD}/batch1", "cpuset.cpus").write_text("0-3\n")
+        files = KnobFiles(agent.tree.hierarchy)
+        # What somebody wrote into a file alone, runtimes write over.
+        shares = agent.tree.file(f"{POD}/batch0", "cpu.shares")
+        shares.write_text("77\n")
+        runtime.updating = lambda: None if len(runtime.updates) > 1 else written(shares, "2\n")
+        plugin.silence()
+        assert (await runtime.create(a_container("late", "reclaimed_cores", cgroup=f"{POD}/late"))).ByteSize() == 0
+        await asyncio.to_thread(plugin.leave, files)
+        said = {one.container_id: one.linux.resources for update in runtime.updates for one in update.update}
+        assert [len(update.update) for update in runtime.updates] == [32, 9]
+        assert (said["id-batch0"].cpu.cpus, said["id-batch1"].cpu.cpus) == ("0-2", "0-3")
+        cpu = said["id-left"].cpu
+        assert (cpu.shares.value, cpu.quota.value, cpu.cpus) == (206, -1, "")
+        assert said.keys() == {"id-left", *(f"id-{name}" for name in names)}
+        assert shares.read_text() == "77\n"
+
+
+async def test_a_runtime_that_is_gone_at_the_end_is_told_nothing(
+    tmp_path: Path, runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = Agent(tmp_path, basis_of(CANONICAL))
+    with agent.plugin(runtime.path) as plugin:
+        await runtime.plugin()
+        await runtime.create(a_container("batch", "reclaimed_cores", cgroup=BATCH))
+        agent.tree.make(BATCH)
+        runtime.hang_up()
+        await until(plugin.source.problem)
+        await asyncio.to_thread(plugin.leave, KnobFiles(agent.tree.hierarchy))
+    assert runtime.updates == []
+    assert "some of 1 containers stay in the runtime's belief as they were made: there is no connection" in caplog.text
 
 
 # --- what may go wrong
@@ -277,6 +357,54 @@ async def test_whoever_cannot_be_understood_is_made_as_he_is(
         await runtime.plugin()
         assert (await runtime.create(request)).ByteSize() == 0
         assert plugin.counts["unknown"] == 1
+
+
+async def test_who_did_not_start_with_what_was_answered_is_made_as_he_is_from_then_on(
+    tmp_path: Path, runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where another plugin sets the same: the runtime takes back what it began to make, and starts nothing."""
+    agent, made = Agent(tmp_path, basis_of("advisor: {policy: latency}")), []
+    with agent.plugin(runtime.path) as plugin:
+        await runtime.plugin()
+        for number, name in enumerate(("batch", "good", "batch", "good", "batch")):
+            request = a_container(name, "reclaimed_cores", cgroup=f"{POD}/{name}-{number}")
+            request.container.id = f"id-{number}"
+            made.append((await runtime.create(request)).adjust.linux.resources.cpu.shares.value)
+            gone = wire.StopContainerRequest(container=request.container)
+            if name == "good":
+                event = wire.StateChangeEvent(
+                    event=wire.POST_START_CONTAINER, pod=request.pod, container=request.container
+                )
+                await runtime.ask("StateChange", event)
+            await runtime.ask("StopContainer", gone)
+        assert made == [10, 10, 0, 10, 0]
+        assert (plugin.counts["adjusted"], plugin.counts["refused"]) == (3, 2)
+    assert caplog.text.count("container main of pod shop/batch did not start with what it was given") == 1
+
+
+async def test_what_started_while_nobody_listened_is_not_taken_for_what_failed(
+    tmp_path: Path, runtime: Runtime
+) -> None:
+    agent = Agent(tmp_path, basis_of("advisor: {policy: latency}"))
+    with agent.plugin(runtime.path) as plugin:
+        await runtime.plugin()
+        request = a_container("batch", "reclaimed_cores", cgroup=BATCH)
+        await runtime.create(request)
+        runtime.hang_up()
+        await runtime.plugin()
+        await runtime.ask("Configure", wire.ConfigureRequest(runtime_name="containerd"))
+        request.container.id = "id-2"
+        assert (await runtime.create(request)).adjust.linux.resources.cpu.shares.value == 10
+        assert plugin.counts["refused"] == 0
+
+
+async def test_lists_that_another_plugin_has_set_stay(tmp_path: Path, runtime: Runtime) -> None:
+    agent = Agent(tmp_path, basis_of(CANONICAL))
+    with agent.plugin(runtime.path):
+        await runtime.plugin()
+        request = a_container("batch", "reclaimed_cores", cgroup=BATCH)
+        request.container.linux.resources.cpu.cpus = "0-2"
+        assert not (await runtime.create(request)).adjust.linux.resources.cpu.cpus
 
 
 async def test_a_call_that_is_not_ours_or_no_message_is_refused_and_the_next_is_answered(

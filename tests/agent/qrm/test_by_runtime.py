@@ -35,8 +35,8 @@ SERVICE = wire.DESCRIPTOR.services_by_name["RuntimeService"]
         (Knob.QUOTA, {"cpu.max": "max 100000"}, {"cpu_quota": -1, "cpu_period": 100_000}),
         (Knob.QUOTA, {"cpu.max": "5000 10000"}, {"cpu_quota": 5000, "cpu_period": 10_000}),
         (Knob.MEMORY_MAX, {"memory.limit_in_bytes": "4096"}, {"memory_limit_in_bytes": 4096}),
-        (Knob.MEMORY_MAX, {"memory.limit_in_bytes": "9223372036854771712"}, None),
-        (Knob.MEMORY_MAX, {"memory.max": "max"}, None),
+        (Knob.MEMORY_MAX, {"memory.limit_in_bytes": "9223372036854771712"}, {"memory_limit_in_bytes": -1}),
+        (Knob.MEMORY_MAX, {"memory.max": "max"}, {"memory_limit_in_bytes": -1}),
         (Knob.IDLE, {"cpu.idle": "1"}, None),
     ],
 )  # fmt: skip
@@ -70,6 +70,7 @@ class Containerd:
     def __init__(self, tree: Tree, socket: Path) -> None:
         self.asked: list[wire.UpdateContainerResourcesRequest] = []
         self.says, self.takes_s, self.writes = "", 0.0, True
+        self.puts_back: dict[str, str] = {}
         self._tree, self._socket = tree, socket
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -82,9 +83,11 @@ class Containerd:
     async def _update(self, request: Any, _words: Mapping[str, str]) -> wire.UpdateContainerResourcesResponse:
         self.asked.append(request)
         await asyncio.sleep(self.takes_s)
+        for file, text in self.puts_back.items():
+            self._tree.file(GROUP, file).write_text(text)
         if self.says:
             raise Refusal(self.says)
-        if self.writes:
+        if self.writes and request.linux.cpu_shares:
             self._tree.file(GROUP, "cpu.shares").write_text(f"{request.linux.cpu_shares}\n")
         return wire.UpdateContainerResourcesResponse()
 
@@ -160,3 +163,29 @@ def test_a_round_gives_it_a_second_and_no_more(stage: Stage) -> None:
     with stage.files.one_round():
         stage.write("50")
     assert len(stage.containerd.asked) == 3
+
+
+def test_what_it_missed_it_hears_with_the_next_word_about_that_container(stage: Stage) -> None:
+    """It writes all that it believes: a weight of an earlier round would look like somebody else's."""
+    assert stage.write("20") == "205"
+    stage.containerd.says = "busy"
+    assert stage.write("30") == "307"
+    stage.containerd.says = ""
+    stage.files.write(GROUP, stage.tree.id(GROUP), Knob.CPUSET, "0")
+    said = stage.containerd.asked[-1].linux
+    assert (said.cpuset_cpus, said.cpu_shares) == ("0", 307)
+    stage.files.write(GROUP, stage.tree.id(GROUP), Knob.CPUSET, "1")
+    assert stage.containerd.asked[-1].linux == wire.LinuxContainerResources(cpuset_cpus="1"), (
+        "it knows the weight by now"
+    )
+
+
+def test_what_it_wrote_before_it_said_no_is_found(stage: Stage) -> None:
+    """As runc, which puts back all of what it believed when one of several writes fails."""
+    group = stage.tree.id(GROUP)
+    stage.files.write_raw(GROUP, group, Knob.QUOTA, {"cpu.cfs_quota_us": "50000", "cpu.cfs_period_us": "50000"})
+    before = stage.files.read_raw(GROUP, group, Knob.QUOTA).texts
+    stage.containerd.says, stage.containerd.puts_back = "no", {"cpu.cfs_period_us": "100000\n"}
+    wanted = {"cpu.cfs_quota_us": "25000", "cpu.cfs_period_us": "50000"}
+    stage.files.write_raw(GROUP, group, Knob.QUOTA, wanted, before)
+    assert stage.files.read(GROUP, group, Knob.QUOTA) == "25000 50000"

@@ -220,6 +220,41 @@ def test_an_amount_that_cannot_be_is_told_and_counts_for_nothing(cgroups: Cgroup
     assert problem.endswith("; until then it asks for nothing")
 
 
+@pytest.mark.parametrize(
+    ("whole", "cores", "memory"),
+    [
+        # Of what is asked for together, the sidecar has what it asks for itself.
+        ({"requests": {"cpu": "2", "memory": "1Gi"}}, {"main": 1.75, "log": 0.25}, {"main": 1 << 30, "log": 0}),
+        # Kubernetes takes a limit alone for the request too.
+        ({"limits": {"cpu": "1"}}, {"main": 0.75, "log": 0.25}, {"main": None, "log": None}),
+        # It refuses less than the containers ask for: nobody is taken anything away.
+        ({"requests": {"cpu": "100m"}}, {"main": 0.0, "log": 0.25}, {"main": None, "log": None}),
+        ({"requests": {"cpu": "lots", "memory": "1Gi"}}, {"main": None, "log": 0.25}, {"main": None, "log": None}),
+        (None, {"main": None, "log": 0.25}, {"main": None, "log": None}),
+    ],
+)
+def test_what_a_pod_asks_for_as_a_whole_is_asked_for_by_its_containers_together(
+    cgroups: Cgroups, whole: Any, cores: dict[str, float | None], memory: dict[str, int | None]
+) -> None:
+    spec = {
+        "containers": [container("main", resources={}), container("log", resources={"requests": {"cpu": "250m"}})],
+        # It is there for a while, and nothing that is asked for together is for it.
+        "initContainers": [container("before", resources={"requests": {"cpu": "1"}})],
+        "resources": whole,
+    }
+    for name in ("log", "before"):
+        cgroups.make("uid-web", name)
+    found = joined(cgroups, [pod("web", **spec)], runs(("uid-web", "log", "log"), ("uid-web", "before", "before")))
+    (web,) = found.pods()
+    assert [one.name for one in web.waiting] == ["main"]
+    staying = {one.name: one for one in (*web.containers, *web.waiting) if one.name != "before"}
+    assert {name: one.cpu_request_cores for name, one in staying.items()} == cores
+    assert {name: one.memory_request_bytes for name, one in staying.items()} == memory
+    assert {one.cpu_limit_cores for one in staying.values()} == {None}, "the limit is that of the pod's own cgroup"
+    assert next(one.cpu_request_cores for one in web.containers if one.name == "before") == 1.0
+    assert bool(web.problems) is (whole is not None and "lots" in str(whole))
+
+
 def test_a_pod_whose_name_is_none_is_told_and_left_out(cgroups: Cgroups) -> None:
     found = joined(cgroups, [pod("a b", "uid-1"), pod("web")])
     assert list(homes(found)) == ["shop/web"]

@@ -403,14 +403,71 @@ def test_two_numbers_of_a_node_that_is_not_there_any_more() -> None:
 def test_a_pod_between_two_starts_keeps_what_it_had_and_one_without_a_container_yet_has_nothing(
     qos: QoSLevel, wants: Enhancements, policy: str
 ) -> None:
-    node, config = machine(1, 2, 1, 4, 1), CpuPlacementConfig(policy=policy)  # type: ignore[arg-type]
+    node, config = machine(1, 2, 1, 4, 1), CpuPlacementConfig(policy=policy, ramp_up_s=0)  # type: ignore[arg-type]
     there = pod("db", qos, 2, wants)
-    waiting = msgspec.structs.replace(there, containers=())
+    waiting = down_(there, "c")
     first, state = place((), [waiting, pod("web", cores=1)], node, CpuState(), config, 0)
     assert "/db" not in first.cpus
     _, state = place((), [there, pod("web", cores=1)], node, state, config, S)
     had = {name: entry.cpus for name, entry in state.pod(there.uid).items()}
     _, down = place((), [waiting, pod("web", cores=1)], node, state, config, 2 * S)
     assert {name: entry.cpus for name, entry in down.pod(there.uid).items()} == had
-    _, gone = place((), [waiting, pod("web", cores=1)], node, down, config, (3 + round(config.residual_s)) * S)
-    assert not gone.pod(there.uid)
+    late = (3 + round(config.residual_s)) * S
+    placement, down = place((), [waiting, pod("web", cores=1)], node, down, config, late)
+    assert placement.cpus.keys() == placement.mems.keys() == placement.verdicts.keys() == {"/web"}
+    assert {name: entry.cpus for name, entry in down.pod(there.uid).items()} == had, "however long that takes"
+    _, gone = place((), [pod("web", cores=1)], node, down, config, late)
+    _, gone = place((), [pod("web", cores=1)], node, gone, config, 2 * late)
+    assert not gone.pod(there.uid), "its pod has ended"
+
+
+def down_(there: Pod, *names: str) -> Pod:
+    """The pod while these containers of it do not run."""
+    waiting = tuple(msgspec.structs.replace(one, cgroup="") for one in there.containers if one.name in names)
+    running = tuple(one for one in there.containers if one.name not in names)
+    return msgspec.structs.replace(there, containers=running, waiting=waiting)
+
+
+def with_another(there: Pod, *, sidecar: bool, **asks: float | int) -> Pod:
+    """The same pod with one container more, called `s`."""
+    asks = {"cpu_request_cores": 1.0, **asks}
+    more = msgspec.structs.replace(Container(name="s", cgroup=f"/{there.name}-s", sidecar=sidecar), **asks)
+    return msgspec.structs.replace(there, containers=(*there.containers, more))
+
+
+def test_a_dedicated_pod_keeps_its_cpus_while_one_of_its_containers_is_between_two_lives() -> None:
+    db, web = with_another(dedicated("db", 3.0), sidecar=True), pod("web", cores=1.0)
+    placement, state = run((), (db, web), EIGHT)
+    assert (cpus(placement)["/db"], cpus(placement)["/db-s"]) == ("0-2", "0-2")
+    late = dedicated("a-late", 2.0)
+    placement, state = run((), (down_(db, "c"), web, late), EIGHT, state, at_s=1.0)
+    assert cpus(placement) == {"/db-s": "0-2", "/web": "3", "/a-late": "4-5"}
+    placement, state = run((), (down_(db, "s"), web, late), EIGHT, state, at_s=2.0)
+    assert (cpus(placement)["/db"], cpus(placement)["/a-late"]) == ("0-2", "4-5")
+
+
+def test_a_dedicated_pod_whose_sidecar_begins_first_has_the_cpus_of_its_main_container_from_then_on() -> None:
+    db = with_another(dedicated("db", 3.0), sidecar=True)
+    placement, state = run((), (down_(db, "c"),), EIGHT)
+    assert cpus(placement) == {"/db-s": "0-2"}
+    placement, _ = run((), (db, dedicated("a-late", 2.0)), EIGHT, state, at_s=1.0)
+    assert (cpus(placement)["/db"], cpus(placement)["/db-s"]) == ("0-2", "0-2")
+
+
+def test_the_native_policy_keeps_cpus_of_a_container_that_is_down_and_knows_a_pod_by_all_of_its_containers() -> None:
+    config = CpuPlacementConfig(policy="native")
+    whole = {"cpu_limit_cores": 2.0, "memory_request_bytes": 1 << 20, "memory_limit_bytes": 1 << 20}
+    db = with_another(pod("db", cores=2.0), sidecar=True, cpu_request_cores=2.0, **whole)
+    alike = tuple(msgspec.structs.replace(one, **whole) for one in db.containers)
+    db = msgspec.structs.replace(db, containers=alike)
+    placement, state = run((), (db,), EIGHT, config=config)
+    assert cpus(placement) == {"/db": "0-1", "/db-s": "2-3"}
+    other = msgspec.structs.replace(
+        db, uid="u-a", name="a", containers=(msgspec.structs.replace(alike[0], cgroup="/a"),)
+    )
+    placement, state = run((), (down_(db, "c"), other), EIGHT, state, config, 1.0)
+    assert cpus(placement) == {"/db-s": "2-3", "/a": "4-5"}
+    # A container that asks for nothing makes it no Guaranteed pod, whether it runs or not.
+    beside = msgspec.structs.replace(with_another(other, sidecar=True, cpu_request_cores=0.0), uid="u-b", name="b")
+    placement, _ = run((), (down_(beside, "s"),), EIGHT, config=config)
+    assert cpus(placement) == {"/a": "0-7"}
