@@ -232,7 +232,8 @@ class Loop:
         if self._actuator.version == "v1":
             decisions = with_nested(decisions, snapshot)
         yield self._actuator.apply(decisions, now_ns, loosen=judged.asked.loosen)
-        if snapshot.cgroups:  # a tree that cannot be read tells of nobody that he has left
+        # A tree that cannot be read tells of nobody that he has left, and neither does a kubelet that was not reached yet.
+        if snapshot.cgroups and (snapshot.pods or snapshot.pods_known):
             coming = self._actuator.foretold.coming({one.cgroup for one in decisions}, now_ns / 1e9)
             yield self._actuator.release(decisions, ((ours | judged.named) - snapshot.cgroups.keys()) | coming)
         yield self._actuator.finished()
@@ -324,18 +325,17 @@ class Loop:
             await asyncio.sleep(self._config.watch_interval_s)
             try:
                 after = self._online_waits()
+                policy = self._config.advisor
+                limits = limits_ns(after, self._known.advisor.own_waits_ns, policy.latency)
+                if self._can_shrink() and alarmed(before, after, limits, policy.latency):
+                    self._ring("wait")
             except Exception:
                 # The next round reads the same source in its guard and shows the reason; here one line is enough.
                 if not failed:
                     log.exception("waits cannot be watched between rounds")
                 failed, before = True, {}
                 continue
-            failed = False
-            policy = self._config.advisor
-            limits = limits_ns(after, self._known.advisor.own_waits_ns, policy.latency)
-            if self._can_shrink() and alarmed(before, after, limits, policy.latency):
-                self._ring("wait")
-            before = after
+            failed, before = False, after
 
     def _online_waits(self) -> dict[str, Wait]:
         """Waits of the online containers of the last round, each with the groups below it, as far as they are known."""
