@@ -149,8 +149,8 @@ class KccController:
         await self._carry_out(gvr, known, wanted)
 
     async def _carry_out(self, gvr: Gvr, known: Known, wanted: Plan) -> None:
-        # Finalizers first: from then on an object does not go before its nodes were moved. Nodes last: an agent takes no content
-        # whose hash the object itself does not have yet.
+        # Finalizers first: from then on an object does not go before its nodes were moved. Nodes last: an agent takes no
+        # content whose hash the object itself does not have yet.
         steps: tuple[Callable[[], Awaitable[None]], ...] = (
             lambda: self._keep(gvr, known, wanted),
             lambda: self._tell_objects(gvr, wanted),
