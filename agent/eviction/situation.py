@@ -25,7 +25,7 @@ LEAST_WAIT_S, WAIT_FACTOR, USUAL_GRACE_S = 10.0, 1.5, 30.0
 
 
 def grace_of(pod: Pod, grace_s: float | None) -> float:
-    """Seconds that a pod is given by whoever ends it without the API server: what its plugin says, else what it asks for itself."""
+    """Seconds that a pod is given by whoever ends it without the API server: its plugin's, else what it asks for itself."""
     return next(each for each in (grace_s, pod.grace_s, USUAL_GRACE_S) if each is not None)
 
 
