@@ -48,7 +48,10 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 
 {{- define "dioptase.controllerSettings" -}}
 {{- $agents := printf "app.kubernetes.io/name=dioptase,app.kubernetes.io/instance=%s,app.kubernetes.io/component=agent" .Release.Name -}}
-{{- $said := dict "tokenReview" .Values.tokenReview "lease" (printf "%s-controller" (include "dioptase.name" .)) "health" (dict "agents" (dict "dioptase-agent" $agents)) -}}
+{{- $health := dict "agents" (dict "dioptase-agent" $agents) -}}
+{{- /* Where agents lend nothing, nobody is evicted because one of them is gone. */ -}}
+{{- if ne (toString .Values.agent.act) "on" }}{{ $_ := set $health "dryRun" true }}{{ end -}}
+{{- $said := dict "tokenReview" .Values.tokenReview "lease" (printf "%s-controller" (include "dioptase.name" .)) "health" $health -}}
 {{ mergeOverwrite $said (deepCopy .Values.controller.settings) | toYaml }}
 {{- end -}}
 
