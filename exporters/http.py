@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-import msgspec
 from aiohttp import web
 
 from api.catalogue import NS_PER_S
@@ -28,6 +27,7 @@ from api.text import to_json
 from exporters import sending, view
 from exporters.checked import Checked
 from exporters.families import About
+from exporters.health import Failed, Health
 from exporters.history import History
 from exporters.listener import Listener
 from exporters.loopback import is_loopback, names_loopback
@@ -74,22 +74,6 @@ EXTRA_HEADERS = {
     429: {"Retry-After": str(RETRY_AFTER_S)},
 }
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Failed(msgspec.Struct, frozen=True):
-    """A source that gave nothing in the latest round."""
-
-    source: str
-    error: str
-    remedy: str
-
-
-class Health(msgspec.Struct, frozen=True):
-    """Body of `/healthz` while rounds are fresh."""
-
-    age_s: float
-    failed: tuple[Failed, ...]
-    banner: tuple[str, ...]
 
 
 class Server:
