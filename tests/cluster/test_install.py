@@ -185,6 +185,7 @@ def test_agent_and_controller_do_their_work_with_the_shipped_roles(installed: In
         "dynamic-config",
         "cnr",
         "events",
+        "nri",
         "waits",
         "blame",
     }

@@ -156,6 +156,21 @@ def test_a_value_that_cannot_be_is_refused_with_its_path(ours: Cluster, value: s
         helm(ours, "template", "x", CHART, "--set", value)
 
 
+def test_the_controller_looks_for_agents_where_the_daemonset_has_them(ours: Cluster) -> None:
+    role = "agent.nodeSelector.node-role\\.kubernetes\\.io/worker="
+    made = helm(ours, "template", "x", CHART, "--set-string", f"{role},agent.nodeSelector.pool=batch")
+    assert "nodeSelector: kubernetes.io/os=linux,node-role.kubernetes.io/worker=,pool=batch\n" in made
+
+
+@pytest.mark.parametrize(("act", "mounted"), [("on", True), ("dry-run", False)])
+def test_only_an_agent_that_acts_sees_where_the_runtime_takes_plugins(ours: Cluster, act: str, mounted: bool) -> None:
+    made = helm(ours, "template", "x", CHART, "--set", f"agent.act={act},agent.nriDir=/run/other")
+    assert (made.count("path: /run/other, type: DirectoryOrCreate"), made.count("mountPath: /var/run/nri,")) == (
+        mounted,
+        mounted,
+    )
+
+
 def test_the_kustomize_base_is_the_chart(ours: Cluster) -> None:
     assert chart.BASE.read_text() == chart.base(str(beside("helm")))
     shown = ours.kubectl("kustomize", chart.BASE.parent)
@@ -172,7 +187,7 @@ EVERYTHING = {
     "metrics": {"serviceMonitor": True, "rules": True, "dashboards": True, "labels": {"release": "prom"}},
     "networkPolicy": {"from": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
 }
-EVERYTHING["agent"] |= {"hostPaths": [{"path": "/run/nri", "readOnly": True}]}
+EVERYTHING["agent"] |= {"hostPaths": [{"path": "/run/other", "readOnly": True}]}
 EVERYTHING["metrics"] |= {"scrapers": [{"name": "prometheus", "namespace": "monitoring"}]}
 NOTHING = {
     "tls": {"enabled": False},
