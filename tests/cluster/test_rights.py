@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -36,9 +36,14 @@ NAMESPACED = ("leases", "events", "pods", "pods/eviction")
 
 def rules(server: Server, path: str) -> set[Asked]:
     """Every verb on every resource that a role grants."""
+    return granted_by(server.ask("GET", path)["rules"])
+
+
+def granted_by(rules: Iterable[Mapping[str, Sequence[str]]]) -> set[Asked]:
+    """The same of its rules."""
     return {
         Asked(group, resource, verb)
-        for rule in server.ask("GET", path)["rules"]
+        for rule in rules
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
@@ -171,6 +176,32 @@ def test_only_an_agent_that_acts_sees_where_the_runtime_takes_plugins(ours: Clus
     )
 
 
+def test_definitions_that_helm_made_are_changed_by_the_command_of_the_page(ours: Cluster, tmp_path: Path) -> None:
+    """Of an older release: helm never changes them, and holds their fields."""
+    name = "tidenodepools.tide.katalyst.kubewharf.io"
+    definition = msgspec.yaml.decode((ROOT / "deploy/crds/tide.katalyst.kubewharf.io_tidenodepools.yaml").read_bytes())
+    columns = definition["spec"]["versions"][0].pop("additionalPrinterColumns")
+    older = tmp_path / "older"
+    (older / "crds").mkdir(parents=True)
+    (older / "crds/one.yaml").write_bytes(msgspec.yaml.encode(definition))
+    (older / "Chart.yaml").write_text("{apiVersion: v2, name: older, version: 0.0.1}")
+    ours.kubectl("delete", "crd", name, "--ignore-not-found", "--timeout=60s")
+    helm(ours, "install", "older", older)
+    try:
+        with pytest.raises(Failed, match='conflict with "helm"'):
+            ours.kubectl("apply", "--server-side", "-f", ROOT / "deploy/crds")
+        (command,) = re.findall(
+            r"^kubectl (apply .*--force-conflicts.*) -f deploy/crds$", chart.DOCUMENT.read_text(), re.M
+        )
+        ours.kubectl(*command.split(), "-f", ROOT / "deploy/crds")
+        made = ours.server.ask("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
+        assert [one["name"] for one in made["spec"]["versions"][0]["additionalPrinterColumns"]] == [
+            one["name"] for one in columns
+        ]
+    finally:
+        helm(ours, "uninstall", "older")
+
+
 def test_the_kustomize_base_is_the_chart(ours: Cluster) -> None:
     assert chart.BASE.read_text() == chart.base(str(beside("helm")))
     shown = ours.kubectl("kustomize", chart.BASE.parent)
@@ -190,6 +221,7 @@ EVERYTHING = {
 EVERYTHING["agent"] |= {"hostPaths": [{"path": "/run/other", "readOnly": True}]}
 EVERYTHING["metrics"] |= {"scrapers": [{"name": "prometheus", "namespace": "monitoring"}]}
 NOTHING = {
+    "agent": {"ownNodeOnly": False},
     "tls": {"enabled": False},
     "tokenReview": False,
     "controller": {"enabled": False},
@@ -198,7 +230,7 @@ NOTHING = {
 }
 
 
-@pytest.mark.parametrize(("values", "kinds"), [(EVERYTHING, 16), (NOTHING, 7)], ids=["everything", "nothing"])
+@pytest.mark.parametrize(("values", "kinds"), [(EVERYTHING, 19), (NOTHING, 10)], ids=["everything", "nothing"])
 def test_whatever_is_chosen_is_taken_by_the_api_server(
     ours: Cluster, namespace: str, tmp_path: Path, values: object, kinds: int
 ) -> None:
