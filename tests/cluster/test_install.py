@@ -41,6 +41,7 @@ RARE = {
     Asked("", "pods", "get"): "only of a pod that has to leave",
     Asked("", "nodes", "get"): "only before a node is tainted, or objects of one are deleted that is no longer listed",
     Asked("", "nodes", "patch"): "only where something is short",
+    Asked("", "nodes/status", "patch"): "of the controller, only where an agent has been gone for long",
     Asked("", "nodes/finalizers", "update"): "asked for by API servers with OwnerReferencesPermissionEnforcement",
     Asked("", "nodes/pods", "get"): "the kubelet asks for the agent, which is another user's request",
     Asked("", "nodes/configz", "get"): "the same",

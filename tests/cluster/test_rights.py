@@ -161,6 +161,29 @@ def test_a_value_that_cannot_be_is_refused_with_its_path(ours: Cluster, value: s
         helm(ours, "template", "x", CHART, "--set", value)
 
 
+def test_all_pods_but_those_of_agents_are_of_the_level_restricted(ours: Cluster, namespace: str) -> None:
+    """As a namespace has it that enforces this level."""
+    level = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    ours.server.ask("PATCH", f"/api/v1/namespaces/{namespace}", level, MERGE)
+    with contextlib.suppress(Refused):
+        ours.server.ask("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": "default"}})
+    made = helm(ours, "template", "x", CHART, "--namespace", namespace)
+    objects = [msgspec.yaml.decode(text) for text in made.split("\n---\n")]
+    specs = {
+        one["kind"]: one["spec"] if one["kind"] == "Pod" else one["spec"]["template"]["spec"]
+        for one in objects
+        if one and one["kind"] in ("DaemonSet", "Deployment", "Job", "Pod")
+    }
+    refused = {}
+    for kind, spec in specs.items():
+        spec.pop("serviceAccountName", None)
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": kind.lower()}, "spec": spec}
+        spec["restartPolicy"] = "Never"
+        refused[kind] = ours.server.refusal("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", pod)
+    assert {kind for kind, error in refused.items() if error is None} == {"Deployment", "Job", "Pod"}
+    assert 'violates PodSecurity "restricted:latest": host namespaces' in str(refused["DaemonSet"])
+
+
 def test_the_controller_looks_for_agents_where_the_daemonset_has_them(ours: Cluster) -> None:
     role = "agent.nodeSelector.node-role\\.kubernetes\\.io/worker="
     made = helm(ours, "template", "x", CHART, "--set-string", f"{role},agent.nodeSelector.pool=batch")
