@@ -62,9 +62,9 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
             stack.callback(task.cancel)
 
 
-async def join(node: str, rules: Rules, stack: AsyncExitStack, *, kubelet: bool) -> Joined:
-    """Find the API server as kubectl does; whether it answers is seen later. `kubelet` is asked too, where there is one. Raises
-    Unavailable where no API server is named."""
+async def join(node: str, rules: Rules, stack: AsyncExitStack, *, kubelet: bool, lends: bool) -> Joined:
+    """Find the API server as kubectl does; whether it answers is seen later. `kubelet` is asked too, where there is one;
+    `lends` says whether somebody takes back what is lent. Raises Unavailable where no API server is named."""
     access = find(os.environ, check)
     client = await stack.enter_async_context(Client(access, f"dioptase-agent/{VERSION}"))
     config, follower = rules.config, Follower(client, node, rules)
@@ -73,13 +73,13 @@ async def join(node: str, rules: Rules, stack: AsyncExitStack, *, kubelet: bool)
     if config.report.offered_in:
         from agent.report.protocol.offered import Offered  # noqa: PLC0415 - gRPC is 12 MiB
 
-        writers.append(Offered(Path(config.report.offered_in)))
+        writers.append(Offered(Path(config.report.offered_in), lends=lends))
     else:
-        cnr, others = await open_cnr(client, node, config, stack, kubelet=kubelet)
+        cnr, others = await open_cnr(client, node, config, stack, kubelet=kubelet, lends=lends)
         writers.append(cnr)
     writers.append(EventWriter(client, node))
     if config.report.extended_resources:
-        extended = ExtendedResources(client, node)
+        extended = ExtendedResources(client, node, lends=lends)
         stack.push_async_callback(extended.withdraw)
         writers.append(extended)
     return Joined(
@@ -94,7 +94,7 @@ async def join(node: str, rules: Rules, stack: AsyncExitStack, *, kubelet: bool)
 
 
 async def open_cnr(
-    client: Client, node: str, config: Config, stack: AsyncExitStack, *, kubelet: bool
+    client: Client, node: str, config: Config, stack: AsyncExitStack, *, kubelet: bool, lends: bool
 ) -> tuple[CnrWriter, list[Source]]:
     """Who writes the node's CustomNodeResource, and whom he asks what to say beside the rounds: their `run` is to be run."""
     report, asked, shares = config.report, None, None
@@ -117,6 +117,7 @@ async def open_cnr(
         node,
         metrics=report.node_metrics,
         beside=lambda: msgspec.structs.replace(around.beside, fields=fields()),
+        lends=lends,
     )
     if report.reporter_plugins:
         from agent.report.plugins import Reporters  # noqa: PLC0415 - gRPC is 12 MiB

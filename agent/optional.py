@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from agent.runtime_side import RuntimeSide
 
 NS_PER_S = 1_000_000_000
+CARRIED_OUT = ("advisor", "resource-plugins")
+"""Sockets whose other side does what is decided here, whether or not this agent does too."""
 State = tuple[Path, str]
 """The state directory, and the id of this boot."""
 NODE_ORIGINALS, OOM_ORIGINALS, RESCTRL_GROUPS = "node-originals.json", "oom-originals.json", "fs/resctrl/dioptase-*"
@@ -240,7 +242,9 @@ class Cluster:
         if self._rules is not None:
             from agent.cluster import join  # noqa: PLC0415
 
-            self._joined = await join(self._node, self._rules, stack, kubelet=self._kubelet)
+            # In a dry run nobody takes back what is lent, unless decisions are carried out by those who ask for them.
+            lends = act is Act.ON or (act is Act.DRY_RUN and any(one in CARRIED_OUT for one in told.serve))
+            self._joined = await join(self._node, self._rules, stack, kubelet=self._kubelet, lends=lends)
             sinks = (*self._joined.sinks, *sinks)
         if evictor is not None:
             from agent import evicting  # noqa: PLC0415 - as in open_evictor

@@ -32,8 +32,9 @@ CONTROLLER: tuple[Metric, ...] = (
     Metric("dioptase_lifecycle_halt", "gauge", "",
            "1 for why nothing is tainted or evicted: none, partial or full (too many nodes at once), stale (nothing heard).",
            ("reason",)),
-    Metric("dioptase_lifecycle_taints_total", "counter", "", "Nodes tainted and untainted, or that would have been.",
-           ("action", "result")),
+    Metric("dioptase_lifecycle_taints_total", "counter", "",
+           "Nodes that were to be tainted, untainted, or rid of what they promise to reclaimed pods (take-back): done, "
+           "refused, dry-run.", ("action", "result")),
     Metric("dioptase_lifecycle_evictions_total", "counter", "",
            "Reclaimed pods of nodes without an agent that were asked to leave: evicted, gone, budget (a disruption budget "
            "keeps them), refused, dry-run.", ("result",)),

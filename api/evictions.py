@@ -10,6 +10,9 @@ import msgspec
 
 from api.knobs import Verdict
 
+TAINT_PREFIX = "node.katalyst.kubewharf.io/"
+"""Of conditions that are shown as taints; all taints below it are the agent's."""
+
 
 class Met(StrEnum):
     """How far a threshold is crossed."""

@@ -52,6 +52,8 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     bound_numa: tuple[int, ...] = ()
     """NUMA nodes that it was bound to (numa_bind_result); empty where to none."""
     profile: ServiceProfile = ServiceProfile()
+    grace_s: float | None = None
+    """What it asks for to end in [terminationGracePeriodSeconds]; None where it says nothing."""
     leaving: bool = False
     """Whether it was told to end, whoever did (deletionTimestamp): it runs on for a while, and need not be told again."""
     problems: tuple[str, ...] = ()

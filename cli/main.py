@@ -25,6 +25,7 @@ COMMANDS = {
     "replay": "judge a recording again, by several policies side by side",
     "simulate": "run policies on a generated node under generated load",
     "controller": "run the cluster's controllers: which node gets which configuration, and nodes whose agent is gone",
+    "withdraw": "take back what agents and controller wrote to a cluster's API server, before they are uninstalled",
     "kubectl": "all agents of a cluster at once, through its API server; also as kubectl dioptase",
     "capture": "write an archive of what the agent reads on this machine, for a report of a problem",
 }

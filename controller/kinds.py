@@ -7,8 +7,11 @@ from typing import Any
 
 import msgspec
 
+from api.pods import RECLAIMED_CPU, RECLAIMED_MEMORY
 from kube.objects import Bare, Dynamic, Resource
 
+LENT = (RECLAIMED_CPU, RECLAIMED_MEMORY)
+"""Extended resources of a Node that its agent writes there."""
 NODE_GROUP, CONFIG_GROUP = "node.katalyst.kubewharf.io", "config.katalyst.kubewharf.io"
 
 
@@ -46,6 +49,27 @@ class Pod(Bare, frozen=True, kw_only=True):
         return self.metadata.deletion_timestamp is None and any(
             condition.type == "Ready" and condition.status == "True" for condition in self.status.conditions
         )
+
+
+class NodeSpec(_Struct, frozen=True, kw_only=True):
+    taints: tuple[Mapping[str, Any], ...] = ()
+
+
+class NodeStatus(_Struct, frozen=True, kw_only=True):
+    capacity: Mapping[str, Any] = {}
+    allocatable: Mapping[str, Any] = {}
+
+
+class Node(Bare, frozen=True, kw_only=True):
+    """A node, as far as schedulers go by what is written there."""
+
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+    @property
+    def lent(self) -> tuple[str, ...]:
+        """Resources for reclaimed pods that it promises, of which there may be none left."""
+        return tuple(name for name in LENT if name in self.status.capacity or name in self.status.allocatable)
 
 
 class CnrSpec(_Struct, frozen=True, kw_only=True):
@@ -105,7 +129,7 @@ class Kcc(Bare, frozen=True, kw_only=True):
     status: KccStatus = KccStatus()
 
 
-NODES = Resource("", "v1", "nodes", "Node", Bare)
+NODES = Resource("", "v1", "nodes", "Node", Node)
 PODS = Resource("", "v1", "pods", "Pod", Pod, namespaced=True)
 CNRS = Resource(NODE_GROUP, "v1alpha1", "customnoderesources", "CustomNodeResource", Cnr)
 CNCS = Resource(CONFIG_GROUP, "v1alpha1", "customnodeconfigs", "CustomNodeConfig", Cnc)

@@ -214,9 +214,14 @@ class Client:
         )
         return await self._object(resource, request)
 
-    async def delete(self, resource: Resource[T], key: str, uid: str = "", grace_s: int | None = None) -> None:
-        """With `uid`, only that very object: a conflict (409) means that another has its name now."""
+    async def delete(
+        self, resource: Resource[T], key: str, uid: str = "", grace_s: int | None = None, *, foreground: bool = False
+    ) -> None:
+        """With `uid`, only that very object: a conflict (409) means that another has its name now. With `foreground` it is
+        there until everything that it owns is gone."""
         options = _delete_options(uid, grace_s)
+        if foreground:
+            options["propagationPolicy"] = "Foreground"
         request = _Request(method="DELETE", path=resource.path(key), resource=resource.gvr, body=options)
         await self._answer(request)
 

@@ -17,7 +17,7 @@ from kube.client import Client, Scope
 from kube.errors import ApiError, Garbage, Unreachable
 from kube.objects import Resource, T, key_of
 from kube.saying import Saying
-from kube.store import Change, Index, Store
+from kube.store import Change, Index, Store, followed
 from kube.watch import Event, Following, What
 
 log = logging.getLogger(__name__)
@@ -59,8 +59,12 @@ class Informer(Generic[T]):
         return None if self._heard_at is None else now_s - self._heard_at
 
     def wrote(self, object_: T) -> None:
-        """What the API server answered to a write of ours: known at once, before the watch tells it."""
-        if change := self.store.put(key_of(object_.metadata), object_):
+        """What the API server answered to a write of ours: known at once, before the watch tells it. Not where the watch was
+        quicker, and has told what came of that object since."""
+        key = key_of(object_.metadata)
+        if not followed(self.store.get(key), object_):
+            return
+        if change := self.store.put(key, object_):
             self._tell(iter((change,)))
 
     async def run(self) -> None:

@@ -20,6 +20,14 @@ class Change(msgspec.Struct, Generic[T], frozen=True):
     new: T | None
 
 
+def followed(known: T | None, written: T) -> bool:
+    """Whether what is known of an object is an earlier version of that very object. Versions are numbers that grow."""
+    if known is None or known.metadata.uid != written.metadata.uid:
+        return False
+    before, after = known.metadata.resource_version or "", written.metadata.resource_version or ""
+    return not (before.isdecimal() and after.isdecimal()) or int(before) < int(after)
+
+
 class Store(Mapping[str, T]):
     """Objects by key. An index, where there is one, names the group of each object: pods by their node."""
 

@@ -107,6 +107,20 @@ def _labels(one: Object) -> tuple[str, ...]:
     return (GRAMMARS[one.resource].kind, one.key, one.hash)
 
 
+def moved_on(found: Dynamic, content: str) -> bool:
+    """Whether an object has another content than that of this hash: then it is rolled out to others first, or cannot stand, and
+    a node that has lost what it was told must not have it before its turn. Its status says so; where nobody writes one, not."""
+    status, generation = found.status, found.metadata.generation
+    if not status.get("currentHash"):
+        return False
+    conditions = status.get("conditions") or ()
+    invalid = any(
+        isinstance(one, Mapping) and (one.get("type"), one.get("status")) == ("Valid", "False") for one in conditions
+    )
+    unseen = status.get("observedGeneration") and status["observedGeneration"] != generation
+    return bool(status["currentHash"] != content or unseen or invalid)
+
+
 class Follower:
     """Follows one node's CustomNodeConfig, and is a source of its own (api.ports.Probe) that says how that goes."""
 
@@ -250,6 +264,8 @@ class Follower:
         if not grammar.all_unused:  # passwords that nobody asks for are best not in memory, nor on disk
             kind = Resource(GROUP, VERSION, resource, grammar.kind, Dynamic, namespaced="/" in key)
             found = await self._client.get(kind, key)
+            if moved_on(found, content):
+                raise ValueError(f"it says something else by now than the {content:.40} that this node is told")
             body = {"spec": found.spec} if grammar.root[0] == "spec" else {"status": found.status}
         return Object(resource=resource, key=key, hash=content, since_wall_ns=time.time_ns(), body=body)
 

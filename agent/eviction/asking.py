@@ -235,6 +235,7 @@ class AskingKiller:
 
     def _end(self, pending: _Pending, reason: KillReason, text: str) -> None:
         self._tell(pending, reason, text)
+        pending.way.forget(pending.pod)
         if self._pending.get(pending.pod.key) is pending:
             del self._pending[pending.pod.key]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from agent.config.eviction import EvictionConfig
+from agent.config.eviction import NAMES, EvictionConfig
 from agent.eviction.choosing import protected
 from agent.eviction.situation import counts_as_gone_ns
 from api.evictions import Evictions, Held, Met
@@ -45,6 +45,7 @@ def over(
 ) -> Iterator[tuple[str, str]]:
     """Pods that are held and need not leave any more, each with why."""
     in_trouble = {each.plugin for each in found.thresholds if each.met is not Met.NOT_MET}
+    judging = {each.plugin for each in found.thresholds}
     known = {pod.key: pod for pod in pods}
     for key in held:
         wish = wishes.get(key)
@@ -54,5 +55,7 @@ def over(
             yield key, "by now it is protected"
         elif config.dry(wish.plugin):
             yield key, f"{wish.plugin} runs dry by now"
+        elif not (config.enabled(wish.plugin) if wish.plugin in NAMES else wish.plugin in judging):
+            yield key, f"{wish.plugin} does not judge any more"
         elif now_ns >= wish.until_ns and wish.plugin not in in_trouble:
             yield key, f"{wish.plugin} finds no more trouble, or cannot tell"

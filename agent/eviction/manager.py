@@ -183,11 +183,14 @@ def _sent(victim: Victim, now_ns: int) -> Sent:
 def _conditions(
     thresholds: Iterable[Threshold], before: Mapping[str, Shown], now_ns: int, config: EvictionConfig
 ) -> dict[str, Shown]:
-    """Those that are met now, and those that were met a short while ago. A dry run shows none."""
+    """Those that are met now, and those that were met a short while ago. A dry run shows none, nor does a plugin of ours that
+    is switched off. One of others that is gone may be back in a moment: its condition stands for that while too."""
     kept = {
         name: shown
         for name, shown in before.items()
         if 0 <= now_ns - shown.last_met_ns <= config.condition_s * NS_PER_S
+        and not config.dry(shown.plugin)
+        and (shown.plugin not in NAMES or config.enabled(shown.plugin))
     }
     for threshold in thresholds:
         condition = threshold.condition

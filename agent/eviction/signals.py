@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent.eviction.situation import LEAST_WAIT_S, NS_PER_S, USUAL_GRACE_S, WAIT_FACTOR
+from agent.eviction.situation import LEAST_WAIT_S, NS_PER_S, WAIT_FACTOR, grace_of
 from agent.hierarchy import Hierarchy
 from agent.sense.parsers import start_ticks
 from api.evictions import Held, KillEvent, KillReason
@@ -97,7 +97,7 @@ class SignalKiller:
 
     def evict(self, pod: Pod, grace_s: float | None, reason: str) -> None:
         """Ask all processes of the pod to end. Of a pod that was asked before only an earlier deadline counts."""
-        now_ns, grace_s = self._clock(), USUAL_GRACE_S if grace_s is None else grace_s
+        now_ns, grace_s = self._clock(), grace_of(pod, grace_s)
         known = self._pending.get(pod.key)
         if known is not None:
             from_start_s = (now_ns - known.asked_ns) / NS_PER_S + grace_s

@@ -68,6 +68,9 @@ class Way(Protocol):
     async def look(self, pod: Pod) -> Sight | None:
         """Whether it is there still; None where nobody knows."""
 
+    def forget(self, pod: Pod) -> None:
+        """It is gone, or need not leave any more: nothing of what was tried is to be remembered."""
+
 
 class ApiWay:
     """By the eviction of policy/v1, which disruption budgets may refuse, or by deletion, which asks nobody."""
@@ -91,6 +94,9 @@ class ApiWay:
         except Unreachable as error:
             return Answer(fate=Fate.HELD, held=Held.UNREACHABLE, text=f"the API server does not answer: {error}")
         return Answer(fate=Fate.ASKED)
+
+    def forget(self, pod: Pod) -> None:
+        """As Way says: nothing is."""
 
     async def look(self, pod: Pod) -> Sight | None:
         """As Way says."""

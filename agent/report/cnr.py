@@ -23,11 +23,9 @@ from api.crds.node import (
     Taint,
 )
 from api.decisions import Act, Round
-from api.evictions import Evictions
+from api.evictions import TAINT_PREFIX, Evictions
 from api.qos import QoSLevel
 
-TAINT_PREFIX = "node.katalyst.kubewharf.io/"
-"""Of conditions that are shown as taints; all taints below it are ours."""
 Identity = tuple[str, str, str]
 """Key, effect and level."""
 EFFECTS = frozenset(("NoSchedule", "PreferNoSchedule", "NoExecute"))
@@ -50,13 +48,14 @@ class Ours(msgspec.Struct, frozen=True, kw_only=True):
         return {} if self.status is None else {"status": _plain(self.status)}
 
 
-def ours(finished: Round, *, metrics: bool, beside: Beside = NOTHING) -> Ours:
+def ours(finished: Round, *, metrics: bool, beside: Beside = NOTHING, lends: bool = True) -> Ours:
     """What there is to say of this round; with what is used, where that is wanted too, and with what the kubelet and the
-    machine's files say `beside`."""
+    machine's files say `beside`. Unless it `lends`, as in a dry run, there is nothing for reclaimed pods: nobody would take it
+    back from them."""
     return Ours(
         properties=(*_properties(finished), *hardware_properties(beside.hardware, flags=beside.cpu_flags)),
         taints=taints(finished.evictions),
-        status=_status(finished, metrics, beside),
+        status=_status(finished, metrics, beside, lends=lends),
     )
 
 
@@ -75,11 +74,11 @@ def _properties(finished: Round) -> Iterator[Property]:
         yield Property(property_name="is_vm", property_values=(str(node.machine.is_vm).lower(),))
 
 
-def _status(finished: Round, metrics: bool, beside: Beside) -> CustomNodeResourceStatus | None:
+def _status(finished: Round, metrics: bool, beside: Beside, *, lends: bool) -> CustomNodeResourceStatus | None:
     advertised = None
-    if finished.advice is None and finished.act is not Act.OFF:
+    if finished.advice is None and finished.act is not Act.OFF and lends:
         return None
-    if finished.advice is not None:
+    if finished.advice is not None and lends:
         advertised = finished.advice.advertised
         if advertised is None or (advertised.cores is None and advertised.memory_bytes is None):
             return None

@@ -16,10 +16,11 @@ from typing import Any
 import msgspec
 
 from agent.report.beside import NOTHING, Beside
-from agent.report.cnr import TAINT_PREFIX, identity, ours, with_taints
+from agent.report.cnr import identity, ours, with_taints
 from agent.report.merge import Whole, merged
 from api.crds.node import Taint
 from api.decisions import Round
+from api.evictions import TAINT_PREFIX
 from api.ports import Seen, Unavailable
 from api.reports import ReportedField
 from kube.client import Client
@@ -60,15 +61,22 @@ CNRS = Resource("node.katalyst.kubewharf.io", "v1alpha1", "customnoderesources",
 
 class CnrWriter:
     """Sink of rounds and a source of its own (api.ports.Probe) that says how writing goes. `beside` is what others on this
-    node say that goes into the object too."""
+    node say that goes into the object too. Unless it `lends`, as in a dry run, it offers nothing, and fields that somebody else
+    holds stay theirs."""
 
     name, form = "cnr", "apply"
     lost_events = None
 
     def __init__(
-        self, client: Client, node: str, *, metrics: bool, beside: Callable[[], Beside] = lambda: NOTHING
+        self,
+        client: Client,
+        node: str,
+        *,
+        metrics: bool,
+        beside: Callable[[], Beside] = lambda: NOTHING,
+        lends: bool = True,
     ) -> None:
-        self._client, self._node, self._metrics, self._beside = client, node, metrics, beside
+        self._client, self._node, self._metrics, self._beside, self._lends = client, node, metrics, beside, lends
         self._woken = asyncio.Event()
         self._latest: Round | None = None
         self._spec: Mapping[str, Any] | None = None
@@ -153,7 +161,7 @@ class CnrWriter:
 
     def _whole(self, latest: Round) -> Whole:
         beside = self._beside()
-        own, self._fields = ours(latest, metrics=self._metrics, beside=beside), beside.fields
+        own, self._fields = ours(latest, metrics=self._metrics, beside=beside, lends=self._lends), beside.fields
         if self._fields and self._fields == self._spoiling:
             said = (
                 f"the API server refuses what plugins say, which is left out until they say something else: {self._why}"
@@ -184,6 +192,11 @@ class CnrWriter:
         except ApiError as error:
             if not error.claims:
                 raise
+            if not self._lends:
+                log.info(
+                    "CustomNodeResource %s is left to %s: nothing is lent here", self._node, error.claims[0].manager
+                )
+                return
             claims = error.claims
             await self._client.apply(CNRS, self._node, body, MANAGER, part)
         self.writes += 1

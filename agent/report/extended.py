@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 from agent.report.amounts import promised
 from api.decisions import Round
+from api.pods import RECLAIMED_CPU, RECLAIMED_MEMORY
 from api.ports import Seen, Unavailable
 from kube.client import Client
 from kube.errors import ApiError, Unreachable
@@ -25,6 +26,10 @@ log = logging.getLogger(__name__)
 NODES = Resource("", "v1", "nodes", "Node", Bare)
 LOOK_S = 5.0
 AGAIN_S = 30.0
+SILENT_LOOKS = 12
+"""Looks without a round in between: an agent that judges nothing for a minute takes nothing back either, and does not promise
+anew what the controller has taken from its Node meanwhile."""
+NOTHING: Mapping[str, str | int | None] = {RECLAIMED_CPU: None, RECLAIMED_MEMORY: None}
 WITHDRAW_S = 3.0
 PACE = Backoff(first_s=2.0, most_s=60.0)
 
@@ -35,18 +40,23 @@ class ExtendedResources:
     name, form = "extended-resources", "patch"
     lost_events = None
 
-    def __init__(self, client: Client, node: str) -> None:
-        self._client, self._node = client, node
-        self._wanted: dict[str, str | int] = {}
-        self._written: dict[str, str | int] = {}
+    def __init__(self, client: Client, node: str, *, lends: bool = True) -> None:
+        """Unless it `lends`, as in a dry run, what an agent before this one promised is taken away."""
+        self._client, self._node, self._lends = client, node, lends
+        self._wanted: Mapping[str, str | int | None] = {}
+        self._written: Mapping[str, str | int | None] = {}
+        self._silent_looks = 0
         self._again_s = self._not_before_s = 0.0
         self._failures = 0
         self._trouble: Unavailable | None = None
 
     def publish(self, finished: Round) -> None:
         """Take what this round advertises; never waits. What is not known yet leaves everything as it is."""
+        self._silent_looks = 0
         advertised = None if finished.advice is None else finished.advice.advertised
-        if advertised is not None:
+        if not self._lends:
+            self._wanted = NOTHING
+        elif advertised is not None:
             self._wanted = dict(promised(advertised.cores, advertised.memory_bytes)) or self._wanted
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:  # noqa: ARG002 - as every source is asked
@@ -82,6 +92,9 @@ class ExtendedResources:
     async def look(self, now_s: float) -> None:
         """Write what is due. Never raises for what the API server or the network does."""
         wanted = self._wanted
+        self._silent_looks += 1
+        if self._silent_looks > SILENT_LOOKS:
+            return
         if not wanted or now_s < self._not_before_s or (wanted == self._written and now_s < self._again_s):
             return
         body = {"status": {"capacity": wanted, "allocatable": wanted}}

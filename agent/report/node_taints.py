@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from agent.report.cnr import EFFECTS, TAINT_PREFIX
+from agent.report.cnr import EFFECTS
 from api.decisions import Round
-from api.evictions import Evictions
+from api.evictions import TAINT_PREFIX, Evictions
 from api.ports import Seen, Unavailable
 from kube.client import Client
 from kube.errors import ApiError, Unreachable

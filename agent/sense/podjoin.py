@@ -108,8 +108,14 @@ def pod_of_kubelet(kube: KubePod, cgroups: Mapping[str, str], door: Door) -> Pod
         # They go on to say who may not be touched: static pods, and those that are spared by a key.
         pod = msgspec.structs.replace(pod, labels=raw.labels, annotations=raw.annotations)
         problems.append(f"{error}; until then its labels and annotations ask for nothing, and it is {pod.qos.value}")
-    leaving = metadata.deleted_at is not None
-    return msgspec.structs.replace(pod, uid=kube.uid, leaving=leaving, problems=(*problems, *pod.problems))
+    said_s = spec.termination_grace_period_seconds
+    return msgspec.structs.replace(
+        pod,
+        uid=kube.uid,
+        grace_s=None if said_s is None else float(max(said_s, 0)),
+        leaving=metadata.deleted_at is not None,
+        problems=(*problems, *pod.problems),
+    )
 
 
 def _listed(kube: KubePod, cgroups: Mapping[str, str]) -> tuple[list[Listed], list[str]]:

@@ -55,6 +55,7 @@ class Spec(msgspec.Struct, frozen=True, rename="camel"):
     init_containers: list[ContainerSpec] | None = None
     ephemeral_containers: list[ContainerSpec] | None = None
     priority: int | None = None
+    termination_grace_period_seconds: int | None = None
     priority_class_name: str | None = None
     resources: Amounts | None = None
     """Of the pod as a whole."""

@@ -149,11 +149,12 @@ class KccController:
         await self._carry_out(gvr, known, wanted)
 
     async def _carry_out(self, gvr: Gvr, known: Known, wanted: Plan) -> None:
-        # Finalizers first: from then on an object does not go before its nodes were moved.
+        # Finalizers first: from then on an object does not go before its nodes were moved. Nodes last: an agent takes no
+        # content whose hash the object itself does not have yet.
         steps: tuple[Callable[[], Awaitable[None]], ...] = (
             lambda: self._keep(gvr, known, wanted),
-            lambda: self._tell_nodes(gvr, wanted.entries),
             lambda: self._tell_objects(gvr, wanted),
+            lambda: self._tell_nodes(gvr, wanted.entries),
         )
         await each(step() for step in steps)
         for key in wanted.expired:

@@ -181,8 +181,11 @@ def _statuses(
             continue
         problem = invalid.get(key)
         wanted: dict[str, Any] = {"observedGeneration": found.metadata.generation}
+        if problem is None:
+            # Also while nothing is rolled out: by this an agent knows whether what it is told is still what the object says.
+            wanted["currentHash"] = standing[key].hash
         if spread is not None:
-            wanted |= {"currentHash": standing[key].hash, **spread.counts[key]}
+            wanted |= spread.counts[key]
         reason, message = (NORMAL, held_up) if problem is None else (problem.reason, problem.message)
         wanted["conditions"] = conditions_with(
             found.status.get("conditions"), valid=problem is None, reason=reason, message=message, now_s=now_s

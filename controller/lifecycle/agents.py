@@ -15,8 +15,8 @@ from collections import Counter
 from typing import Any
 
 from controller.config import HealthConfig
-from controller.kinds import CNRS, PODS, Cnr, Pod
-from controller.lifecycle.health import Agent, Agents, Halt, Judged, judge, look, with_taint, without_taint
+from controller.kinds import CNRS, NODES, PODS, Cnr, Node, Pod
+from controller.lifecycle.health import Agent, Agents, Halt, Judged, judge, look, of_these, with_taint, without_taint
 from controller.lifecycle.turns import Turns
 from controller.lifecycle.victims import victims
 from controller.selectors import parse
@@ -24,7 +24,6 @@ from controller.tally import Tally
 from kube.client import Client, Scope
 from kube.errors import ApiError, Unreachable
 from kube.informer import Informer
-from kube.objects import Bare
 from kube.pace import Bucket
 
 log = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ class AgentHealth:
     """`run` it while leading. The informers that are given run elsewhere, those of `pods` too."""
 
     def __init__(
-        self, client: Client, nodes: Informer[Bare], cnrs: Informer[Cnr], config: HealthConfig, tally: Tally
+        self, client: Client, nodes: Informer[Node], cnrs: Informer[Cnr], config: HealthConfig, tally: Tally
     ) -> None:
         self._client, self._nodes, self._cnrs, self._config, self._tally = client, nodes, cnrs, config, tally
         self._agents = {name: parse(text) for name, text in config.agents.items()}
@@ -49,12 +48,14 @@ class AgentHealth:
         self.pods = [Informer(client, PODS, Scope(labels=text), _node_of) for text in selectors]
         now_s = time.monotonic()
         self._taints = Bucket(config.taint_per_s, max(1.0, config.taint_per_s * LOOK_S), now_s)
+        self._promises = Bucket(config.taint_per_s, max(1.0, config.taint_per_s * LOOK_S), now_s)
         self._evictions = Bucket(config.evict_per_s, max(1.0, config.evict_per_s * LOOK_S), now_s)
         self._judged = Judged(at_s=time.time())
+        self._uids: dict[str, str] = {}
         self._wake = asyncio.Event()
         for informer in self.pods:
             informer.listen(lambda _: self._wake.set())
-        self._untainting, self._tainting, self._evicting = Turns(), Turns(), Turns()
+        self._untainting, self._tainting, self._taking_back, self._evicting = Turns(), Turns(), Turns(), Turns()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -71,7 +72,9 @@ class AgentHealth:
         wanted = [name for name, node in self._nodes.store.items() if self._among.matches(node.metadata.labels)]
         pods = {name: [pod for informer in self.pods for pod in informer.store.group(name)] for name in wanted}
         states = look(wanted, self._agents, pods)
-        judged = judge(states, self._judged, self._cnrs.store, self._config, now_s=now_s, fresh=self._fresh())
+        uids = {name: node.metadata.uid for name, node in self._nodes.store.items()}
+        before, self._uids = of_these(self._judged, self._uids, uids), uids
+        judged = judge(states, before, self._cnrs.store, self._config, now_s=now_s, fresh=self._fresh())
         self._show(states, judged)
         self._judged = judged
         tick_s = time.monotonic()
@@ -83,6 +86,9 @@ class AgentHealth:
                 "node %s: its agent has not been ready for %.0f s, no more reclaimed pods there", node, lasted_s
             )
             await self._write_taints("taint", node)
+        lending = [node for node in judged.away if self._nodes.store[node].lent]
+        for node in self._taking_back.pick(lending, tick_s, self._promises):
+            await self._take_back(node)
         for node in self._evicting.pick(judged.evict, tick_s, self._evictions):
             await self._empty(node, now_s - judged.unwell_since_s[node])
 
@@ -111,6 +117,25 @@ class AgentHealth:
             log.warning("node %s: cannot %s: %s; again in a minute", node, action, error)
         else:
             self._tally.count(TAINTS, action, "done")
+
+    async def _take_back(self, node: str) -> None:
+        """What the Node promises to reclaimed pods. It is removed and not set to nothing: of pods that run there a kubelet that
+        is started anew would refuse those that ask for more than there is."""
+        found = self._nodes.store.get(node)
+        if found is None or not found.lent:
+            return  # it went while another was written
+        if self._config.dry_run:
+            self._tally.count(TAINTS, "take-back", "dry-run")
+            return
+        nothing = dict.fromkeys(found.lent)
+        body = {"status": {"capacity": nothing, "allocatable": nothing}}
+        try:
+            self._nodes.wrote(await self._client.merge_patch(NODES, node, body, "status"))
+        except (ApiError, Unreachable) as error:
+            self._tally.count(TAINTS, "take-back", "refused")
+            log.warning("node %s: it goes on to promise what was lent: %s; again in a minute", node, error)
+        else:
+            self._tally.count(TAINTS, "take-back", "done")
 
     async def _empty(self, node: str, lasted_s: float) -> None:
         try:

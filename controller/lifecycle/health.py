@@ -1,8 +1,9 @@
 """What becomes of nodes whose agents are not well: first no new reclaimed pods, later the old ones leave. Pure.
 
 Nobody lends and takes back on a node without its agent, so reclaimed pods there would run against online ones unwatched.
-After `taintAfterS` the node's CustomNodeResource is tainted for reclaimed pods, after `evictAfterS` those that run there are
-evicted; a node whose agents are well again is untainted at once.
+After `taintAfterS` the node's CustomNodeResource is tainted for reclaimed pods, and what the Node itself promises them is taken
+away, for stock schedulers go by that; after `evictAfterS` those that run there are evicted. A node whose agents are well again
+is untainted at once, and its agent promises anew.
 
 Many agents that are gone at once are a mistake of somebody or of ours (a bad image, a partition, this controller's own view)
 and no reason to empty nodes: beyond `disruptionThreshold` both halt. So do they while what is known is old.
@@ -24,6 +25,8 @@ from kube.moments import stamp
 TAINT_KEY, TAINT_EFFECT, TAINT_QOS = "node.kubernetes.io/unschedulable", "NoSchedule", "reclaimed_cores"
 COUNTED_S = 60.0
 """Between two looks, at most: a process that stood still has seen nothing meanwhile."""
+REPLACED_S = 120.0
+"""An agent that a newer one replaces is away for less: a roll-out is no disaster, however many nodes it takes at a time."""
 FEW = 2
 """So many nodes may always be unwell: in a small cluster two are a large share."""
 
@@ -58,6 +61,8 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     halt: Halt = Halt.NONE
     taint: tuple[str, ...] = ()
     untaint: tuple[str, ...] = ()
+    away: tuple[str, ...] = ()
+    """Nodes that reclaimed pods are to be kept away from, tainted already or not."""
     evict: tuple[str, ...] = ()
     """Those that have been unwell for longest come first."""
 
@@ -94,7 +99,8 @@ def judge(
     nodes = {node for node, _ in states}
     unwell = {node for (node, _), state in states.items() if state is not Agent.READY}
     since_s = {node: _since(node, before_s, cnrs.get(node), config, now_s) for node in unwell}
-    halt = disruption(len(unwell), len(nodes), config.disruption_threshold)
+    lasting = [node for node in unwell if now_s - since_s[node] >= min(REPLACED_S, config.taint_after_s)]
+    halt = disruption(len(lasting), len(nodes), config.disruption_threshold)
     tainted = {node for node, cnr in cnrs.items() if our_taint(cnr) is not None}
     due = [node for node, since in since_s.items() if now_s - since >= config.taint_after_s]
     out = [node for node, since in since_s.items() if now_s - since >= config.evict_after_s]
@@ -104,10 +110,17 @@ def judge(
         unwell_since_s=since_s,
         halt=halt,
         taint=() if halted else _longest(since_s, (node for node in due if node in cnrs and node not in tainted)),
+        away=() if halted else _longest(since_s, due),
         # Nodes that nobody asks about any longer (`nodeSelector`) are not kept tainted either.
         untaint=tuple(sorted(tainted - unwell)),
         evict=() if halted else _longest(since_s, out),
     )
+
+
+def of_these(judged: Judged, before: Mapping[str, str], uids: Mapping[str, str]) -> Judged:
+    """What was judged of nodes that had these uids, without those that were made anew under their old names since."""
+    kept = {node: since for node, since in judged.unwell_since_s.items() if before.get(node) == uids.get(node)}
+    return msgspec.structs.replace(judged, unwell_since_s=kept)
 
 
 def disruption(unwell: int, nodes: int, threshold: float) -> Halt:
@@ -119,7 +132,7 @@ def disruption(unwell: int, nodes: int, threshold: float) -> Halt:
 
 def our_taint(cnr: Cnr) -> Mapping[str, Any] | None:
     """The taint that this controller sets, if it is there."""
-    return next((taint for taint in cnr.spec.taints if _is_ours(taint)), None)
+    return next((taint for taint in cnr.spec.taints if is_ours(taint)), None)
 
 
 def with_taint(cnr: Cnr, now_s: float) -> list[Mapping[str, Any]]:
@@ -130,10 +143,11 @@ def with_taint(cnr: Cnr, now_s: float) -> list[Mapping[str, Any]]:
 
 def without_taint(cnr: Cnr) -> list[Mapping[str, Any]]:
     """Its taints but ours."""
-    return [taint for taint in cnr.spec.taints if not _is_ours(taint)]
+    return [taint for taint in cnr.spec.taints if not is_ours(taint)]
 
 
-def _is_ours(taint: Mapping[str, Any]) -> bool:
+def is_ours(taint: Mapping[str, Any]) -> bool:
+    """Whether this controller sets it."""
     return (taint.get("key"), taint.get("effect"), taint.get("qosLevel")) == (TAINT_KEY, TAINT_EFFECT, TAINT_QOS)
 
 

@@ -9,14 +9,17 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import msgspec
 import pytest
 
 from agent.config import Config
 from agent.config.headroom import ReportConfig
+from agent.config.sockets import SocketsConfig
 from agent.dynamic.saved import ObeyedFile
 from agent.optional import Cluster, named
+from agent.report.extended import ExtendedResources
 from api.configuration import Configuration
 from api.decisions import Act
 from api.ports import Unavailable
@@ -24,6 +27,7 @@ from api.text import to_json
 from tests.agent.dynamic.test_follow import Cluster as Server
 from tests.agent.dynamic.test_follow import until
 from tests.agent.dynamic.test_overlay import ADMIN, fits, reclaim, thing
+from tests.agent.report.test_cnr import finished
 from tests.kube.test_client import serving
 
 KUBECONFIG = """
@@ -83,6 +87,33 @@ async def test_with_one_it_starts_as_it_was_told_last_and_goes_on(
     assert heard[0].report.extended_resources, "the file's own settings stay"
     assert (told.node, [one.hash for one in told.objects]) == ("n1", ["h2"])
     await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("act", "serve", "lent"),
+    [
+        (Act.ON, (), True),
+        (Act.DRY_RUN, (), False),
+        (Act.DRY_RUN, ("pod-resources",), False),
+        (Act.DRY_RUN, ("advisor",), True),  # a stock QRM plugin carries it out
+        (Act.OFF, ("advisor",), False),
+    ],
+)
+async def test_a_node_lends_only_where_somebody_takes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: Act, serve: tuple[Any, ...], lent: bool
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(KUBECONFIG.format("http://127.0.0.1:1"))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    config = Config(
+        report=ReportConfig(extended_resources=True), sockets=SocketsConfig(serve=serve, advisor_dir=str(tmp_path))
+    )
+    cluster = Cluster("n1", None)
+    cluster.open({}, config, fits)
+    async with AsyncExitStack() as stack:
+        (written,) = [one for one in await cluster.join(config, act, None, stack) if isinstance(one, ExtendedResources)]
+        written.publish(finished())
+        assert any(written._wanted.values()) is lent
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ AGENT: Sequence[Rule] = (
 )  # fmt: skip
 CONTROLLER: Sequence[Rule] = (
     ("", ("nodes",), ("get", "list", "watch")),
+    ("", ("nodes/status",), ("patch",)),
     ("", ("pods",), ("list", "watch")),
     ("", ("pods/eviction",), ("create",)),
     ("coordination.k8s.io", ("leases",), ("get", "create", "patch")),

@@ -152,7 +152,8 @@ def test_an_object_that_cannot_stand_stops_its_kind(spec: dict[str, object], rea
     assert message in told
     assert result.entries == {}
     assert said(result, "g") == ("Normal", "not rolled out while kat/bad cannot stand")
-    assert "currentHash" not in result.statuses["kat/g"], "it goes with the counts of nodes, which stay as they were"
+    assert "targetNodes" not in result.statuses["kat/g"], "the counts of nodes stay as they were"
+    assert "currentHash" not in result.statuses["kat/bad"], "what cannot stand has none"
 
 
 def test_a_configuration_that_is_none_has_no_hash() -> None:
@@ -276,6 +277,14 @@ def test_status_counts_what_is_and_not_what_is_meant() -> None:
     bad = plan(known([made("g", {"priority": "x"}, status=written)], nodes), NOW + 600)
     assert bad.statuses["kat/g"]["conditions"][0]["lastTransitionTime"] == "2026-01-31T12:10:00Z"
     assert "targetNodes" not in bad.statuses["kat/g"], "what is not known is not written"
+
+
+def test_an_object_says_what_it_has_become_although_another_holds_it_up() -> None:
+    status = {"currentHash": hash_of({"x": 1}, {}), "observedGeneration": 2, "targetNodes": 4}
+    edited, bad = made("g", config={"x": 2}, status=status), made("bad", {"priority": "x"})
+    found = plan(known([edited, bad], NODES), NOW).statuses["kat/g"]
+    assert (found["currentHash"], found["observedGeneration"]) == (hash_of({"x": 2}, {}), 3)
+    assert "targetNodes" not in found
 
 
 @pytest.mark.parametrize(

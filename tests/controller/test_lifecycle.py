@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from controller.config import HealthConfig
 from controller.kinds import Cnr, CnrSpec, Condition, Pod, PodSpec, PodStatus
-from controller.lifecycle.health import Agent, Halt, Judged, disruption, judge, look, with_taint, without_taint
+from controller.lifecycle.health import (
+    Agent,
+    Halt,
+    Judged,
+    disruption,
+    judge,
+    look,
+    of_these,
+    with_taint,
+    without_taint,
+)
 from controller.lifecycle.mirror import Mirrored, mirror, orphans
 from controller.lifecycle.turns import Turns
 from controller.lifecycle.victims import victims
@@ -205,6 +215,54 @@ def test_too_many_at_once_halt_both_but_nobody_stays_tainted_for_it() -> None:
 )  # fmt: skip
 def test_disruption(unwell: int, nodes: int, expected: Halt) -> None:
     assert disruption(unwell, nodes, 0.2) is expected
+
+
+@pytest.mark.parametrize("nodes", range(1, 11))
+def test_a_roll_out_of_the_agents_is_no_disaster_and_moves_nobody(nodes: int) -> None:
+    """Each node in turn is without its agent for 90 s; of one to ten nodes a tenth is one node."""
+    now_s, judged = NOW, Judged(at_s=NOW)
+    names = [f"n{number}" for number in range(nodes)]
+    for away in names:
+        for _ in range(18):
+            now_s += 5
+            states = {(name, "x"): GONE if name == away else Agent.READY for name in names}
+            judged = judge(states, judged, dict.fromkeys(names, Cnr()), CONFIG, now_s=now_s, fresh=True)
+            assert (judged.halt, judged.taint, judged.away, judged.evict) == (Halt.NONE, (), (), ())
+
+
+@pytest.mark.parametrize(
+    ("nodes", "most"),
+    [(1, 0), (2, 1), (3, 2), (4, 2), (5, 2), (6, 2), (7, 2), (8, 2), (9, 2), (10, 2), (15, 3), (20, 4)],
+)
+def test_how_many_agents_may_be_gone_for_their_nodes_to_be_emptied(nodes: int, most: int) -> None:
+    emptied = []
+    for gone in range(1, nodes + 1):
+        unwell = {f"u{number}": GONE for number in range(gone)}
+        judged = of(unwell, well=nodes - gone, ago=dict.fromkeys(unwell, 30))
+        assert set(judged.evict) == set(judged.taint) in (set(), set(unwell))
+        emptied += [gone] if judged.evict else []
+    assert emptied == list(range(1, most + 1))
+
+
+def test_those_that_have_just_gone_are_no_disaster_and_those_that_stay_away_are() -> None:
+    unwell = {f"u{number}": GONE for number in range(5)}
+    ago = {"u0": 12.0, **dict.fromkeys(list(unwell)[1:], 1.9)}
+    assert (of(unwell, well=5, ago=ago).halt, of(unwell, well=5, ago=ago).taint) == (Halt.NONE, ("u0",))
+    ago |= {"u1": 2.0, "u2": 2.0}
+    assert (of(unwell, well=5, ago=ago).halt, of(unwell, well=5, ago=ago).taint) == (Halt.PARTIAL, ())
+
+
+def test_reclaimed_pods_are_kept_away_for_as_long_as_the_agent_is_gone() -> None:
+    assert of({"a": GONE}, ago={"a": 10}).away == ("a",)
+    judged = of({"a": GONE}, ago={"a": 30}, cnrs={"a": tainted(20)})
+    assert (judged.taint, judged.away) == ((), ("a",)), "an agent that is half alive may have promised anew"
+    assert of({"a": GONE}, ago={"a": 9.9}).away == ()
+
+
+def test_a_node_that_was_made_anew_under_its_name_was_never_unwell() -> None:
+    judged = Judged(at_s=NOW, unwell_since_s={"a": NOW - 19 * MIN, "b": NOW - 19 * MIN, "c": NOW})
+    found = of_these(judged, {"a": "u1", "b": "u2", "c": "u3"}, {"a": "u1", "b": "u9"})
+    assert found.unwell_since_s == {"a": NOW - 19 * MIN}
 
 
 def test_taints_of_others_stay() -> None:

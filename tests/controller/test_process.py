@@ -17,7 +17,7 @@ from api.controller_catalogue import CONTROLLER_BY_NAME
 from cli.controller import controller
 from controller.config import Config
 from controller.http import application
-from controller.kinds import NODES
+from controller.kinds import NODES, Node
 from controller.metrics import Exposition
 from controller.settings import parse
 from controller.tally import Tally
@@ -27,7 +27,7 @@ from kube.client import Client
 from kube.credentials import Access, Credentials
 from kube.errors import ApiError, Unreachable
 from kube.informer import Informer
-from kube.objects import Bare, Meta
+from kube.objects import Meta
 from kube.pace import Backoff
 from kube.queue import WorkQueue
 
@@ -98,7 +98,7 @@ async def test_what_it_says_over_http() -> None:
             await client.get(NODES, "n1")
         exposition = Exposition(tally, client)
         informer = Informer(client, NODES)
-        informer.wrote(Bare(metadata=Meta(name="n1", resource_version="1")))
+        informer.store.put("n1", Node(metadata=Meta(name="n1", resource_version="1")))
         queue: WorkQueue[str] = WorkQueue(lambda: 0.0)
         queue.add("n1")
         exposition.watch([informer, informer], {"lifecycle": queue})

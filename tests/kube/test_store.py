@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kube.objects import Bare, Meta
-from kube.store import Change, Store
+from kube.store import Change, Store, followed
 
 
 def one(name: str, version: str, node: str = "") -> Bare:
@@ -37,6 +38,25 @@ def test_the_same_version_is_no_change_and_an_unknown_deletion_none() -> None:
     assert store.put("a", one("a", "1")) is not None
     assert store.put("a", one("a", "1")) is None
     assert store.drop("b") is None
+
+
+@pytest.mark.parametrize(
+    ("known", "written", "expected"),
+    [
+        (("u1", "9"), ("u1", "10"), True),
+        (("u1", "10"), ("u1", "10"), False),
+        (("u1", "11"), ("u1", "10"), False),  # the watch has told of a later write
+        (None, ("u1", "10"), False),  # it was deleted meanwhile, and would stay for ever
+        (("u2", "9"), ("u1", "10"), False),  # and another has its name
+        (("u1", "x"), ("u1", "10"), True),
+    ],
+)
+def test_an_answer_to_a_write_counts_where_nothing_newer_is_known(
+    known: tuple[str, str] | None, written: tuple[str, str], expected: bool
+) -> None:
+    made = [None if it is None else Bare(metadata=Meta(uid=it[0], resource_version=it[1])) for it in (known, written)]
+    assert made[1] is not None
+    assert followed(made[0], made[1]) is expected
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["", "n1", "n2", None]))))

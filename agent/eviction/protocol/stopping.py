@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent.eviction.situation import USUAL_GRACE_S
+from agent.eviction.situation import grace_of
 from agent.eviction.ways import LEAST_GRACE_S, REFUSED_WAIT_S, Answer, Fate, Sight
 from agent.rpc import NotOffered, Peer, Refused
 from agent.sense.cri import joined
@@ -20,6 +20,8 @@ from api.pods import Pod
 from api.ports import Unavailable
 from api.proto import cri_runtime_pb2 as wire
 
+MOST_GRACE_S = 600.0
+"""Of pods that ask for hours: one that is waited for takes one of few turns, and the node is in trouble now."""
 SLACK_S = 10.0
 """After the grace a runtime kills, and takes a while for it."""
 _SERVICE = wire.DESCRIPTOR.services_by_name["RuntimeService"]
@@ -35,7 +37,7 @@ class ContainerWay:
 
     async def ask(self, pod: Pod, grace_s: float | None) -> Answer:
         """Stop all containers of the pod that run, at the same time."""
-        seconds = max(LEAST_GRACE_S, math.ceil(USUAL_GRACE_S if grace_s is None else grace_s))
+        seconds = max(LEAST_GRACE_S, math.ceil(min(grace_of(pod, grace_s), MOST_GRACE_S)))
         try:
             looked = await self._look()
             running = {name: one.id for (uid, name), one in looked.running.items() if uid == pod.uid}
@@ -51,10 +53,14 @@ class ContainerWay:
             # Whoever refuses is just starting or removing that container.
             held = Held.BUSY if isinstance(error, Refused) else Held.UNREACHABLE
             return Answer(fate=Fate.HELD, held=held, text=error.reason)
-        del self._meant[pod.uid]
+        self.forget(pod)
         if pod.uid not in looked.sandboxes:
             return Answer(fate=Fate.GONE)
         return Answer(fate=Fate.DONE, text=f"Successfully kill container {', '.join(sorted(meant)) or '(none ran)'}")
+
+    def forget(self, pod: Pod) -> None:
+        """As Way says: for the next wish all that runs then is meant."""
+        self._meant.pop(pod.uid, None)
 
     async def look(self, pod: Pod) -> Sight | None:
         """Only whether the pod is there: nobody is told to end here."""

@@ -31,8 +31,9 @@ class Offered:
     name, form = "offered-report", "socket"
     lost_events = None
 
-    def __init__(self, directory: Path) -> None:
-        """Where that agent looks for plugins."""
+    def __init__(self, directory: Path, *, lends: bool = True) -> None:
+        """Where that agent looks for plugins; it is offered nothing unless this node `lends`."""
+        self._lends = lends
         self._content = wire.GetReportContentResponse()
         self._changed = asyncio.Event()
         self._introduced = Introduced(Card(kind="ReporterPlugin", name=NAME))
@@ -41,7 +42,7 @@ class Offered:
 
     def publish(self, finished: Round) -> None:
         """Take what this round advertises; never waits. What is not known yet leaves everything as it is."""
-        status = ours(finished, metrics=False).status
+        status = ours(finished, metrics=False, lends=self._lends).status
         if status is None:
             return
         content = _content(status.resources, status.topology_zone or ())

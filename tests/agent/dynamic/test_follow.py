@@ -15,8 +15,9 @@ from aiohttp import web
 
 from agent.config import Config
 from agent.dynamic import follow
-from agent.dynamic.follow import Follower, Rules
+from agent.dynamic.follow import Follower, Rules, moved_on
 from agent.dynamic.saved import ObeyedFile
+from kube.objects import Dynamic, Meta
 from kube.pace import Backoff
 from tests.kube.test_client import asking, says
 
@@ -145,6 +146,44 @@ async def test_a_restart_fetches_nothing_that_it_has(tmp_path: Path) -> None:
         await until(lambda: follower.problem() is None, "heard of")
         await asyncio.sleep(0.05)
     assert (configs, len(cluster.asked)) == ([], 1)
+
+
+VALID, INVALID = ([{"type": "Valid", "status": status}] for status in ("True", "False"))
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ({}, False),
+        ({"conditions": VALID}, False),
+        ({"currentHash": "h1"}, False),
+        ({"currentHash": "h1", "observedGeneration": 4, "conditions": VALID}, False),
+        ({"currentHash": "h2", "observedGeneration": 4, "conditions": VALID}, True),
+        ({"currentHash": "h1", "observedGeneration": 3, "conditions": VALID}, True),
+        ({"currentHash": "h1", "observedGeneration": 4, "conditions": INVALID}, True),
+    ],
+)
+def test_whether_an_object_says_what_a_node_is_told(status: dict[str, Any], expected: bool) -> None:
+    assert moved_on(Dynamic(metadata=Meta(name="all", generation=4), status=status), "h1") is expected
+
+
+async def test_a_node_that_lost_what_it_was_told_does_not_get_the_content_of_canaries_before_its_turn(
+    tmp_path: Path,
+) -> None:
+    cluster = Cluster()
+    cluster.say(enableReclaim=False)
+    cluster.objects[OBJECT]["status"] = {"currentHash": "h2"}
+    cluster.tell("h1")
+    async with following(cluster, rules(tmp_path)) as (follower, configs):
+        await until(lambda: follower.problem() is not None, "it says so")
+        problem = follower.problem()
+        assert problem is not None
+        assert "it says something else by now than the h1 that this node is told" in problem.reason
+        assert configs == [], "nothing of it is obeyed"
+        cluster.tell("h2")
+        await until(lambda: configs, "its turn comes")
+        assert configs[-1].advisor.enable_reclaim is False
+        assert follower.problem() is None
 
 
 async def test_a_bad_object_and_one_that_is_not_there_are_said_and_the_last_good_one_stands(

@@ -54,6 +54,8 @@ def test_a_wish_is_kept_while_the_pod_counts_as_gone_or_is_held(now_s: int, held
 @pytest.mark.parametrize(
     ("now_s", "judged", "settings", "skipped", "why"),
     [
+        (1, found(Met.HARD), {"plugins": ("oomd-pressure",)}, "", f"{RSS} does not judge any more"),
+        (1, found(Met.HARD), {"plugins": ()}, "", f"{RSS} does not judge any more"),
         (100, found(Met.HARD), {}, "", None),
         (100, found(Met.SOFT), {}, "", None),
         # It counts as gone until then, so that its plugin finds nothing wrong.
@@ -69,8 +71,31 @@ def test_who_is_held_stays_once_its_plugin_finds_nothing(
     now_s: int, judged: Evictions, settings: dict[str, object], skipped: str, why: str | None
 ) -> None:
     batch = pod("batch", annotations={skipped: "true"} if skipped else {})
-    names = list(over(WISH, ["default/batch"], judged, [batch], EvictionConfig(**settings), now_s * S))  # type: ignore[arg-type]
+    given = EvictionConfig(**{"plugins": (RSS,), **settings})  # type: ignore[arg-type]
+    names = list(over(WISH, ["default/batch"], judged, [batch], given, now_s * S))
     assert names == ([] if why is None else [("default/batch", why)])
+
+
+def test_what_a_plugin_at_a_socket_wished_is_over_once_it_is_gone() -> None:
+    wish = {"default/batch": Wish(plugin="theirs", until_ns=100 * S)}
+    config = EvictionConfig(plugin_sockets="/run/plugins")
+    there, silent, gone = found(Met.HARD, "theirs"), found(Met.NOT_MET, "theirs"), Evictions()
+    assert list(over(wish, ["default/batch"], there, [BATCH], config, S)) == []
+    assert list(over(wish, ["default/batch"], silent, [BATCH], config, S)) == [], "it may only be slow"
+    assert list(over(wish, ["default/batch"], gone, [BATCH], config, S)) == [
+        ("default/batch", "theirs does not judge any more")
+    ]
+
+
+def test_rounds_withdraw_a_pod_at_once_whose_plugin_is_switched_off() -> None:
+    killer = Remembering()
+    evictor = Evictor(config(RSS), killer)
+    evictor.turn(sizes(100, batch=200, web=1), None, None, Remembered(), 100 * S)
+    killer.leaving, killer.held = frozenset(), {"default/batch": Held.UNREACHABLE}
+    evictor.obey(config())
+    shown = evictor.turn(sizes(106, batch=200, web=1), None, None, Remembered(), 106 * S)
+    assert shown.thresholds == ()
+    assert killer.withdrawn == [("default/batch", f"{RSS} does not judge any more")]
 
 
 def test_what_nobody_remembers_is_withdrawn() -> None:

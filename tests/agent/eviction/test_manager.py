@@ -324,6 +324,34 @@ def test_conditions_outlive_their_threshold_by_five_minutes() -> None:
     assert result[0].conditions[0].condition.effects == ("NoSchedule",)
 
 
+@pytest.mark.parametrize(
+    "after",
+    [config(), config(RECLAIMED), config(SYSTEM, dry_run=(SYSTEM,)), config(SYSTEM, dry_run=("*",))],
+)
+def test_a_plugin_that_is_switched_off_shows_no_condition_any_more_and_counts_anew(after: EvictionConfig) -> None:
+    pods = [pod("a")]
+    first, memory = judge(free_memory(100, pods), EvictionMemory(), config(SYSTEM))
+    assert [each.condition.name for each in first.conditions] == ["MemoryPressure"]
+    then, memory = judge(free_memory(105, pods), memory, after)
+    assert then.conditions == ()
+    assert [victim for victim in then.victims if not victim.dry_run] == []
+    again, _ = judge(free_memory(110, pods), memory, config(SYSTEM))
+    assert [each.since_ns // 10**9 for each in again.conditions] == [110]
+
+
+def test_a_condition_of_a_plugin_at_a_socket_outlives_its_socket_for_as_long_as_any() -> None:
+    finding = Finding(
+        threshold=judged("theirs", Met.HARD, "s", value=1, observed=2, condition="TheirPressure", text="t")
+    )
+    given = config(plugin_sockets="/run/plugins")
+    first, memory = judge(situation(100, [pod("a")]), EvictionMemory(), given, (finding,))
+    names = [[each.condition.name for each in first.conditions]]
+    for at_s in (105, 400, 405):
+        later, memory = judge(situation(at_s, [pod("a")]), memory, given)
+        names.append([each.condition.name for each in later.conditions])
+    assert names == [["TheirPressure"], ["TheirPressure"], ["TheirPressure"], []]
+
+
 def test_a_dry_run_shows_whom_it_would_take_and_no_condition() -> None:
     """Once in 45 s, and nobody in the place of one who is still there."""
     pods = [pod("a"), pod("b")]

@@ -200,6 +200,19 @@ def test_an_agent_that_decides_nothing_lends_nothing() -> None:
     assert len(found.topology_zone or ()) == 2
 
 
+def test_a_dry_run_shows_the_node_and_lends_nothing_of_it() -> None:
+    dry = msgspec.structs.replace(finished(), act=Act.DRY_RUN)
+    lent, shown = ours(dry, metrics=False).status, ours(dry, metrics=False, lends=False).status
+    assert lent is not None
+    assert shown is not None
+    assert (lent.resources is None, shown.resources) == (False, None)
+    text = msgspec.json.encode(shown.topology_zone).decode()
+    assert '"memory"' in text
+    assert '"allocatable":{"resource.katalyst' not in text
+    filling = Headroom(verdict=VERDICT)
+    assert ours(finished(filling), metrics=False, lends=False).status is not None, "what was lent before is taken back"
+
+
 def test_a_round_that_failed_leaves_what_was_said() -> None:
     assert ours(msgspec.structs.replace(finished(advice=None), act=Act.ON), metrics=True).status is None
 

@@ -356,6 +356,48 @@ async def test_extended_resources_are_written_again_for_the_kubelet_may_have_set
         assert "report.extendedResources: false" in problem.remedy
 
 
+async def test_a_dry_run_takes_back_what_the_agent_before_it_promised_on_the_node() -> None:
+    server = Server()
+    async with asking(server.answer) as client:
+        writer, now_s = ExtendedResources(client, "n1", lends=False), time.monotonic()
+        await writer.look(now_s)
+        assert server.told == []
+        writer.publish(quiet())
+        await writer.look(now_s)
+        nothing = {"resource.katalyst.kubewharf.io/reclaimed_millicpu": None, RECLAIMED_MEMORY: None}
+        assert server.told == [("PATCH", NODE, {"status": {"capacity": nothing, "allocatable": nothing}})]
+
+
+async def test_an_agent_that_judges_nothing_any_more_promises_nothing_anew() -> None:
+    server = Server()
+    async with asking(server.answer) as client:
+        writer, now_s = ExtendedResources(client, "n1"), time.monotonic()
+        writer.publish(quiet())
+        for look in range(60):
+            await writer.look(now_s + 5 * look)
+        assert len(server.told) == 2, "at once and after half a minute, and not after a minute without a round"
+        writer.publish(quiet())
+        await writer.look(now_s + 300)
+        assert len(server.told) == 3
+
+
+async def test_in_a_dry_run_what_others_say_stays_theirs() -> None:
+    server = Server()
+    server.held.append(("katalyst-agent", ".status.topologyPolicy"))
+    async with asking(server.answer) as client:
+        writer, now_s = CnrWriter(client, "n1", metrics=False, lends=False), time.monotonic()
+        writer.publish(quiet())
+        await writer.look(now_s)
+        assert (server.told, server.held, writer.problem()) == (
+            [],
+            [("katalyst-agent", ".status.topologyPolicy")],
+            None,
+        )
+        server.held.clear()
+        await writer.look(now_s + 500)
+        assert server.paths() == ["spec", "/status"]
+
+
 async def test_who_ends_takes_what_was_lent_away_from_the_node(caplog: pytest.LogCaptureFixture) -> None:
     server = Server()
     async with asking(server.answer) as client:

@@ -61,6 +61,9 @@ def test_a_pod_has_the_containers_that_run_and_what_they_ask_for(cgroups: Cgroup
     assert (only.name, only.cgroup, only.sidecar) == ("main", main, False)
     assert (only.cpu_request_cores, only.memory_request_bytes) == (0.5, 64 << 20)
     assert only.cpu_limit_cores is None, "Kubernetes takes a limit of 0 for none"
+    assert web.grace_s is None
+    patient = joined(cgroups, [pod("web", terminationGracePeriodSeconds=90)])
+    assert [each.grace_s for each in patient.pods()] == [90.0]
 
 
 def test_a_new_pod_is_there_before_its_containers(cgroups: Cgroups) -> None:

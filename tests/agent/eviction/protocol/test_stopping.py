@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.eviction.asking import AskingKiller
 from agent.eviction.protocol.stopping import ContainerWay
 from agent.eviction.ways import Fate
 from agent.rpc import Refusal, Server, Service, serve
-from api.evictions import Held
+from api.evictions import Held, KillReason
 from api.pods import Pod
 from api.proto import cri_runtime_pb2 as wire
 from api.qos import QoSLevel
@@ -39,8 +41,8 @@ class Runtime(Containerd):
         return wire.StopContainerResponse()
 
 
-def pod(name: str = "web", uid: str = "uid-web") -> Pod:
-    return Pod(uid=uid, namespace="shop", name=name, qos=QoSLevel.RECLAIMED, containers=())
+def pod(name: str = "web", uid: str = "uid-web", own_s: float | None = None) -> Pod:
+    return Pod(uid=uid, namespace="shop", name=name, qos=QoSLevel.RECLAIMED, containers=(), grace_s=own_s)
 
 
 def runtime() -> Runtime:
@@ -52,13 +54,26 @@ def runtime() -> Runtime:
     return made
 
 
-@pytest.mark.parametrize(("grace_s", "sent"), [(None, 30), (0.0, 1), (7.2, 8)])
+@pytest.mark.parametrize(
+    ("own_s", "grace_s", "sent"),
+    [
+        (None, None, 30),
+        (None, 0.0, 1),
+        (None, 7.2, 8),
+        (90.0, None, 90),
+        (90.0, 5.0, 5),
+        (5.0, 60.0, 60),
+        (0.0, None, 1),
+        (1e9, None, 600),
+        (None, 2.0**31, 600),
+    ],
+)
 async def test_containers_of_the_pod_that_run_are_stopped_with_its_grace(
-    tmp_path: Path, grace_s: float | None, sent: int
+    tmp_path: Path, own_s: float | None, grace_s: float | None, sent: int
 ) -> None:
     made = runtime()
     server = await made.begin(tmp_path / "c.sock")
-    answer = await ContainerWay(tmp_path / "c.sock", 5).ask(pod(), grace_s)
+    answer = await ContainerWay(tmp_path / "c.sock", 5).ask(pod(own_s=own_s), grace_s)
     assert (answer.fate, answer.text) == (Fate.DONE, "Successfully kill container main, mesh")
     assert sorted(made.stopped) == [("aa", sent), ("bb", sent)]
     await server.stop()
@@ -93,6 +108,30 @@ async def test_a_container_that_came_while_the_runtime_refused_stays(tmp_path: P
     assert made.stopped == [("bb", 5)]
     assert (await way.ask(pod(), 5)).fate is Fate.DONE
     assert sorted(made.stopped) == [("bb", 5), ("bb", 5), ("ee", 5)], "for another wish all that runs is meant"
+    await server.stop()
+
+
+async def test_a_wish_that_was_given_up_leaves_nothing_of_it_to_the_next(tmp_path: Path) -> None:
+    """The runtime refuses, the trouble ends and the pod stays; an hour later it has other containers and has to leave."""
+    made = runtime()
+    made.refuses = True
+    server = await made.begin(tmp_path / "c.sock")
+    way = ContainerWay(tmp_path / "c.sock", 5)
+    killer = AskingKiller(lambda _: way)
+    killer.evict(pod(), 5, "trouble")
+    while not killer.held:
+        await asyncio.sleep(0.01)
+    killer.withdraw("shop/web", "it is over")
+    while killer.held:
+        await asyncio.sleep(0.01)
+    assert [each.reason for each in killer.outcomes()] == [KillReason.FAILED, KillReason.CANCELLED]
+    made.refuses = False
+    for old in ("aa", "bb"):
+        del made.containers[old]
+    made.run("web", "main", "ee")
+    answer = await way.ask(pod(), 5)
+    assert (answer.text, made.stopped) == ("Successfully kill container main", [("ee", 5)])
+    killer.close()
     await server.stop()
 
 

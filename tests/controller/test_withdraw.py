@@ -1,0 +1,114 @@
+"""What is taken back of each kind of object, and how the command says what is wrong; on a real API server: tests/cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from api.crds.kinds import KINDS
+from cli.withdraw import withdraw as command
+from controller.kcc.owners import FINALIZER as KCC_FINALIZER
+from controller.kcc.targets import FINALIZER, OLD_FINALIZERS
+from controller.kinds import CnrSpec, Node, NodeSpec, NodeStatus
+from controller.lifecycle.health import with_taint
+from controller.withdraw import Cnr, everything, of_configuration, of_node, of_resource, workload
+from kube.objects import Bare, Meta
+
+META = Meta(name="n1", resource_version="7")
+AS_OF = {"resourceVersion": "7"}
+PRESSURE = {"key": "node.katalyst.kubewharf.io/MemoryPressure", "effect": "NoSchedule"}
+THEIRS = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule", "extra": "1"}
+MILLICPU, MEMORY = (f"resource.katalyst.kubewharf.io/reclaimed_{name}" for name in ("millicpu", "memory"))
+
+
+@pytest.mark.parametrize(
+    ("finalizers", "kept"),
+    [
+        ((), None),
+        (("someone/else",), None),
+        ((FINALIZER,), []),
+        ((KCC_FINALIZER, "someone/else"), ["someone/else"]),
+        ((*OLD_FINALIZERS, FINALIZER), []),
+    ],
+)
+def test_finalizers_of_others_stay(finalizers: tuple[str, ...], kept: list[str] | None) -> None:
+    found = Bare(metadata=Meta(name="all", namespace="kat", resource_version="7", finalizers=finalizers))
+    assert of_configuration(found) == ([] if kept is None else [({"metadata": {**AS_OF, "finalizers": kept}}, "")])
+
+
+@pytest.mark.parametrize(
+    ("taints", "status", "steps"),
+    [
+        ((), {}, []),
+        ((THEIRS,), {"conditions": [{}], "topologyPolicy": "None"}, []),
+        ((PRESSURE, THEIRS), {}, [({"metadata": AS_OF, "spec": {"taints": [THEIRS]}}, "")]),
+        (tuple(with_taint(Cnr(), 0)), {}, [({"metadata": AS_OF, "spec": {"taints": []}}, "")]),
+        (
+            (),
+            {"resources": {}, "topologyZone": [], "conditions": []},
+            [({"status": {"resources": None, "topologyZone": None}}, "status")],
+        ),
+    ],
+)
+def test_of_a_custom_node_resource(
+    taints: tuple[Mapping[str, Any], ...], status: Mapping[str, Any], steps: list[Any]
+) -> None:
+    assert of_resource(Cnr(metadata=META, spec=CnrSpec(taints=taints), status=status)) == steps
+
+
+def test_of_a_node() -> None:
+    whole = {MILLICPU: "4000", MEMORY: "1", "cpu": "8"}
+    found = Node(
+        metadata=META,
+        spec=NodeSpec(taints=(THEIRS, PRESSURE)),
+        status=NodeStatus(capacity=whole, allocatable={"cpu": "8", MILLICPU: "0"}),
+    )
+    nothing = {MILLICPU: None, MEMORY: None}
+    assert of_node(found) == [
+        ({"metadata": AS_OF, "spec": {"taints": [THEIRS]}}, ""),
+        ({"status": {"capacity": nothing, "allocatable": nothing}}, "status"),
+    ]
+    assert of_node(Node(metadata=META, status=NodeStatus(capacity={"cpu": "8"}))) == []
+
+
+def test_every_kind_of_configuration_is_looked_through() -> None:
+    group = "config.katalyst.kubewharf.io"
+    kinds = {kind.plural for kind in KINDS if kind.group == group and kind.plural != "customnodeconfigs"}
+    looked = [resource.plural for resource, _ in everything()]
+    assert sorted(looked) == sorted([*kinds, "customnoderesources", "nodes"])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "daemonset", "daemonset/a", "daemonset/a/b/c", "pod/a/b", "daemonset/a/..", "deployment//a"]
+)
+def test_what_names_no_workload(text: str) -> None:
+    with pytest.raises(ValueError):
+        workload(text)
+
+
+def test_what_names_one() -> None:
+    resource, key = workload("daemonset/dioptase/dioptase-agent")
+    assert resource.path(key) == "/apis/apps/v1/namespaces/dioptase/daemonsets/dioptase-agent"
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "said"),
+    [
+        (
+            ["--stop", "pod/a/b"],
+            2,
+            "--stop: 'pod/a/b' is none; write daemonset/NAMESPACE/NAME or deployment/NAMESPACE/NAME",
+        ),
+        (["--timeout", "nan"], 2, "no number of seconds"),
+        ([], 1, "kubeconfig: current-context: is not set"),
+    ],
+)
+def test_the_command_says_what_is_wrong(tmp_path: Path, options: list[str], status: int, said: str) -> None:
+    (tmp_path / "kubeconfig").write_text("{}")
+    result = CliRunner().invoke(command, options, env={"KUBECONFIG": str(tmp_path / "kubeconfig")})
+    assert result.exit_code == status
+    assert said in result.output
