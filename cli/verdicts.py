@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agent.sense.fields import PERIOD_NS, Cadence
+from agent.sense.cadence import PERIOD_NS, Cadence
 from api.knobs import Verdict
 from cli import words
 

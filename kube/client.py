@@ -30,6 +30,11 @@ SLACK_S = 30.0
 """A watch that the server does not end when it was asked to is broken."""
 DEAD_S = 30
 """A peer that acknowledges nothing for so long is gone: else a watch of a machine that lost power waits for minutes."""
+ALIVE = {
+    "TCP_KEEPIDLE": DEAD_S // 2, "TCP_KEEPALIVE": DEAD_S // 2, "TCP_KEEPINTVL": DEAD_S // 6, "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": DEAD_S * 1000,
+}  # fmt: skip
+"""Options of a connection by the names that Linux and macOS have for them; those that a system lacks are left out."""
 LARGEST_BYTES = 256 << 20
 MOST_TRIES = 4
 LONGEST_WAIT_S = 10.0
@@ -375,8 +380,7 @@ def _socket(address: tuple[Any, ...]) -> socket.socket:
     made = socket.socket(family, kind, protocol)
     made.setblocking(False)  # noqa: FBT003 - the standard library's
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, DEAD_S // 2)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, DEAD_S // 6)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_S * 1000)
+    for name, value in ALIVE.items():
+        if hasattr(socket, name):
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return made

@@ -103,13 +103,18 @@ def find(
         return kubeconfig([Path(part) for part in listed.split(os.pathsep) if part], check)
     if environment.get("KUBERNETES_SERVICE_HOST"):
         return in_cluster(environment, service_account)
-    home = Path(environment.get("HOME", "/root")) / ".kube/config"
+    home = usual(environment)
     if home.exists():
         return kubeconfig([home], check)
     raise Unavailable(
         f"no API server is known: KUBECONFIG is not set, this is no pod, and there is no {home}",
         "set KUBECONFIG to a kubeconfig file, or run in a pod that has a service account",
     )
+
+
+def usual(environment: Mapping[str, str]) -> Path:
+    """Where kubectl looks where it was told nothing; on Windows HOME has another name."""
+    return Path(environment.get("HOME") or environment.get("USERPROFILE") or "/root") / ".kube/config"
 
 
 def in_cluster(environment: Mapping[str, str], service_account: Path = SERVICE_ACCOUNT) -> Access:

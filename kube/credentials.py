@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import mkstemp
 
 import msgspec
 
@@ -185,7 +186,7 @@ def _context(parts: Credentials) -> ssl.SSLContext:
             raise Unavailable(f"{parts.authority.named()}: has no certificates", "write PEM certificates") from error
     if parts.certificate is not None and parts.key is not None:
         certificate, key = parts.certificate.read(), parts.key.read()
-        with _in_memory(certificate) as one, _in_memory(key) as other:
+        with _held(certificate) as one, _held(key) as other:
             try:
                 # The callback keeps OpenSSL from asking for the password of an encrypted key on the terminal.
                 context.load_cert_chain(one, other, password=lambda: "")
@@ -199,14 +200,31 @@ def _context(parts: Credentials) -> ssl.SSLContext:
 
 
 @contextmanager
-def _in_memory(content: bytes) -> Iterator[str]:
-    """A path to these bytes that is on no disk: OpenSSL takes certificates by path alone, and a key belongs to nobody else."""
-    fd = os.memfd_create("pem", os.MFD_CLOEXEC)
+def _held(content: bytes) -> Iterator[str]:
+    """A path to these bytes, for as long as it takes: OpenSSL takes certificates by path alone, and a key belongs to nobody
+    else. It is on no disk where the system has files in memory, and only Linux does."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("pem")
+        try:
+            os.write(fd, content)
+            yield f"/proc/self/fd/{fd}"
+        finally:
+            os.close(fd)
+    else:
+        with on_disk(content) as path:
+            yield path
+
+
+@contextmanager
+def on_disk(content: bytes) -> Iterator[str]:
+    """The same in a file that only its owner may read, and that is gone afterwards."""
+    fd, path = mkstemp(suffix=".pem")
     try:
-        os.write(fd, content)
-        yield f"/proc/self/fd/{fd}"
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+        yield path
     finally:
-        os.close(fd)
+        Path(path).unlink()
 
 
 def _plain(part: Material) -> str:

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from agent.hierarchy import Hierarchy
 from agent.sense import filesystems, topology
-from agent.sense.fields import Cadence, Source, sources
+from agent.sense.cadence import Cadence
+from agent.sense.fields import Source, sources
 from agent.sense.machine import read_machine
 from agent.sense.node import SOURCES, NodeSource
 from agent.sense.node_files import NodeFiles

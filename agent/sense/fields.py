@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent.hierarchy import Hierarchy
 from agent.sense import group_files, parsers
+from agent.sense.cadence import Cadence
 from api.facts import Limits
 
 Parse = Callable[[bytes], Any]
-
-
-class Cadence(IntEnum):
-    """How often a file is read. Files that are long, or make the kernel add up its CPUs first, need not be read each time."""
-
-    TICK = 0
-    SLOW = 1
-    RARE = 2
-    """What people and agents set. Not kept open either."""
-
-
-PERIOD_NS = {Cadence.TICK: 0, Cadence.SLOW: 5_000_000_000, Cadence.RARE: 30_000_000_000}
 
 
 class Place(NamedTuple):

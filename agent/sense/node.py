@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.sense import disks, filesystems, numa, parsers, power, proc_cpu, proc_memory, proc_net, resctrl
-from agent.sense.fields import PERIOD_NS, Cadence
+from agent.sense.cadence import PERIOD_NS, Cadence
 from agent.sense.machine import read_machine
 from agent.sense.node_files import NodeFiles
 from agent.smallfile import read_small

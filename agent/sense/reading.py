@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from agent.sense.fields import CALM, CLOCK, PERIOD_NS, SHARES, SNAPSHOTS, Cadence, Source, joined
+from agent.sense.cadence import PERIOD_NS, Cadence
+from agent.sense.fields import CALM, CLOCK, SHARES, SNAPSHOTS, Source, joined
 from agent.sense.files import GONE, Budget, KeptFile
 from agent.sense.tree import Group
 from api.ports import Vanished

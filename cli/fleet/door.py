@@ -20,7 +20,7 @@ from cli.fleet.asking import ACCOUNT, Asker, Chosen, fleet_of
 from cli.fleet.members import Member
 from cli.options import Seconds
 from kube.client import Client
-from kube.config import find, kubeconfig
+from kube.config import find, kubeconfig, usual
 from kube.credentials import Access
 
 TIMEOUT_S = 10.0
@@ -40,7 +40,7 @@ class Door(msgspec.Struct, frozen=True, kw_only=True):
     def access(self) -> Access:
         """As kubectl finds it: the option, KUBECONFIG, ~/.kube/config, a pod's own account. Raises Unavailable."""
         listed = os.environ.get("KUBECONFIG", "")
-        home = Path(os.environ.get("HOME", "/root")) / ".kube/config"
+        home = usual(os.environ)
         if self.kubeconfig is not None:
             paths = [self.kubeconfig]
         elif listed:

@@ -19,6 +19,7 @@ OWN = (
     "/var/lib/containerd",
     "/var/lib/kubelet",
     "/var/lib/cni",
+    "/var/lib/dioptase",
     "/var/log/containers",
     "/var/log/pods",
     "/etc/cni",
@@ -111,6 +112,10 @@ class Node:
     def load(self, archive: Path) -> None:
         """Have the images of an archive."""
         self._ctr("images", "import", archive)
+
+    def tag(self, image: str, name: str) -> None:
+        """Give an image that is there a second name."""
+        self._ctr("images", "tag", "--force", image, name)
 
     def _entered(self) -> bool:
         ready = (self.folder / "root/ready").exists()

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 from tests.cluster import audit
@@ -23,7 +24,7 @@ from tests.cluster.daemons import Late, wait
 from tests.cluster.objects import a_pod
 from tests.cluster.server import MERGE, Server
 from tests.cluster.shipped import CHART, IMAGE, TAG, archive, helm
-from tests.cluster.test_rights import rules
+from tests.cluster.test_rights import granted_by, rules
 
 pytestmark = pytest.mark.cluster
 NAMESPACE, RELEASE = "dioptase-system", "dioptase"
@@ -40,6 +41,7 @@ RARE = {
     Asked("", "pods", "get"): "only of a pod that has to leave",
     Asked("", "nodes", "get"): "only before a node is tainted, or objects of one are deleted that is no longer listed",
     Asked("", "nodes", "patch"): "only where something is short",
+    Asked("", "nodes/status", "patch"): "of the controller, only where an agent has been gone for long",
     Asked("", "nodes/finalizers", "update"): "asked for by API servers with OwnerReferencesPermissionEnforcement",
     Asked("", "nodes/pods", "get"): "the kubelet asks for the agent, which is another user's request",
     Asked("", "nodes/configz", "get"): "the same",
@@ -157,6 +159,7 @@ def installed(ours: Cluster, server: Server) -> Iterator[Installed]:
         "image": {"repository": IMAGE, "tag": TAG, "pullPolicy": "Never"},
         "agent": {
             "stateDir": str(state),
+            "extendedResources": True,
             "settings": {
                 "kubelet": {"cgroupRoot": ours.nodes[0].cgroup_root},
                 # Minutes on a real node.
@@ -170,8 +173,8 @@ def installed(ours: Cluster, server: Server) -> Iterator[Installed]:
     server.ask("POST", "/api/v1/namespaces/installed/serviceaccounts", {"metadata": {"name": "scraper"}})
     one.upgrade()
     yield one
+    one.helm("uninstall", RELEASE, "--ignore-not-found", "--wait", "--timeout=240s")
     unconfigured(one)
-    one.helm("uninstall", RELEASE, "--ignore-not-found", "--wait", "--timeout=90s")
     ours.kubectl("delete", "namespace", NAMESPACE, "installed", "--timeout=60s")
     ours.kubectl("delete", "clusterrolebinding", "reader")
 
@@ -185,6 +188,7 @@ def test_agent_and_controller_do_their_work_with_the_shipped_roles(installed: In
         "dynamic-config",
         "cnr",
         "events",
+        "nri",
         "waits",
         "blame",
     }
@@ -316,7 +320,7 @@ def test_configuration_is_rolled_out_to_the_agent(installed: Installed, configur
 
 
 def unconfigured(installed: Installed) -> None:
-    """Take the configuration back while there is a controller, whose finalizers would keep it for ever."""
+    """Take the configuration back, which finalizers would keep for ever if nobody looked after them."""
     for kind in ("adminqosconfigurations", "katalystcustomconfigs"):
         installed.cluster.kubectl("--namespace", "installed", "delete", kind, "--all", "--timeout=30s")
 
@@ -395,20 +399,50 @@ def setting(installed: Installed, name: str) -> Any:
     return next(one["value"] for one in told["settings"] if one["name"] == name)
 
 
+TAINT = {"key": "node.katalyst.kubewharf.io/MemoryPressure", "effect": "NoSchedule"}
+LINUX = {"kubernetes.io/os": "linux"}
+UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule", "qosLevel": "reclaimed_cores"}
+LENT = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
+CNRS = f"/apis/{NODE}/v1alpha1/customnoderesources"
+
+
+@pytest.fixture
+def dead(installed: Installed) -> Iterator[str]:
+    """A node whose agent went without a word: what it wrote, and what the controller wrote of it, is there."""
+    name, server = "dead", installed.server
+    server.ask("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": LINUX}, "spec": {"taints": [TAINT]}})
+    server.ask("PATCH", f"/api/v1/nodes/{name}/status", {"status": {"capacity": {LENT: "4k"}}}, MERGE)
+    wait("its object", lambda: server.refusal("GET", f"{CNRS}/{name}") is None, 20)
+    server.ask("PATCH", f"{CNRS}/{name}", {"spec": {"taints": [UNSCHEDULABLE]}}, MERGE)
+    yield name
+    server.ask("DELETE", f"/api/v1/nodes/{name}")
+    server.refusal("DELETE", f"{CNRS}/{name}")
+
+
 @pytest.mark.long
-def test_after_uninstall_every_cgroup_is_as_it_was(installed: Installed) -> None:
+def test_after_uninstall_every_cgroup_is_as_it_was_and_nothing_is_promised(installed: Installed, dead: str) -> None:
     wait(
         "a change",
         lambda: any(installed.knobs().get(path, text) != text for path, text in installed.before.items()),
         60,
     )
+    wait("what is lent", lambda: LENT in installed.server.ask("GET", "/api/v1/nodes/node1")["status"]["capacity"], 60)
+    held = f"/apis/{CONFIG}/v1alpha1/namespaces/installed"
+    finalizers = installed.server.ask("GET", f"{held}/katalystcustomconfigs/adminqos")["metadata"]["finalizers"]
+    assert len(finalizers) == 1
+    installed.helm("uninstall", RELEASE, "--wait", "--timeout=240s")
+
+    for node in ("node1", dead):
+        found = installed.server.ask("GET", f"/api/v1/nodes/{node}")
+        assert not [one for one in found["spec"].get("taints", ()) if one["key"] == TAINT["key"]]
+        assert LENT not in {**found["status"]["capacity"], **found["status"].get("allocatable", {})}
+        reported = installed.server.ask("GET", f"{CNRS}/{node}")
+        assert not reported["spec"].get("taints")
+        assert not reported.get("status", {}).get("resources", {}).get("allocatable")
+    # Nobody is left to see to finalizers, and there is nothing to see to.
     unconfigured(installed)
-    installed.helm("uninstall", RELEASE, "--wait", "--timeout=90s")
-    wait(
-        "the end of the agent",
-        lambda: not installed.server.ask("GET", f"/api/v1/namespaces/{NAMESPACE}/pods")["items"],
-        90,
-    )
+    pods = installed.server.ask("GET", f"/api/v1/namespaces/{NAMESPACE}/pods")["items"]
+    assert [pod["metadata"]["name"] for pod in pods] == []
 
     def other() -> dict[str, tuple[str, str]]:
         after = installed.knobs()
@@ -420,3 +454,25 @@ def test_after_uninstall_every_cgroup_is_as_it_was(installed: Installed) -> None
         wait("the classes of pods", lambda: not other(), 90)
     assert other() == {}
     assert not (installed.state / "originals.json").exists()
+
+
+def test_who_takes_it_back_had_no_right_too_many_and_is_gone(installed: Installed) -> None:
+    account = f"{RELEASE}-withdraw"
+    made = installed.helm("template", RELEASE, CHART, "--show-only=templates/withdraw.yaml")
+    roles = [
+        one for one in map(msgspec.yaml.decode, made.split("\n---\n")) if one and one["kind"] in ("Role", "ClusterRole")
+    ]
+    rights = {right for role in roles for right in granted_by(role["rules"])}
+    entries = list(audit.entries(installed.cluster.names.run, f"{NAMESPACE}/{account}"))
+    used = {entry.asked for entry in entries}
+    assert used
+    assert used <= rights
+    assert [entry for entry in entries if entry.status == 403] == []
+    assert {
+        right for right in rights - used if not (right.verb == "patch" and re.match(KINDS, right.resource))
+    } == set()
+    rbac = "/apis/rbac.authorization.k8s.io/v1"
+    for path in (f"{rbac}/clusterroles/{account}", f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{account}"):
+        gone = installed.server.refusal("GET", path)
+        assert gone is not None
+        assert gone.status == 404

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -36,9 +36,14 @@ NAMESPACED = ("leases", "events", "pods", "pods/eviction")
 
 def rules(server: Server, path: str) -> set[Asked]:
     """Every verb on every resource that a role grants."""
+    return granted_by(server.ask("GET", path)["rules"])
+
+
+def granted_by(rules: Iterable[Mapping[str, Sequence[str]]]) -> set[Asked]:
+    """The same of its rules."""
     return {
         Asked(group, resource, verb)
-        for rule in server.ask("GET", path)["rules"]
+        for rule in rules
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
@@ -157,6 +162,70 @@ def test_a_value_that_cannot_be_is_refused_with_its_path(ours: Cluster, value: s
         helm(ours, "template", "x", CHART, "--set", value)
 
 
+def test_all_pods_but_those_of_agents_are_of_the_level_restricted(ours: Cluster, namespace: str) -> None:
+    """As a namespace has it that enforces this level."""
+    level = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    ours.server.ask("PATCH", f"/api/v1/namespaces/{namespace}", level, MERGE)
+    with contextlib.suppress(Refused):
+        ours.server.ask("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": "default"}})
+    made = helm(ours, "template", "x", CHART, "--namespace", namespace)
+    objects = [msgspec.yaml.decode(text) for text in made.split("\n---\n")]
+    specs = {
+        one["kind"]: one["spec"] if one["kind"] == "Pod" else one["spec"]["template"]["spec"]
+        for one in objects
+        if one and one["kind"] in ("DaemonSet", "Deployment", "Job", "Pod")
+    }
+    refused = {}
+    for kind, spec in specs.items():
+        spec.pop("serviceAccountName", None)
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": kind.lower()}, "spec": spec}
+        spec["restartPolicy"] = "Never"
+        refused[kind] = ours.server.refusal("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", pod)
+    assert {kind for kind, error in refused.items() if error is None} == {"Deployment", "Job", "Pod"}
+    assert 'violates PodSecurity "restricted:latest": host namespaces' in str(refused["DaemonSet"])
+
+
+def test_the_controller_looks_for_agents_where_the_daemonset_has_them(ours: Cluster) -> None:
+    role = "agent.nodeSelector.node-role\\.kubernetes\\.io/worker="
+    made = helm(ours, "template", "x", CHART, "--set-string", f"{role},agent.nodeSelector.pool=batch")
+    assert "nodeSelector: kubernetes.io/os=linux,node-role.kubernetes.io/worker=,pool=batch\n" in made
+
+
+@pytest.mark.parametrize(("act", "mounted"), [("on", True), ("dry-run", False)])
+def test_only_an_agent_that_acts_sees_where_the_runtime_takes_plugins(ours: Cluster, act: str, mounted: bool) -> None:
+    made = helm(ours, "template", "x", CHART, "--set", f"agent.act={act},agent.nriDir=/run/other")
+    assert (made.count("path: /run/other, type: DirectoryOrCreate"), made.count("mountPath: /var/run/nri,")) == (
+        mounted,
+        mounted,
+    )
+
+
+def test_definitions_that_helm_made_are_changed_by_the_command_of_the_page(ours: Cluster, tmp_path: Path) -> None:
+    """Of an older release: helm never changes them, and holds their fields."""
+    name = "tidenodepools.tide.katalyst.kubewharf.io"
+    definition = msgspec.yaml.decode((ROOT / "deploy/crds/tide.katalyst.kubewharf.io_tidenodepools.yaml").read_bytes())
+    columns = definition["spec"]["versions"][0].pop("additionalPrinterColumns")
+    older = tmp_path / "older"
+    (older / "crds").mkdir(parents=True)
+    (older / "crds/one.yaml").write_bytes(msgspec.yaml.encode(definition))
+    (older / "Chart.yaml").write_text("{apiVersion: v2, name: older, version: 0.0.1}")
+    ours.kubectl("delete", "crd", name, "--ignore-not-found", "--timeout=60s")
+    helm(ours, "install", "older", older)
+    try:
+        with pytest.raises(Failed, match='conflict with "helm"'):
+            ours.kubectl("apply", "--server-side", "-f", ROOT / "deploy/crds")
+        (command,) = re.findall(
+            r"^kubectl (apply .*--force-conflicts.*) -f deploy/crds$", chart.DOCUMENT.read_text(), re.M
+        )
+        ours.kubectl(*command.split(), "-f", ROOT / "deploy/crds")
+        made = ours.server.ask("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
+        assert [one["name"] for one in made["spec"]["versions"][0]["additionalPrinterColumns"]] == [
+            one["name"] for one in columns
+        ]
+    finally:
+        helm(ours, "uninstall", "older")
+
+
 def test_the_kustomize_base_is_the_chart(ours: Cluster) -> None:
     assert chart.BASE.read_text() == chart.base(str(beside("helm")))
     shown = ours.kubectl("kustomize", chart.BASE.parent)
@@ -173,9 +242,10 @@ EVERYTHING = {
     "metrics": {"serviceMonitor": True, "rules": True, "dashboards": True, "labels": {"release": "prom"}},
     "networkPolicy": {"from": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
 }
-EVERYTHING["agent"] |= {"hostPaths": [{"path": "/run/nri", "readOnly": True}]}
+EVERYTHING["agent"] |= {"hostPaths": [{"path": "/run/other", "readOnly": True}]}
 EVERYTHING["metrics"] |= {"scrapers": [{"name": "prometheus", "namespace": "monitoring"}]}
 NOTHING = {
+    "agent": {"ownNodeOnly": False},
     "tls": {"enabled": False},
     "tokenReview": False,
     "controller": {"enabled": False},
@@ -184,7 +254,7 @@ NOTHING = {
 }
 
 
-@pytest.mark.parametrize(("values", "kinds"), [(EVERYTHING, 16), (NOTHING, 7)], ids=["everything", "nothing"])
+@pytest.mark.parametrize(("values", "kinds"), [(EVERYTHING, 19), (NOTHING, 10)], ids=["everything", "nothing"])
 def test_whatever_is_chosen_is_taken_by_the_api_server(
     ours: Cluster, namespace: str, tmp_path: Path, values: object, kinds: int
 ) -> None:

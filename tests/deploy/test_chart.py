@@ -11,8 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.complaints import complaint
+from agent.sense.documents import check
 from agent.settings import parse as agent_settings
 from api import VERSION
+from controller.settings import parse as controller_settings
 from deploy import chart
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,14 +71,13 @@ def test_the_chart_is_of_the_version_that_it_installs() -> None:
 
 def test_the_settings_that_the_chart_makes_are_settings() -> None:
     """As the base has them, which is what helm made of the templates."""
-    documents = chart.BASE.read_text().split("\n---\n")
-    (made,) = (
-        msgspec.yaml.decode(one)
-        for one in documents
-        if re.search(r"^  name: dioptase-agent$.*^  agent.yaml:", one, re.M | re.S)
-    )
-    config = agent_settings(made["data"]["agent.yaml"].encode(), "agent.yaml")
+    made = (msgspec.yaml.decode(one) for one in chart.BASE.read_text().split("\n---\n"))
+    texts = {name: text for one in made if one and one["kind"] == "ConfigMap" for name, text in one["data"].items()}
+    config = agent_settings(texts["agent.yaml"].encode(), "agent.yaml")
     assert config.exporters.token_review
+    controller = controller_settings(texts["controller.yaml"], check, complaint)
+    assert controller.token_review
+    assert controller.health.node_selector == "kubernetes.io/os=linux", "the nodes that have an agent"
 
 
 def test_every_host_path_has_its_reason_and_nothing_is_privileged() -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from agent.sense.documents import check
 from api.ports import Unavailable
-from kube.config import find, in_cluster, kubeconfig
-from kube.credentials import FOLLOW_S, Access, Credentials, Material
+from kube.config import find, in_cluster, kubeconfig, usual
+from kube.credentials import FOLLOW_S, Access, Credentials, Material, on_disk
 from tests.exporters.certificates import Authority
 
 
@@ -57,6 +57,25 @@ def test_a_kubeconfig_as_kubectl_writes_it(tmp_path: Path, authority: Authority)
     assert context is not None
     assert [one["subject"] for one in context.get_ca_certs()] == [((("commonName", "ca"),),)]
     assert access.token() == ""
+
+
+def test_where_there_are_no_files_in_memory_a_key_is_in_one_that_goes() -> None:
+    with on_disk(b"key") as path:
+        file = Path(path)
+        assert (file.read_bytes(), file.stat().st_mode & 0o777) == (b"key", 0o600)
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({"HOME": "/home/me", "USERPROFILE": "/other"}, "/home/me/.kube/config"),
+        ({"USERPROFILE": "/users/me"}, "/users/me/.kube/config"),
+        ({}, "/root/.kube/config"),
+    ],
+)
+def test_the_usual_kubeconfig_is_in_the_home_folder(environment: dict[str, str], found: str) -> None:
+    assert str(usual(environment)) == found
 
 
 @pytest.mark.parametrize(

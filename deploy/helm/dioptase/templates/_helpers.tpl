@@ -46,9 +46,17 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{ mergeOverwrite $said (deepCopy .Values.agent.settings) | toYaml }}
 {{- end -}}
 
+{{/* Folder with the runtime's socket for plugins; only an agent that acts is one. */}}
+{{- define "dioptase.nri" -}}
+{{- if eq .Values.agent.act "on" -}}{{ .Values.agent.nriDir }}{{- end -}}
+{{- end -}}
+
 {{- define "dioptase.controllerSettings" -}}
+{{- /* A node that is to have no agent must not be taken for one that has lost it. */ -}}
+{{- $nodes := list -}}
+{{- range $label, $value := .Values.agent.nodeSelector -}}{{- $nodes = append $nodes (printf "%s=%s" $label $value) -}}{{- end -}}
 {{- $agents := printf "app.kubernetes.io/name=dioptase,app.kubernetes.io/instance=%s,app.kubernetes.io/component=agent" .Release.Name -}}
-{{- $health := dict "agents" (dict "dioptase-agent" $agents) -}}
+{{- $health := dict "agents" (dict "dioptase-agent" $agents) "nodeSelector" (join "," $nodes) -}}
 {{- /* Where agents lend nothing, nobody is evicted because one of them is gone. */ -}}
 {{- if ne (toString .Values.agent.act) "on" }}{{ $_ := set $health "dryRun" true }}{{ end -}}
 {{- $said := dict "tokenReview" .Values.tokenReview "lease" (printf "%s-controller" (include "dioptase.name" .)) "health" $health -}}

@@ -1,0 +1,55 @@
+"""The product without helm, as docs/install.md has it: command by command, on a real node."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy import chart
+from tests.cluster.binaries import Missing
+from tests.cluster.cluster import Cluster
+from tests.cluster.daemons import wait
+from tests.cluster.pages import follow, steps
+from tests.cluster.server import Server
+from tests.cluster.shipped import IMAGE, ROOT, TAG, archive
+
+pytestmark = pytest.mark.cluster
+_, PAGE = chart.DOCUMENT.read_text().split("## Without Helm")
+CNR = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources/node1"
+
+
+@pytest.fixture
+def world(ours: Cluster, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A node that has the image under the name that is in the base, and a folder like that of this repository."""
+    try:
+        image = archive()
+    except Missing as error:
+        pytest.skip(str(error))
+    ours.grow(1)
+    ours.nodes[0].load(image)
+    ours.nodes[0].tag(f"{IMAGE}:{TAG}", f"{IMAGE}:0.1.0")
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    path = f"{Path(sys.executable).parent}:{ours.programs['kubectl'].parent}:/usr/bin:/bin"
+    yield {"PATH": path, "KUBECONFIG": str(ours.kubeconfig), "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    ours.kubectl("delete", "-k", chart.BASE.parent, "--ignore-not-found", "--timeout=60s")
+
+
+def test_whoever_follows_the_page_has_it_and_then_has_it_not(
+    ours: Cluster, server: Server, world: dict[str, str], tmp_path: Path
+) -> None:
+    install, uninstall = steps(PAGE)
+    follow(install, world, tmp_path, 0)
+
+    def reported() -> bool:
+        managers = {one["manager"] for one in server.ask("GET", CNR)["metadata"]["managedFields"]}
+        return {"dioptase-agent", "dioptase-lifecycle"} <= managers
+
+    wait("both at work", reported, 60)
+    follow(uninstall, world, tmp_path, 0)
+    for path in ("/api/v1/namespaces/dioptase", "/apis/rbac.authorization.k8s.io/v1/clusterroles/dioptase-agent"):
+        gone = server.refusal("GET", path)
+        assert gone is not None
+        assert gone.status == 404

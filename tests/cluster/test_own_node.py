@@ -1,0 +1,121 @@
+"""The policy that holds an agent to its own node, against a real API server, with a token as the agent's pod is given."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.daemons import wait
+from tests.cluster.objects import a_pod
+from tests.cluster.server import APPLY, MERGE, Server
+from tests.cluster.shipped import CHART, helm
+
+pytestmark = pytest.mark.cluster
+NAMESPACE, AGENT, POLICY = "test-own-node", "dioptase-agent", "dioptase-agent-own-node"
+NODES = ("own-node-here", "own-node-there")
+CNR = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources"
+Ask = Callable[[str, str, object], tuple[int, str]]
+"""With the agent's token: status and message of a patch, by path, kind and body."""
+
+
+@pytest.fixture(scope="module")
+def policy(ours: Cluster, definitions: Server) -> Iterator[Server]:
+    """The chart's policy and the agent's role are in force, and there are two nodes, of which each has an object."""
+    templates = [f"--show-only=templates/agent-{name}.yaml" for name in ("rbac", "policy")]
+    values = ("--set", "agent.extendedResources=true")
+    made = helm(ours, "template", "dioptase", CHART, "--namespace", NAMESPACE, *templates, *values)
+    definitions.ask("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    ours.kubectl("apply", "-f", "-", said=made)
+    for name in NODES:
+        definitions.ask("POST", "/api/v1/nodes", {"metadata": {"name": name}})
+    yield definitions
+    for name in NODES:
+        definitions.refusal("DELETE", f"{CNR}/{name}")
+        definitions.ask("DELETE", f"/api/v1/nodes/{name}")
+    ours.kubectl("delete", "-f", "-", said=made)
+    definitions.ask("DELETE", f"/api/v1/namespaces/{NAMESPACE}")
+
+
+def asker(cluster: Cluster, server: Server, bound: object) -> Ask:
+    """Somebody with a token of the agent's account."""
+    path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{AGENT}/token"
+    token = server.ask(
+        "POST", path, {"spec": {"expirationSeconds": 600, **({"boundObjectRef": bound} if bound else {})}}
+    )
+    context = ssl.create_default_context(cafile=str(cluster.control.authority.certificate("ca")))
+    address = urlsplit(cluster.names.server)
+
+    def ask(path: str, kind: str, body: object) -> tuple[int, str]:
+        connection = http.client.HTTPSConnection(str(address.hostname), address.port, context=context, timeout=30)
+        headers = {"Authorization": f"Bearer {token['status']['token']}", "Content-Type": kind}
+        connection.request("PATCH", path, json.dumps(body), headers)
+        answer = connection.getresponse()
+        said: dict[str, Any] = json.loads(answer.read())
+        connection.close()
+        return answer.status, said.get("message", "")
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def agent(ours: Cluster, policy: Server) -> Ask:
+    """The agent of the first node: its pod is there, if nobody runs it."""
+    pod = a_pod("agent")
+    pod["spec"] |= {"serviceAccountName": AGENT, "nodeName": NODES[0]}
+    made = policy.ask("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
+    return asker(ours, policy, {"kind": "Pod", "apiVersion": "v1", "name": "agent", "uid": made["metadata"]["uid"]})
+
+
+def writes(node: str) -> list[tuple[str, str, object]]:
+    """What an agent writes, of this node."""
+    query = "?fieldManager=dioptase-agent&force=true"
+    cnr = {
+        "apiVersion": "node.katalyst.kubewharf.io/v1alpha1",
+        "kind": "CustomNodeResource",
+        "metadata": {"name": node},
+    }
+    amounts = {"resource.katalyst.kubewharf.io/reclaimed_millicpu": "1k"}
+    taint = {"key": "node.katalyst.kubewharf.io/MemoryPressure", "effect": "NoSchedule"}
+    return [
+        (f"{CNR}/{node}{query}", APPLY, cnr | {"spec": {"nodeResourceProperties": []}}),
+        (f"{CNR}/{node}/status{query}", APPLY, cnr | {"status": {"resources": {"allocatable": amounts}}}),
+        (f"/api/v1/nodes/{node}", MERGE, {"spec": {"taints": [taint]}}),
+        (f"/api/v1/nodes/{node}/status", MERGE, {"status": {"capacity": amounts}}),
+    ]
+
+
+def test_an_agent_writes_of_its_own_node_and_of_no_other(agent: Ask, policy: Server) -> None:
+    here, there = NODES
+    said = f"ValidatingAdmissionPolicy '{POLICY}' with binding '{POLICY}' denied request: "
+    said += f"the agent of node {here} may not write of {there}"
+
+    def held() -> bool:
+        # The API server takes its time with a new policy.
+        return said in agent(*writes(there)[0])[1]
+
+    wait("the policy", held, 30)
+    # What is patched below its root has to be there.
+    kind = {"apiVersion": "node.katalyst.kubewharf.io/v1alpha1", "kind": "CustomNodeResource"}
+    policy.refusal("POST", CNR, kind | {"metadata": {"name": there}})
+    assert [status for status, _ in (agent(*one) for one in writes(here))] in ([201, 200, 200, 200], [200] * 4)
+    refused = [agent(*one) for one in writes(there)]
+    assert [(status, said in message) for status, message in refused] == [(403, True)] * 4
+
+
+def test_a_token_of_the_agent_that_is_of_no_pod_writes_nothing(agent: Ask, ours: Cluster, policy: Server) -> None:
+    wait("the policy", lambda: agent(*writes(NODES[1])[0])[0] == 403, 30)
+    status, said = asker(ours, policy, None)(*writes(NODES[0])[2])
+    assert (status, "the token of this agent is of no pod, and so of no node" in said) == (403, True)
+
+
+def test_others_are_not_held_to_it(agent: Ask, policy: Server) -> None:
+    wait("the policy", lambda: agent(*writes(NODES[1])[0])[0] == 403, 30)
+    path, kind, body = writes(NODES[1])[2]
+    assert policy.refusal("PATCH", path, body, kind) is None
