@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -115,10 +116,12 @@ def _soft_order(claim: Claim) -> tuple[bool, int, float, int, int, str]:
 
 
 def _score(pod: Pod) -> float:
+    """What is no number counts as none; NaN, neither more nor less than others, would undo their order."""
     try:
-        return float(pod.annotations.get(EVICT_SCORE, "0"))
+        score = float(pod.annotations.get(EVICT_SCORE, "0"))
     except ValueError:
         return 0.0
+    return score if math.isfinite(score) else 0.0
 
 
 def asks_to_be_told(pod: Pod) -> bool:

@@ -222,9 +222,10 @@ def test_requests_softly_above_what_is_promised_make_nobody_leave() -> None:
 
 def test_the_higher_score_leaves_first() -> None:
     pods = [
-        pod(name, memory=1, annotations={EVICT_SCORE: score}) for name, score in (("a", "1"), ("b", "7"), ("c", "x"))
+        pod(name, memory=1, annotations={EVICT_SCORE: score})
+        for name, score in (("a", "1"), ("x", "nan"), ("b", "7"), ("c", "x"), ("y", "inf"))
     ]
-    at = situation(100, pods, samples={name: {"memory_stat": {"rss": 9}} for name in "abc"})
+    at = situation(100, pods, samples={name: {"memory_stat": {"rss": 9}} for name in "axbcy"})
     assert victims(play([at], config(RSS))[0][0]) == ["b"]
 
 
