@@ -22,6 +22,7 @@ from api.ports import Unavailable
 from api.samples import Snapshot
 from api.text import to_json
 from cli import explain as one_node
+from cli import words
 from cli.fleet import findings, rows, settings
 from cli.fleet.asking import Asker, Told, controllers
 from cli.fleet.door import Door, options, show
@@ -89,7 +90,7 @@ def top(what: str, names: tuple[str, ...], door: Door, sort_by: str) -> None:
         show([to_json(pods).decode()] if door.as_json else rows.pods_text(pods))
         for one in told:
             if one.answer is None:
-                click.echo(f"✕ {one.member.node}: {one.problem}", err=True)
+                click.echo(words.clean(f"✕ {one.member.node}: {one.problem}"), err=True)
     sys.exit(0 if any(one.answer is not None for one in told) else 1)
 
 

@@ -22,6 +22,7 @@ SIGNS = {
     Status.MISMATCH: "≠",
 }
 _SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+ABSURD = 1e15
 _LISTS = {"cpuset.cpus": "CPUs", "cpuset.mems": "NUMA nodes"}
 _BYTES = ("memory.max", "memory.high", "memory.low", "memory.min", "memory.swap.max", "memory.reclaim", "drop_cache")
 """Knobs whose value is so many bytes."""
@@ -35,7 +36,10 @@ def clean(text: str) -> str:
 
 
 def fixed(value: float, digits: int) -> str:
-    """Rounded half up, like a browser does; Python's own formatting rounds halves to even."""
+    """Rounded half up, like a browser does; Python's own formatting rounds halves to even. Beyond what anything is counted in,
+    a power of ten: others tell these numbers, and none may end the table that has those of a whole fleet."""
+    if abs(value) >= ABSURD:
+        return f"{value:.2e}"
     return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
 
@@ -82,12 +86,17 @@ def size(value: int | None) -> str:
 
 
 def integer(value: float | None) -> str:
-    return NONE if value is None else f"{int(fixed(value, 0)):,}"
+    if value is None or abs(value) >= ABSURD:
+        return NONE if value is None else fixed(value, 0)
+    return f"{int(fixed(value, 0)):,}"
 
 
 def clock(wall_time_ms: float) -> str:
     """Local time of day."""
-    return time.strftime("%H:%M:%S", time.localtime(wall_time_ms / 1000))
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(wall_time_ms / 1000))
+    except (OverflowError, ValueError, OSError):
+        return NONE
 
 
 def age(seconds: float) -> str:

@@ -16,6 +16,7 @@ import msgspec
 from agent.sense.documents import check
 from api import VERSION
 from api.ports import Unavailable
+from cli import words
 from cli.fleet.asking import ACCOUNT, Asker, Chosen, fleet_of
 from cli.fleet.members import Member
 from cli.options import Seconds
@@ -61,7 +62,9 @@ class Door(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return asyncio.run(asked())
         except Unavailable as error:
-            click.echo(f"dioptase kubectl {command}: {error.reason}\n  remedy: {error.remedy}", err=True)
+            # Agents' own words among them.
+            said = (f"dioptase kubectl {command}: {error.reason}", f"  remedy: {error.remedy}")
+            click.echo("\n".join(words.clean(line) for line in said), err=True)
             sys.exit(1)
 
 

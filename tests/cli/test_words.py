@@ -109,3 +109,9 @@ def test_a_refused_decision_says_so_on_its_line() -> None:
 )
 def test_ages(seconds: float, text: str) -> None:
     assert words.age(seconds) == text
+
+
+def test_numbers_that_nothing_is_counted_in_are_still_told() -> None:
+    told = [words.cores(1e30), words.integer(1e300), words.percent(1e30), words.duration(-1e40), words.clock(1e30)]
+    assert told == ["1.00e+30", "1.00e+300", "1.00e+32 %", "-1.00e+40 µs", words.NONE]
+    assert words.size(10**30) == "9.09e+17 TiB"
