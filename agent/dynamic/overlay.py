@@ -127,9 +127,11 @@ def merged(document: Mapping[str, Any], translations: Mapping[str, Translation])
                 continue
             at = whole
             for name in path[:-1]:
-                at[name] = dict(at.get(name) or {})
+                if not at.get(name):
+                    at[name] = {}
                 at = at[name]
-            at[path[-1]] = value
+            # Its own: the next path may lead into it, and translations are kept.
+            at[path[-1]] = copy.deepcopy(value)
     eviction = whole["eviction"]
     if switches:
         eviction["plugins"] = _switched(eviction["plugins"], switches)

@@ -25,8 +25,9 @@ _OF_STATUS = frozenset(
      "observedGeneration", "conditions")
 )  # fmt: skip
 """How far a rollout is; no configuration."""
-LONGEST, MOST = 4096, 4096
-"""Characters of a text, and entries of a list or map. What is obeyed is in memory, on disk and on the page of every node."""
+LONGEST, MOST, IN_ALL = 4096, 4096, 8192
+"""Characters of a text, entries of a list or map, and of all of them together. What is obeyed is in memory, on disk and on the
+page of every node, and is made sense of between two rounds."""
 
 
 class Refused(ValueError):
@@ -102,13 +103,16 @@ def translate(grammar: Grammar, body: Any) -> Translation:
 
 def _measure(said: Any, where: str) -> None:
     """Raises Refused for what is out of proportion, wherever in the object, known or not."""
-    left = [(said, where)]
+    left, entries = [(said, where)], 0
     while left:
         part, path = left.pop()
         if isinstance(part, str) and len(part) > LONGEST:
             raise Refused(f"{path}: has {len(part)} characters, and at most {LONGEST} are taken: shorten it")
         if isinstance(part, Mapping | list | tuple) and len(part) > MOST:
             raise Refused(f"{path}: has {len(part)} entries, and at most {MOST} are taken: leave some out")
+        entries += len(part) if isinstance(part, Mapping | list | tuple) else 0
+        if entries > IN_ALL:
+            raise Refused(f"{where}: has more than {IN_ALL} entries in its lists and maps together: leave some out")
         if isinstance(part, Mapping):
             left += [(value, f"{path}.{name:.60}") for name, value in part.items()]
         elif isinstance(part, list | tuple):

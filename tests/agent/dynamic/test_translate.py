@@ -407,6 +407,11 @@ def test_kinds_of_which_little_or_nothing_is_obeyed_say_so(
         ),
         (ADMIN, {"unknown": {"of": [0] * 4097}}, "spec.config.unknown.of: has 4097 entries"),
         (ADMIN, {str(number): 0 for number in range(4097)}, "spec.config: has 4097 entries"),
+        (
+            ADMIN,
+            {"unknown": [{str(number): 0 for number in range(99)}] * 83},
+            "spec.config: has more than 8192 entries in its lists and maps together",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_field(grammar: Grammar, config: Any, message: str) -> None:
