@@ -47,8 +47,10 @@ class Tokens:
     def __init__(self, review: Review, clock: Callable[[], float] = time.monotonic) -> None:
         self._review, self._clock = review, clock
         self._salt = secrets.token_bytes(16)
-        self._known: OrderedDict[bytes, tuple[float, bool | None]] = OrderedDict()
-        """By token and path: when it was found out, and what."""
+        self._good: OrderedDict[bytes, tuple[float, bool | None]] = OrderedDict()
+        self._bad: OrderedDict[bytes, tuple[float, bool | None]] = OrderedDict()
+        """By token and path: when it was found out, and what. Apart, so that who may nothing and asks for a thousand paths has
+        no good one forgotten."""
         self._asking: dict[bytes, asyncio.Future[bool | None]] = {}
         self._addresses: set[str] = set()
         self._wrong: OrderedDict[str, float] = OrderedDict()
@@ -65,8 +67,8 @@ class Tokens:
             )
         path = right(path)
         key = hashlib.blake2b(f"{token}\0{path}".encode(), key=self._salt, digest_size=32).digest()
-        at, allowed = self._known.get(key, (0.0, None))
-        age_s = self._clock() - at if key in self._known else float("inf")
+        at, allowed = self._remembered(key)
+        age_s = self._clock() - at
         if age_s >= (FRESH_S if allowed else DENIED_S):
             good = bool(allowed) and age_s < KEPT_S
             if not good and self._too_many(key, address):
@@ -89,6 +91,14 @@ class Tokens:
                 f"grant it `get` of the nonResourceURL {path} by a ClusterRole",
             )
         return None
+
+    def _remembered(self, key: bytes) -> tuple[float, bool | None]:
+        """What is used is forgotten last."""
+        for answers in (self._good, self._bad):
+            if key in answers:
+                answers.move_to_end(key)
+                return answers[key]
+        return float("-inf"), None
 
     def _too_many(self, key: bytes, address: str) -> bool:
         if key in self._asking:
@@ -115,7 +125,9 @@ class Tokens:
         if task.cancelled() or task.exception() is not None:
             return
         now, allowed = self._clock(), task.result()
-        _put(self._known, key, (now, allowed))
+        kept, other = (self._good, self._bad) if allowed else (self._bad, self._good)
+        other.pop(key, None)
+        _put(kept, key, (now, allowed))
         if allowed is None:
             _put(self._wrong, address, now + PAUSE_S)
 

@@ -182,6 +182,17 @@ async def test_only_so_many_are_asked_about_at_a_time_and_each_once() -> None:
     assert len(server.reviews) == MOST_WAITING
 
 
+async def test_who_may_nothing_has_no_good_answer_forgotten() -> None:
+    server, clock = ApiServer(), Clock()
+    tokens = Tokens(server, clock)
+    assert await status(tokens, "good") == 200
+    for number in range(MOST_REMEMBERED + 1):
+        assert await status(tokens, "poor", f"/{number}", THERE) == 403
+    server.down = True
+    clock.now += FRESH_S
+    assert await status(tokens, "good") == 200, "as it was when the API server could be asked"
+
+
 async def test_what_is_remembered_is_bounded() -> None:
     server, clock = ApiServer(), Clock()
     tokens = Tokens(server, clock)
