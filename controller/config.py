@@ -28,6 +28,9 @@ class HealthConfig(_Settings, frozen=True, kw_only=True):
     """[healthz-dry-run] Judge and tell in the log and in metrics, and write nothing."""
     agents: Mapping[str, str] = msgspec.field(default_factory=lambda: dict(AGENTS))
     """[healthz-agent-selector] By name, a selector for the pods of each agent that a node must have."""
+    namespace: str = ""
+    """That of their pods; empty, as in Katalyst: any, where everybody who may make pods can make one that is taken for a node's
+    agent, and hide that the agent is gone."""
     node_selector: str = ""
     """[healthz-node-selector] Nodes that must have them; empty: all."""
     taint_after_s: Seconds = 600.0

@@ -45,7 +45,9 @@ class AgentHealth:
         self._agents = {name: parse(text) for name, text in config.agents.items()}
         self._among = parse(config.node_selector)
         selectors = sorted(set(config.agents.values()))
-        self.pods = [Informer(client, PODS, Scope(labels=text), _node_of) for text in selectors]
+        self.pods = [
+            Informer(client, PODS, Scope(namespace=config.namespace, labels=text), _node_of) for text in selectors
+        ]
         now_s = time.monotonic()
         self._taints = Bucket(config.taint_per_s, max(1.0, config.taint_per_s * LOOK_S), now_s)
         self._promises = Bucket(config.taint_per_s, max(1.0, config.taint_per_s * LOOK_S), now_s)

@@ -36,10 +36,12 @@ from tests.cluster.server import MERGE, Server
 pytestmark = pytest.mark.cluster
 NODES = "/api/v1/nodes"
 PODS = f"/api/v1/namespaces/{CONSENT}/pods"
+SPOOFED = "spoofed"
+ELSEWHERE = "/api/v1/namespaces/default/pods"
 OURS = {"nodes.test/kind": "object"}
 SETTINGS = {
     "health": {
-        "nodeSelector": "nodes.test/kind=object", "agents": {"agent": "app=agent"},
+        "nodeSelector": "nodes.test/kind=object", "agents": {"agent": "app=agent"}, "namespace": CONSENT,
         "taintAfterS": 1, "evictAfterS": 6, "taintPerS": 100, "evictPerS": 100,
     },
 }  # fmt: skip
@@ -121,14 +123,16 @@ def taints(server: Server, node: str) -> set[tuple[str, ...]]:
     return {(one["key"], one["effect"], one["qosLevel"]) for one in found}
 
 
-def a_pod_on(server: Server, node: str, name: str, level: str = "reclaimed_cores", **labels: str) -> str:
+def a_pod_on(
+    server: Server, node: str, name: str, level: str = "reclaimed_cores", pods: str = PODS, **labels: str
+) -> str:
     """A pod that nobody runs, on a node that nobody is; its address."""
     container = {"name": "main", "image": "none", "command": ["none"]}
     annotations = {"katalyst.kubewharf.io/qos_level": level}
     metadata = {"name": name, "labels": labels, "annotations": annotations}
     spec = {"nodeName": node, "containers": [container], "automountServiceAccountToken": False}
-    server.ask("POST", PODS, {"metadata": metadata, "spec": spec})
-    return f"{PODS}/{name}"
+    server.ask("POST", pods, {"metadata": metadata, "spec": spec})
+    return f"{pods}/{name}"
 
 
 def be(server: Server, pod: str, ready: bool) -> None:
@@ -139,10 +143,12 @@ def be(server: Server, pod: str, ready: bool) -> None:
 @pytest.fixture
 def pods(server: Server, replicas: list[Controller]) -> Iterator[None]:
     """What tests put on nodes goes at once."""
-    account = f"/api/v1/namespaces/{CONSENT}/serviceaccounts"
-    refused = server.refusal("POST", account, {"metadata": {"name": "default"}})
-    assert refused is None or refused.status == 409  # where there are controllers, they have made it
+    for pods in (PODS, ELSEWHERE):
+        account = pods.replace("/pods", "/serviceaccounts")
+        refused = server.refusal("POST", account, {"metadata": {"name": "default"}})
+        assert refused is None or refused.status == 409  # where there are controllers, they have made it
     yield
+    server.refusal("DELETE", f"{ELSEWHERE}/{SPOOFED}", {"gracePeriodSeconds": 0})
     for one in server.ask("GET", PODS)["items"]:
         server.ask("DELETE", f"{PODS}/{one['metadata']['name']}", {"gracePeriodSeconds": 0})
 
@@ -275,7 +281,9 @@ def test_a_node_without_its_agent_is_tainted_then_emptied_and_well_again_at_once
         }
         server.ask("POST", f"/apis/policy/v1/namespaces/{CONSENT}/poddisruptionbudgets", budget)
         kept = a_pod_on(server, sick, "kept", app="kept")
-        for pod in (*agents.values(), batch, web, other, kept):
+        # Of somebody who may make pods, not of whoever installs agents.
+        spoofed = a_pod_on(server, sick, SPOOFED, "system_cores", ELSEWHERE, app="agent")
+        for pod in (*agents.values(), batch, web, other, kept, spoofed):
             be(server, pod, ready=True)
         metrics = leading(replicas)
         wait("all agents are well", lambda: "dioptase_lifecycle_unwell_nodes 0.0" in metrics.text("/metrics"))
