@@ -20,7 +20,8 @@ from api.pods import Pod
 from api.qos import QoSLevel
 from api.samples import Snapshot
 from tests.agent.advisor.builders import snapshot
-from tests.agent.qrm.placing.builders import S, machines, some_pods
+from tests.agent.qrm.placing import builders
+from tests.agent.qrm.placing.builders import S, dedicated, machine, machines, reclaimed, some_pods
 
 ROUNDS = 6
 MANY = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
@@ -44,17 +45,29 @@ def configs(draw: st.DrawFn) -> Config:
 
 
 def rounds(
-    pods: Sequence[Pod], topology: Topology, config: Config, cores: Mapping[str, float]
+    pods: Sequence[Pod],
+    topology: Topology,
+    config: Config,
+    cores: Mapping[str, float],
+    down: Sequence[frozenset[str]] = (frozenset(),) * ROUNDS,
 ) -> list[tuple[Snapshot, Judged, tuple[Decision, ...]]]:
-    """What comes of steady use of so many cores by pod."""
+    """What comes of steady use of so many cores by pod; the first container of those `down` in a round does not run."""
     known, found = Remembered(), []
     for second in range(ROUNDS):
         seen = snapshot(
-            float(second), pods, cpus=topology, usage_s={name: used * second for name, used in cores.items()}
+            float(second),
+            [without_first(pod) if pod.name in down[second] else pod for pod in pods],
+            cpus=topology,
+            usage_s={name: used * second for name, used in cores.items()},
         )
         judged, known = judge(seen, config, known, seen.taken_at_ns)
         found.append((seen, judged, judged.decisions(seen, dict.fromkeys(managed(seen.pods), KNOBS))))
     return found
+
+
+def without_first(pod: Pod) -> Pod:
+    waiting = tuple(msgspec.structs.replace(one, cgroup="") for one in pod.containers[:1])
+    return msgspec.structs.replace(pod, containers=pod.containers[1:], waiting=waiting)
 
 
 def check(seen: Snapshot, judged: Judged, decisions: Sequence[Decision], config: Config, *, first: bool) -> None:
@@ -104,3 +117,26 @@ def test_whatever_runs_on_whatever_machine(
         values = [{(d.cgroup, d.knob): d.value for d in decisions} for _, _, decisions in found[-2:]]
         assert values[0] == values[1], "steady use changes nothing"
     assert found[-1][0].taken_at_ns == ROUNDS * S
+
+
+@given(
+    some_pods(), machines(), configs(),
+    st.lists(st.frozensets(st.sampled_from([f"p{number}" for number in range(12)])), min_size=ROUNDS, max_size=ROUNDS),
+)  # fmt: skip
+@MANY
+def test_whichever_containers_are_between_two_lives(
+    pods: tuple[Pod, ...], topology: Topology, config: Config, down: list[frozenset[str]]
+) -> None:
+    for seen, judged, decisions in (found := rounds(pods, topology, config, {pod.name: 1.0 for pod in pods}, down)):
+        check(seen, judged, decisions, config, first=seen is found[0][0])
+        assert {decision.cgroup for decision in decisions} <= managed(seen.pods), "of nobody who is not there"
+
+
+def test_cpus_that_a_pod_keeps_while_it_is_down_are_nobody_elses_in_the_advice_too() -> None:
+    config = msgspec.convert({"advisor": {"policy": "canonical", "minShareCores": 1}}, Config)
+    pods = (dedicated("db", 9.0), builders.pod("web", cores=2.0), reclaimed("batch"))
+    down = [frozenset({"db"} if number in (2, 3, 5) else ()) for number in range(ROUNDS)]
+    found = rounds(pods, machine(1, 1, 1, 16, 1), config, {"db": 1.0, "web": 1.0, "batch": 1.0}, down)
+    advices = [judged.advice for _, judged, _ in found if judged.advice is not None]
+    sizes = [{size.pool: size.cpus for size in advice.cpu.sizes} for advice in advices]
+    assert [each["dedicated-default/db"] for each in sizes] == [8] * ROUNDS
