@@ -182,11 +182,10 @@ def test_what_it_missed_it_hears_with_the_next_word_about_that_container(stage: 
 
 def test_what_it_wrote_before_it_said_no_is_found(stage: Stage) -> None:
     """As runc, which puts back all of what it believed when one of several writes fails."""
-    quota = {"cpu.cfs_quota_us": "50000", "cpu.cfs_period_us": "100000"}
-    stage.files.write_raw(GROUP, stage.tree.id(GROUP), Knob.QUOTA, quota)
-    before = stage.files.read_raw(GROUP, stage.tree.id(GROUP), Knob.QUOTA).texts
-    stage.containerd.says = "no"
-    stage.containerd.puts_back = {"cpu.cfs_quota_us": "-1\n"}
-    wanted = {"cpu.cfs_quota_us": "50000", "cpu.cfs_period_us": "50000"}
-    stage.files.write_raw(GROUP, stage.tree.id(GROUP), Knob.QUOTA, wanted, before)
-    assert stage.files.read(GROUP, stage.tree.id(GROUP), Knob.QUOTA) == "50000 50000"
+    group = stage.tree.id(GROUP)
+    stage.files.write_raw(GROUP, group, Knob.QUOTA, {"cpu.cfs_quota_us": "50000", "cpu.cfs_period_us": "50000"})
+    before = stage.files.read_raw(GROUP, group, Knob.QUOTA).texts
+    stage.containerd.says, stage.containerd.puts_back = "no", {"cpu.cfs_period_us": "100000\n"}
+    wanted = {"cpu.cfs_quota_us": "25000", "cpu.cfs_period_us": "50000"}
+    stage.files.write_raw(GROUP, group, Knob.QUOTA, wanted, before)
+    assert stage.files.read(GROUP, group, Knob.QUOTA) == "25000 50000"
