@@ -66,7 +66,7 @@ def _farewell(files: KnobFiles, cgroup: str, made: Made) -> Farewell:
                 values[knob] = files.decode(cgroup, knob, raw)
                 if knob in LISTS and not values[knob]:
                     values[knob] = format_cpu_list(files.ceiling(cgroup, knob) or ())
-    update = wire.ContainerUpdate(container_id=made.container_id, ignore_failure=True)
+    update = wire.ContainerUpdate(container_id=made.container_id)
     resources = resources_of(values)
     if Knob.WEIGHT in values and (shares := texts[Knob.WEIGHT].get(SHARES, "").strip()):
         resources.cpu.shares.value = int(shares)  # several of them are one weight

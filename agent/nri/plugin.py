@@ -84,27 +84,24 @@ class Plugin:
     def leave(self, files: KnobFiles) -> None:
         """Tell the runtime, when everything is put back, what those are now that were made with values of the agent's; within
         LEAVING_S. Where it cannot be told, the log says so."""
-        due, session, loop, left = (
-            time.monotonic() + LEAVING_S,
-            self._session,
-            self._loop,
-            farewells(files, dict(self._made)),
-        )
+        due, left = time.monotonic() + LEAVING_S, farewells(files, dict(self._made))
         while left:
             some, left = left[:TOGETHER], left[TOGETHER:]
-            request = wire.UpdateContainersRequest(update=[one.update for one in some])
             try:
-                if session is None or loop is None or time.monotonic() > due:
-                    raise Unavailable("the runtime does not answer", "whoever is made anew is as the kubelet wants him")
-                asyncio.run_coroutine_threadsafe(session.call("UpdateContainers", request), loop).result(CALL_S + 1)
+                if time.monotonic() > due:
+                    raise Unavailable(f"it has taken more than {LEAVING_S:g} s", "see why the runtime is slow")
+                self._tell(wire.UpdateContainersRequest(update=[one.update for one in some]))
             except (Unavailable, RuntimeError, TimeoutError) as error:
-                log.warning(
-                    "NRI: %d containers stay as they were made in the runtime's belief: %s",
-                    len(some) + len(left),
-                    error,
-                )
-                return
+                text = "NRI: some of %d containers stay in the runtime's belief as they were made: %s"
+                log.warning(text, len(some), error)
             as_before(files, some)
+
+    def _tell(self, request: Any) -> None:
+        """Waits for the answer; from another thread than the plugin's."""
+        session, loop = self._session, self._loop
+        if session is None or loop is None:
+            raise Unavailable("there is no connection", "see the runtime's log")
+        asyncio.run_coroutine_threadsafe(session.call("UpdateContainers", request), loop).result(CALL_S + 1)
 
     def close(self) -> None:
         """Answer nobody any more, within a moment. Idempotent."""
