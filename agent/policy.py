@@ -29,7 +29,7 @@ from agent.qrm.placing.ceiling import Ceiling, below, ceiling_of, with_ceiling, 
 from agent.qrm.placing.place import place
 from agent.qrm.placing.state import FALLBACK, CpuState, Placement, where_they_run, with_bindings
 from agent.qrm.placing.static import not_shared
-from agent.qrm.placing.whole import with_waiting
+from agent.qrm.placing.whole import kept
 from agent.qrm.wishes import resolve
 from api.advice import Headroom, Wish
 from api.decisions import Advice, Decision
@@ -144,9 +144,7 @@ def judge(
     previous = known.advisor.previous
     watched = look_ahead(previous, snapshot, known.forecasts, config.forecast, now_ns)
     before = msgspec.structs.replace(known.advisor, forecasts=watched.outlooks)
-    # What a container had is kept while it does not run, and what is kept is not lent.
-    kept = with_waiting(snapshot.pods, known.cpus)
-    provided_for = msgspec.structs.replace(snapshot, pods=where_they_run(kept, known.cpus))
+    provided_for = msgspec.structs.replace(snapshot, pods=where_they_run(kept(snapshot.pods, known.cpus), known.cpus))
     before = msgspec.structs.replace(before, refused=_refused(snapshot, provided_for))
     advice, advisor = advise(provided_for, config.advisor, before, now_ns, config.inference)
     advisor = msgspec.structs.replace(advisor, previous=snapshot)

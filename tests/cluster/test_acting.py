@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -89,6 +91,13 @@ class Pods:
         (found,) = (path for path in pod.iterdir() if path.is_dir() and _runs(path, b"sh"))
         return found / knob
 
+    def lives(self, name: str) -> bool:
+        """Whether its container runs now."""
+        try:
+            return self.file(name, FILES[0]).exists()
+        except (ValueError, OSError):
+            return False
+
     def now(self, name: str) -> list[str]:
         return [self.file(name, file).read_text().strip() for file in FILES]
 
@@ -153,6 +162,27 @@ def test_limits_hold_before_the_first_instruction_and_are_put_back(pods: Pods, t
     for name in ("web", "batch", "db"):
         pods.node.run(*_update(pods, name, cpu_shares=64))
     assert [pods.now(name)[:2] for name in ("web", "batch", "db")] == [[CPUS, "64"]] * 3
+
+
+def test_a_dedicated_pod_keeps_its_cpus_while_it_is_started_anew(pods: Pods, tmp_path: Path) -> None:
+    with Agent(pods.node, tmp_path, CANONICAL) as agent:
+        wait("the runtime's questions", lambda: agent.source("nri"))
+        pods.run("batch")
+        pods.run("db")
+        wait("the others", lambda: apart(pods, "db", "batch"))
+        alone, seen = pods.cpus("db"), set[int]()
+        for life in (1, 2):  # the second time the kubelet waits for ten seconds, in which there is no container
+            before = pods.id("db")
+            pid = int(pods.file("db", "cpu/cgroup.procs").read_text().split()[0])
+            os.kill(pid, signal.SIGKILL)
+
+            def again(before: str = before) -> bool:
+                seen.update(pods.cpus("batch"))
+                return pods.lives("db") and pods.id("db") != before
+
+            wait(f"life {life + 1}", again, 60)
+            assert set(parse_cpu_list(pods.told("db")[0])) == pods.cpus("db") == alone
+        assert not seen & alone, "nobody else's meanwhile"
 
 
 @contextmanager

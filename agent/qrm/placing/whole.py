@@ -17,11 +17,11 @@ _NOWHERE = "waiting:"
 def whole(pods: Sequence[Pod], state: CpuState) -> list[Pod]:
     """The pods that have a place, each with the containers that wait for theirs, whose cgroup is none (see `of_cgroups`). A pod
     of which nothing has run yet has none: it may never come to run."""
-    return [pod for pod in with_waiting(pods, state) if pod.containers]
+    return [pod for pod in kept(pods, state) if pod.containers]
 
 
-def with_waiting(pods: Sequence[Pod], state: CpuState) -> tuple[Pod, ...]:
-    """All of them, with those containers."""
+def kept(pods: Sequence[Pod], state: CpuState) -> tuple[Pod, ...]:
+    """All of them, with those containers: what is kept for one is not lent."""
     return tuple(_whole(pod, state) for pod in pods)
 
 
