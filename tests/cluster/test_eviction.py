@@ -199,7 +199,6 @@ def test_memory_pressure_sends_reclaimed_pods_away_but_for_critical_and_spared_o
     server.ask("DELETE", f"/apis/apps/v1/namespaces/{workspace}/daemonsets/daemon")
 
 
-@pytest.mark.long
 def test_who_fills_the_file_system_leaves_by_the_killer_of_its_level(
     ours: Cluster, server: Server, workspace: str, node: Node
 ) -> None:
