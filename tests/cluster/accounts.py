@@ -36,7 +36,19 @@ CONTROLLER: Sequence[Rule] = (
     (CONFIG, ("customnodeconfigs",), ("list", "watch", "create", "patch", "delete")),
     (CONFIG, ("*",), ("list", "watch", "patch", "delete")),
 )
-ROLES: Mapping[str, Sequence[Rule]] = {"dioptase-agent": AGENT, "dioptase-controller": CONTROLLER}
+WITHDRAW: Sequence[Rule] = (
+    ("", ("nodes",), ("list", "patch")),
+    ("", ("nodes/status",), ("patch",)),
+    ("apps", ("daemonsets", "deployments"), ("get", "delete")),
+    (NODE, ("customnoderesources",), ("list", "patch")),
+    (NODE, ("customnoderesources/status",), ("patch",)),
+    (CONFIG, ("katalystcustomconfigs", "adminqosconfigurations", "authconfigurations", "irqtuningconfigurations",
+              "memorybandwidthconfigurations", "powermanagementconfigurations", "strategygroupconfigurations",
+              "strategygroups", "transparentmemoryoffloadingconfigurations"), ("list", "patch")),
+)  # fmt: skip
+ROLES: Mapping[str, Sequence[Rule]] = {
+    "dioptase-agent": AGENT, "dioptase-controller": CONTROLLER, "dioptase-withdraw": WITHDRAW,
+}  # fmt: skip
 
 
 class Account:
