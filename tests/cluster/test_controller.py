@@ -362,6 +362,7 @@ def test_a_stock_scheduler_places_no_reclaimed_pod_on_a_node_whose_agent_is_gone
         holds(3, lambda: promised(server, sick) == ["3000", "3000"])
 
 
+@pytest.mark.long
 def test_a_leader_killed_with_the_api_server_is_followed_by_the_other_and_nothing_is_lost(
     ours: Cluster, definitions: Server, replicas: list[Controller], pods: None
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from controller.kcc.owners import FINALIZER as KCC_FINALIZER
 from controller.kcc.targets import FINALIZER
-from tests.cluster.accounts import Account
+from tests.cluster.accounts import RBAC, Account
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
 from tests.cluster.katalyst import ADMINS, CNRS, KCCS, a_kcc, an_admin, gone, lending, within
@@ -26,7 +26,32 @@ MILLICPU = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
 THEIRS = {"key": "theirs", "effect": "NoSchedule"}
 PRESSURE = {"key": "node.katalyst.kubewharf.io/MemoryPressure", "effect": "NoSchedule"}
 GONE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule", "qosLevel": "reclaimed_cores"}
+CONFIGURATIONS = [
+    KCCS, ADMINS, "authconfigurations", "irqtuningconfigurations", "memorybandwidthconfigurations",
+    "powermanagementconfigurations", "strategygroupconfigurations", "strategygroups",
+    "transparentmemoryoffloadingconfigurations",
+]  # fmt: skip
 OTHERS = "tests.example.org/kept"
+
+
+class Withdrawing(Account):
+    """An account that may what docs/controller.md says of the command, and no more."""
+
+    def _grant(self) -> None:
+        super()._grant()
+        rules = [
+            ("", ["nodes"], ["list", "patch"]),
+            ("", ["nodes/status"], ["patch"]),
+            ("apps", ["daemonsets", "deployments"], ["get", "delete"]),
+            ("node.katalyst.kubewharf.io", ["customnoderesources"], ["list", "patch"]),
+            ("node.katalyst.kubewharf.io", ["customnoderesources/status"], ["patch"]),
+            ("config.katalyst.kubewharf.io", CONFIGURATIONS, ["list", "patch"]),
+        ]
+        said = [{"apiGroups": [group], "resources": kinds, "verbs": verbs} for group, kinds, verbs in rules]
+        who = {"kind": "ServiceAccount", "name": self._name, "namespace": self._namespace}
+        what = {"apiGroup": RBAC, "kind": "ClusterRole", "name": self._role}
+        self._make(f"/apis/{RBAC}/v1", "clusterroles", self._role, {"rules": said})
+        self._make(f"/apis/{RBAC}/v1", "clusterrolebindings", self._role, {"subjects": [who], "roleRef": what})
 
 
 def workload(kind: str) -> dict[str, Any]:
@@ -54,7 +79,7 @@ def taints(server: Server, path: str) -> list[str]:
 def test_nothing_stays_but_the_objects(
     cluster: Cluster, ours: Cluster, definitions: Server, workspace: str, tmp_path: Path
 ) -> None:
-    server, account = definitions, Account(ours, "dioptase-withdraw", workspace, tmp_path)
+    server, account = definitions, Withdrawing(ours, "withdraw", workspace, tmp_path)
     apps = f"/apis/apps/v1/namespaces/{workspace}"
     for kind in ("DaemonSet", "Deployment"):
         server.ask("POST", f"{apps}/{kind.lower()}s", workload(kind))
