@@ -343,7 +343,7 @@ def test_a_stock_scheduler_places_no_reclaimed_pod_on_a_node_whose_agent_is_gone
         for pod in agents.values():
             be(server, pod, ready=True)
         for node in (sick, *well):
-            promise(server, node, "4000")
+            promise(server, node, "4k")
         first = a_batch_pod(server, "first", "gone")
         wait("it is placed", lambda: first() == sick)
         be(server, agents[sick], ready=False)
@@ -354,12 +354,12 @@ def test_a_stock_scheduler_places_no_reclaimed_pod_on_a_node_whose_agent_is_gone
         second = a_batch_pod(server, "second", "gone")
         wait("it is placed nowhere", lambda: f"Insufficient {MILLICPU}" in second())
         holds(3, lambda: f"Insufficient {MILLICPU}" in second())
-        assert [promised(server, node) for node in well] == [["4000", "4000"]] * 2
+        assert [promised(server, node) for node in well] == [["4k", "4k"]] * 2
         be(server, agents[sick], ready=True)
         wait("the taint goes", lambda: not taints(server, sick))
-        promise(server, sick, "3000")
+        promise(server, sick, "3k")
         wait("its agent promises anew", lambda: second() == sick)
-        holds(3, lambda: promised(server, sick) == ["3000", "3000"])
+        holds(3, lambda: promised(server, sick) == ["3k", "3k"])
 
 
 @pytest.mark.long
