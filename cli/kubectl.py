@@ -28,7 +28,7 @@ from cli.fleet.door import Door, options, show
 from cli.fleet.members import Member
 from cli.main import Careful
 from cli.tables import print_table
-from exporters.http import Health
+from exporters.health import Health
 from exporters.view import View
 from kube.client import Client
 from kube.errors import Unreachable

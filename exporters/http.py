@@ -1,4 +1,4 @@
-"""What the agent shows over HTTP: the page, Prometheus' `/metrics`, `/healthz` and the JSON that `dioptase top` reads.
+"""What the agent shows over HTTP: the page, Prometheus' `/metrics`, health and the JSON that `dioptase top` reads.
 
 Read only. It binds loopback unless told otherwise, and there it answers only to names of loopback: a web page elsewhere
 that makes a name of its own point to 127.0.0.1 is refused. TLS and passwords come by a web configuration file, which is
@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-import msgspec
 from aiohttp import web
 
-from api.catalogue import NS_PER_S
 from api.checks import Check
 from api.configuration import Configuration
 from api.decisions import JournalEntry, Round
@@ -34,16 +31,13 @@ from exporters.loopback import is_loopback, names_loopback
 from exporters.passwords import RETRY_AFTER_S, Busy, Passwords
 from exporters.problems import Problem, Refused
 from exporters.prometheus import Exposition
-from exporters.tokens import BESIDE, OPEN, Tokens
+from exporters.pulse import STALE_S, Pulse
+from exporters.tokens import BESIDE, HEALTHZ, OPEN, READYZ, Tokens
 from exporters.webconfig import Stamp, Web, WebConfig
 
 log = logging.getLogger(__name__)
 
 PAGE = Path(__file__).parent / "page"
-STALE_S = 5.0
-"""Of rounds a second apart; an older one means that the agent has stopped seeing."""
-STAGES = ("advisor", "actuator")
-"""What makes the agent an agent: where one of them failed in the latest round, nothing was changed (agent/loop.py)."""
 MAX_ENTRIES = 2000
 ASKED_OF: Mapping[str, Callable[[JournalEntry], str]] = {
     "pod": lambda entry: entry.outcome.decision.pod,
@@ -76,22 +70,6 @@ EXTRA_HEADERS = {
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Failed(msgspec.Struct, frozen=True):
-    """A source that gave nothing in the latest round."""
-
-    source: str
-    error: str
-    remedy: str
-
-
-class Health(msgspec.Struct, frozen=True):
-    """Body of `/healthz` while rounds are fresh."""
-
-    age_s: float
-    failed: tuple[Failed, ...]
-    banner: tuple[str, ...]
-
-
 class Server:
     """Sink of rounds and HTTP server in one: what is served is exactly what was published."""
 
@@ -113,11 +91,10 @@ class Server:
         self._configuration = configuration
         self._checked = None if checks is None else Checked(version, checks)
         self._page = page
-        self._stale_s = stale_s
+        self._pulse = Pulse(stale_s)
         self._exposition = Exposition(version, about)
         self._history = History()
         self._view_json: bytes | None = None
-        self._published_at_ns: int | None = None
         self._loopback = True
         self._encrypted = False
         self._web_config = web_config
@@ -132,15 +109,16 @@ class Server:
         return self._encrypted
 
     def publish(self, finished: Round) -> None:
+        self._pulse.turned(finished)
         try:
             seen = view.build(finished)
             shown = to_json(seen)
             self._exposition.publish(finished)
             self._history.add(finished.snapshot.seq, to_json(view.past(seen)))
             self._view_json = shown
-            self._published_at_ns = time.monotonic_ns()
+            self._pulse.shown()
         except Exception:
-            # A bug in what is shown must not stop what is done; /healthz turns 503 as rounds grow old.
+            # A bug in what is shown must not stop what is done; /readyz turns 503 as what is shown grows old.
             log.exception("round %d could not be shown", finished.snapshot.seq)
 
     async def start(self, host: str, port: int) -> int:
@@ -153,8 +131,8 @@ class Server:
         app.router.add_get("/", self._index)
         app.router.add_get("/static/{name}", self._static)
         app.router.add_get("/metrics", self._metrics)
-        for path in OPEN:
-            app.router.add_get(path, self._health)
+        app.router.add_get(HEALTHZ, self._alive)
+        app.router.add_get(READYZ, self._ready)
         app.router.add_get("/api/v1/view", self._view)
         app.router.add_get("/api/v1/history", self._views)
         app.router.add_get("/api/v1/decisions", self._decisions)
@@ -272,18 +250,11 @@ class Server:
         headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding", **HEADERS}
         return await sending.send_packed(request, packed, headers)
 
-    async def _health(self, request: web.Request) -> web.StreamResponse:
-        latest = self._exposition.observed.latest
-        if self._published_at_ns is None or latest is None:
-            raise Refused(503, "no round has finished yet", "wait a second; if it stays, look at the agent's log")
-        age_s = (time.monotonic_ns() - self._published_at_ns) / NS_PER_S
-        if age_s >= self._stale_s:
-            raise Refused(503, f"the last round is {age_s:.1f} s old", "look at the agent's log; restart the agent")
-        failed = tuple(Failed(s.name, s.error, s.remedy) for s in latest.snapshot.sources if not s.ok)
-        for stage in failed:
-            if stage.source in STAGES:
-                raise Refused(503, f"the {stage.source} failed in the last round: {stage.error}", stage.remedy)
-        return await sending.send(request, to_json(Health(round(age_s, 3), failed, latest.banner)), JSON)
+    async def _alive(self, request: web.Request) -> web.StreamResponse:
+        return await sending.send(request, to_json(self._pulse.alive()), JSON)
+
+    async def _ready(self, request: web.Request) -> web.StreamResponse:
+        return await sending.send(request, to_json(self._pulse.ready()), JSON)
 
     async def _view(self, request: web.Request) -> web.StreamResponse:
         _parameters(request)

@@ -28,7 +28,8 @@ MOST_REMEMBERED = 256
 MOST_WAITING = 16
 LONGEST = 16 << 10
 """Letters of a token; those of accounts have one or two thousand."""
-OPEN = ("/healthz", "/readyz")
+HEALTHZ, READYZ = "/healthz", "/readyz"
+OPEN = (HEALTHZ, READYZ)
 METRICS, BELOW = "/metrics", "/dioptase"
 BESIDE = "X-Dioptase-Authorization"
 """Taken where there is no Authorization: the API server's proxy takes that one for itself and does not pass it on."""

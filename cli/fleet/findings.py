@@ -13,7 +13,7 @@ from cli import words
 from cli.fleet.asking import Told
 from cli.fleet.lines import named
 from cli.fleet.members import Pod
-from exporters.http import Health
+from exporters.health import Health
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from agent.report.journal import DecisionJournal
-from api.decisions import JournalEntry, Status
+from api.decisions import JournalEntry, Round, Status
 from api.knobs import Knob
 from api.ports import Unavailable
 from api.samples import SourceStatus
@@ -205,14 +205,15 @@ async def test_of_what_a_slow_reader_asks_for_little_is_held(client: Client, pat
     connection.connection_lost(None)
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
 @pytest.mark.parametrize(("stale_s", "status"), [(0.01, 503), (36.0, 200)])
-async def test_health_follows_the_age_of_the_last_round(stale_s: float, status: int) -> None:
+async def test_health_follows_the_age_of_the_last_round(path: str, stale_s: float, status: int) -> None:
     server = Server(journal=DecisionJournal(None), version="1", stale_s=stale_s)
     client = Client(server, await server.start("127.0.0.1", 0))
-    assert (await client.problem("/healthz", 503))[0] == "no round has finished yet"
+    assert (await client.problem(path, 503))[0] == "no round has finished yet"
     server.publish(bare_round())
     await asyncio.sleep(0.02)
-    answered, _, body = await client.get("/healthz")
+    answered, _, body = await client.get(path)
     assert answered == status
     if status == 200:
         assert 0.02 <= json.loads(body)["age_s"] < 36
@@ -223,9 +224,10 @@ async def test_health_follows_the_age_of_the_last_round(stale_s: float, status: 
     await server.stop()
 
 
-async def test_health_names_failed_sources_and_what_the_node_lacks(client: Client) -> None:
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+async def test_health_names_failed_sources_and_what_the_node_lacks(client: Client, path: str) -> None:
     client.server.publish(busy_round(2))
-    health = await client.json("/healthz")
+    health = await client.json(path)
     assert health["failed"] == [
         {
             "source": "psi",
@@ -236,19 +238,29 @@ async def test_health_names_failed_sources_and_what_the_node_lacks(client: Clien
     assert health["banner"] == list(busy_round(2).banner)
 
 
-@pytest.mark.parametrize("stage", ["advisor", "actuator"])
-async def test_a_round_that_could_not_decide_or_act_is_not_healthy(client: Client, stage: str) -> None:
-    finished = busy_round(2)
-    broken = SourceStatus(name=stage, ok=False, error="ZeroDivisionError: division by zero", remedy="report it")
-    snapshot = msgspec.structs.replace(finished.snapshot, sources=(*finished.snapshot.sources, broken))
-    client.server.publish(msgspec.structs.replace(finished, snapshot=snapshot))
-    error, remedy = await client.problem("/healthz", 503)
-    assert (error, remedy) == (
-        f"the {stage} failed in the last round: ZeroDivisionError: division by zero",
-        "report it",
-    )
+def failing(seq: int, *names: str) -> Round:
+    """A round in which these sources failed, each with its reason."""
+    finished = busy_round(seq)
+    broken = (SourceStatus(name=name, ok=False, error=f"no {name}", remedy="mend it") for name in names)
+    snapshot = msgspec.structs.replace(finished.snapshot, sources=(*finished.snapshot.sources, *broken))
+    return msgspec.structs.replace(finished, snapshot=snapshot)
+
+
+@pytest.mark.parametrize("stage", ["pods", "topology", "node", "cgroups", "advisor", "actuator"])
+async def test_an_agent_that_does_not_see_decide_or_act_lives_and_is_not_ready(client: Client, stage: str) -> None:
+    client.server.publish(failing(2, stage))
+    assert await client.problem("/readyz", 503) == (f"{stage}: no {stage}", "mend it")
+    alive = await client.json("/healthz")
+    assert {"source": stage, "error": f"no {stage}", "remedy": "mend it"} in alive["failed"]
     client.server.publish(busy_round(3))
-    assert (await client.get("/healthz"))[0] == 200
+    assert (await client.get("/readyz"))[0] == 200
+
+
+async def test_all_that_keeps_it_from_its_work_is_told_and_what_only_makes_it_do_less_does_not(client: Client) -> None:
+    client.server.publish(failing(2, "pods", "cnr", "dynamic-config", "waits", "advisor"))
+    assert await client.problem("/readyz", 503) == ("pods: no pods; advisor: no advisor", "mend it")
+    client.server.publish(failing(3, "cnr", "dynamic-config", "events", "waits", "kubelet"))
+    assert (await client.get("/readyz"))[0] == 200
 
 
 async def test_metrics_say_what_the_agent_knows_of_itself_when_a_round_is_published() -> None:
@@ -414,6 +426,7 @@ async def test_publish_never_raises_and_health_tells(client: Client, caplog: pyt
     with caplog.at_level(logging.ERROR):
         client.server.publish(broken)
     assert "round 2 could not be shown" in caplog.text
-    assert (await client.problem("/healthz", 503))[0] == "no round has finished yet"
+    assert (await client.problem("/readyz", 503))[0] == "no round has finished yet"
+    assert (await client.get("/healthz"))[0] == 200, "rounds come, and do their work"
     client.server.publish(busy_round(3))
     assert (await client.json("/api/v1/view"))["seq"] == 3

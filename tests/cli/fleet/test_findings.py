@@ -8,7 +8,7 @@ from api.checks import Check, Findings
 from cli.fleet.asking import Told
 from cli.fleet.findings import findings, summary
 from cli.fleet.members import Member, Pod
-from exporters.http import Failed, Health
+from exporters.health import Failed, Health
 
 NO_PSI = Check(name="pressure", ok=False, detail="none", remedy="psi=1")
 NO_L3 = Check(name="optional: resctrl", ok=True, detail="none", remedy="another CPU")

@@ -1,0 +1,21 @@
+"""What `/healthz` says, for the server and for whoever asks it."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """A source that gave nothing in the latest round."""
+
+    source: str
+    error: str
+    remedy: str
+
+
+class Health(msgspec.Struct, frozen=True):
+    """Body of `/healthz` while rounds are fresh."""
+
+    age_s: float
+    failed: tuple[Failed, ...]
+    banner: tuple[str, ...]
