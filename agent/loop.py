@@ -224,7 +224,8 @@ class Loop:
         if self._actuator.version == "v1":
             decisions = with_nested(decisions, snapshot)
         yield self._actuator.apply(decisions, now_ns, loosen=judged.asked.loosen)
-        if snapshot.cgroups:  # a tree that cannot be read tells of nobody that he has left
+        # A tree that cannot be read tells of nobody that he has left, and neither does a kubelet that was not reached yet.
+        if snapshot.cgroups and (snapshot.pods or snapshot.pods_known):
             coming = self._actuator.foretold.coming({one.cgroup for one in decisions}, now_ns / 1e9)
             yield self._actuator.release(decisions, ((ours | judged.named) - snapshot.cgroups.keys()) | coming)
         yield self._actuator.finished()

@@ -16,6 +16,7 @@ from agent.advisor.forecast.outlook import Watched, look_ahead
 from agent.advisor.headroom.foretold import FORECAST, foretold_memory
 from agent.advisor.headroom.found import policy_of, with_memory
 from agent.advisor.headroom.gather import capacity
+from agent.advisor.latency import PODS_UNKNOWN
 from agent.advisor.memory.advise import advise_memory
 from agent.advisor.memory.gather import named, nobody_else, of_the_kubelet, situation_of
 from agent.advisor.memory.state import MemoryState
@@ -29,11 +30,11 @@ from agent.qrm.placing.place import place
 from agent.qrm.placing.state import FALLBACK, CpuState, Placement, where_they_run, with_bindings
 from agent.qrm.placing.static import not_shared
 from agent.qrm.wishes import resolve
-from api.advice import Wish
+from api.advice import Headroom, Wish
 from api.decisions import Advice, Decision
 from api.facts import KubeletManagers
 from api.forecasts import Outlook
-from api.knobs import Knob
+from api.knobs import Knob, Verdict
 from api.memory_advice import MemoryAdvice
 from api.node_advice import NodeAdvice
 from api.samples import Snapshot
@@ -124,6 +125,10 @@ def _kubelets(managers: KubeletManagers | None) -> frozenset[Knob]:
 
 
 _NOBODY = Told()
+UNLISTED = Headroom(
+    verdict=Verdict(rule=PODS_UNKNOWN, text="The list of pods is not up to date: nothing new is promised.")
+)
+"""Found where nobody knows who is here: what was promised before stands for a while and then goes down, by the reporter."""
 
 
 def judge(
@@ -152,7 +157,7 @@ def judge(
     memory = _measured(told.memory, memory)
     reporter = known.reporter
     if advice is not None and advice.headroom is not None:
-        found = with_memory(advice.headroom, memory.headroom_bytes, memory.headroom_by_numa, config.advisor)
+        found = _found(advice.headroom, memory, config) if whole.pods_known else UNLISTED
         lends = config.advisor.enable_reclaim
         advertised, reporter = report(found, capacity(snapshot), reporter, config.report, now_ns, enable_reclaim=lends)
         advice = msgspec.structs.replace(advice, headroom=found, advertised=advertised)
@@ -186,6 +191,11 @@ def judge(
         forecasts=watched,
         ceiling=ceiling,
     )
+
+
+def _found(headroom: Headroom, memory: MemoryAdvice, config: Config) -> Headroom:
+    """What can be promised of both."""
+    return with_memory(headroom, memory.headroom_bytes, memory.headroom_by_numa, config.advisor)
 
 
 def _refused(snapshot: Snapshot, provided_for: Snapshot) -> frozenset[str]:

@@ -192,3 +192,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     indicators: Mapping[str, Indicator] = {}
     """By pod key."""
     sources: tuple[SourceStatus, ...] = ()
+
+    @property
+    def pods_known(self) -> bool:
+        """Whether `pods` are those of now. Else they are those that were known last, if any: some may be new that nobody lists,
+        and some may have gone."""
+        return all(source.ok for source in self.sources if source.name == "pods")

@@ -93,7 +93,7 @@ def _latency(
         enable_reclaim=config.enable_reclaim,
         blames=blames,
         most_cores=lendable_cores(snapshot, lent_nodes(snapshot, memory, config), memory, config),
-        pods_known=_pods_known(snapshot),
+        pods_known=snapshot.pods_known,
     )
     lending = latency.lend(situation, memory, config.latency)
     before = memory.lent_cores if memory.lent_cores is not None else float(len(cpus))
@@ -188,11 +188,6 @@ def _everywhere(sizes: Sequence[PoolSize], topology: Topology, lent_cores: float
     )
 
 
-def _pods_known(snapshot: Snapshot) -> bool:
-    """Whether the list of pods is one of now."""
-    return all(source.ok for source in snapshot.sources if source.name == "pods")
-
-
 def _by_need_alone(verdict: Verdict) -> Verdict:
     """The same reason, where it sizes nothing: pools are as wide as can be, and waits decide what is lent of them."""
     return replace(verdict, text=f"Were pools sized by need: {verdict.text}")
@@ -204,7 +199,7 @@ def _canonical(
     """Katalyst's way: online pools are as large as their policies say, and what is left is reclaimed pods'."""
     lent = lent_by_pools(cpu.sizes, snapshot.topology.numa_nodes) or 0.0
     before = lent if memory.lent_cores is None else memory.lent_cores
-    frozen = lent > before and not _pods_known(snapshot) and bool(memory.sizes)
+    frozen = lent > before and not snapshot.pods_known and bool(memory.sizes)
     if frozen:
         # Some of those who need CPU may be new, and nobody lists them.
         cpu, lent = replace(cpu, sizes=memory.sizes), before

@@ -82,13 +82,13 @@ def judge(
 def _ask(
     situation: Situation, sent: Iterable[Sent], memory: Plugins, config: EvictionConfig
 ) -> tuple[list[Finding], Plugins]:
-    """Every plugin that is enabled, in Katalyst's order; none of them on an old snapshot.
+    """Every plugin that is enabled, in Katalyst's order; none of them on an old snapshot or an old list of pods.
 
     Who was chosen in a dry run is still here, and counts as that: what is shown is the node as it is.
     """
     enabled = [name for name in NAMES if config.enabled(name)]
-    if not situation.fresh:
-        return [missing(name, "the state of the node") for name in enabled], _anew(memory)
+    if what := situation.unknown:
+        return [missing(name, what) for name in enabled], _anew(memory)
     leaving = situation.leaving | {each.pod for each in sent if not each.dry_run}
     situation = msgspec.structs.replace(situation, leaving=leaving)
     findings: list[Finding] = []
@@ -111,8 +111,8 @@ def _ask(
 
 def _here(finding: Finding, situation: Situation, sent: Iterable[Sent]) -> Finding:
     """What somebody found a while ago, without those who have left or are on their way since; nothing on an old snapshot."""
-    if not situation.fresh:
-        return missing(finding.threshold.plugin, "the state of the node")
+    if what := situation.unknown:
+        return missing(finding.threshold.plugin, what)
     away = {each.pod for each in sent if not each.dry_run}
     staying = {pod.uid: pod for pod in situation.staying if pod.key not in away}
     left = tuple(

@@ -89,9 +89,11 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return any(sample is not None and sample.threads != 0 for sample in samples)
 
     @property
-    def fresh(self) -> bool:
-        """Whether the snapshot itself is recent."""
-        return 0 <= self.now_ns - self.snapshot.taken_at_ns <= self.stale_s * NS_PER_S
+    def unknown(self) -> str:
+        """What is not known as it is now, so that nobody is judged by it; empty where all is."""
+        if not 0 <= self.now_ns - self.snapshot.taken_at_ns <= self.stale_s * NS_PER_S:
+            return "the state of the node"
+        return "" if self.snapshot.pods_known else "which pods are here now"
 
     @property
     def node_files_fresh(self) -> bool:

@@ -20,8 +20,9 @@ from agent.qrm.foretold import Foretold
 from api.decisions import Act, Decision, Outcome, Round, Status
 from api.facts import Limits, Wait
 from api.knobs import Knob
+from api.pods import Pod
 from api.qos import QoSLevel
-from api.samples import Snapshot
+from api.samples import Snapshot, SourceStatus
 from tests.agent.advisor.builders import S, pod, snapshot, waits
 
 WEB, BATCH = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
@@ -41,6 +42,7 @@ class Scripted:
         self.failure: Exception | None = None
         self.taken_at_ns: list[int] = []
         self.quotas: Mapping[str, float] = {}
+        self.released = 0
 
     def snapshot(self, seq: int, taken_at_ns: int, wall_time_ns: int) -> Snapshot:
         self.taken_at_ns.append(taken_at_ns)
@@ -63,6 +65,7 @@ class Scripted:
         return sum(self.quotas[cgroup] for cgroup in reclaimed) if self.quotas else None
 
     def release(self, decisions: object, unseen: object) -> tuple[Outcome, ...]:
+        self.released += 1
         return ()
 
     def finished(self) -> tuple[Outcome, ...]:
@@ -108,6 +111,20 @@ async def test_what_an_agent_left_reclaimed_pods_is_lent_on_and_no_online_pod_s_
         found.append((advice.verdict.inputs.get("lent_before_cores"), advice.lent_cores))
         script.quotas = {"/batch": 0.1 if len(found) == 1 else 1.5, "/web": 4.0}
     assert found[1:] == [(0.1, 0.3), (0.3, 0.5)], "asked once"
+
+
+@pytest.mark.parametrize(
+    ("pods", "listed", "released"),
+    [((), True, 1), ((), False, 0), ((WEB,), False, 1)],
+)
+async def test_nothing_is_given_back_before_anybody_lists_the_pods(
+    pods: tuple[Pod, ...], released: int, *, listed: bool
+) -> None:
+    """An agent that was restarted beside a kubelet that refuses it knows of nobody that he has left."""
+    source = SourceStatus(name="pods", ok=listed, error="" if listed else "answered 403")
+    script = Scripted(lambda seq: msgspec.structs.replace(seen(seq), pods=pods, sources=(source,)))
+    loop_over(script).turn("tick")
+    assert script.released == released
 
 
 async def test_a_bug_in_the_actuator_ends_nothing_and_is_seen(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,7 +20,7 @@ from api.cpus import Topology
 from api.facts import CpuTimes, NumaNode
 from api.pods import Pod
 from api.qos import Enhancements, QoSLevel
-from api.samples import NodeSample, Snapshot
+from api.samples import NodeSample, Snapshot, SourceStatus
 from tests.agent.advisor.builders import S, pod, snapshot, topology
 
 TWO = topology(96, numa=2)
@@ -348,3 +348,27 @@ def test_what_is_remembered_survives_json() -> None:
     _, known = play([koordinator(at, 20.0 * at) for at in range(0, 151, 30)], Config())
     assert known.reporter.advertised is not None
     assert msgspec.json.decode(msgspec.json.encode(known.reporter), type=ReporterMemory) == known.reporter
+
+
+def unlisted(snapshot: Snapshot, pods: tuple[Pod, ...] = ()) -> Snapshot:
+    source = SourceStatus(name="pods", ok=False, error="the kubelet answered 403")
+    return msgspec.structs.replace(snapshot, pods=pods, sources=(source,))
+
+
+@pytest.mark.parametrize("policy", ["canonical", "latency"])
+def test_a_node_whose_pods_nobody_lists_promises_nothing_and_later_no_more_than_it_did(policy: Any) -> None:
+    """It would be idle, by what is known: 96 CPUs that nobody uses."""
+    config = Config(advisor=AdvisorConfig(policy=policy), report=ReportConfig(window_s=60.0))
+    pods, blind, sighted = (pod("web", QoSLevel.SHARED, request=4),), Remembered(), Remembered()
+    for at in range(0, 300, 30):
+        now = seen(at, pods, TWO, {"web": 1.0})
+        judged, blind = judge(unlisted(now), config, blind, now.taken_at_ns)
+        assert judged.advice is None or advertised(judged).cores is None
+        judged, sighted = judge(now, config, sighted, now.taken_at_ns)
+    before = advertised(judged)
+    assert before.cores is not None
+    assert before.cores > 48
+    # The pod has gone meanwhile, for all that anybody knows, and a larger one may have come.
+    later = seen(330, pods, TWO, {"web": 0.1})
+    judged, _ = judge(unlisted(later, pods), config, sighted, later.taken_at_ns)
+    assert (advertised(judged).cores, advertised(judged).stale[:1]) == (before.cores, ("cpu",))

@@ -32,6 +32,7 @@ from api.memory_advice import MemoryEviction
 from api.node_advice import PowerAction, PowerKind
 from api.pods import Pod
 from api.qos import Enhancements, QoSLevel
+from api.samples import SourceStatus
 from tests.agent.eviction.builders import (
     GIB,
     HARD,
@@ -405,6 +406,16 @@ def test_whom_a_power_alert_chose_is_not_chosen_twice_for_lack_of_data() -> None
     rounds = [first, msgspec.structs.replace(old, now_ns=136 * 10**9), later]
     assert [victims(each) for each in play(rounds, config("node_power_pressure", burst=1))[0]] == [["a"], [], ["b"]]
     assert [victims(each) for each in play(rounds, config("node_power_pressure"))[0]] == [["a", "b"], [], []]
+
+
+def test_an_old_list_of_pods_evicts_nobody() -> None:
+    """Who is listed may be gone, and whoever asks for less may have come in his place."""
+    at = pressed(100, [pod("a", cores=6)])
+    old = SourceStatus(name="pods", ok=False, error="the list of pods is 40 s old")
+    unlisted = msgspec.structs.replace(at, snapshot=msgspec.structs.replace(at.snapshot, sources=(old,)))
+    assert [victims(play([each], config(RECLAIMED))[0][0]) for each in (at, unlisted)] == [["a"], []]
+    (evictions,), _ = play([unlisted], config(RECLAIMED))
+    assert evictions.thresholds[0].verdict.text.startswith("which pods are here now is not known")
 
 
 def test_an_old_snapshot_evicts_nobody() -> None:
