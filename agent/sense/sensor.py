@@ -25,6 +25,7 @@ from api.cpus import Topology
 from api.facts import Wait
 from api.pods import Pod
 from api.ports import PodSource, Probe, Seen, Unavailable, WaitSource
+from api.qos import QoSLevel
 from api.rates import members
 from api.samples import CgroupSample, Indicator, NodeSample, Snapshot, SourceStatus
 
@@ -278,10 +279,9 @@ def _strangers(pods: tuple[Pod, ...], root: str) -> list[str]:
     """Batch cgroups whose priority says nothing to an online one: it holds among the children of one parent. Those below
     `root`, or that of a NUMA node, have its priority; those of the kubelet's lowest class have the least weight beside all
     others."""
-    online, batch = (
-        [container.cgroup for pod in pods if pod.qos.online is kind for container in pod.containers]
-        for kind in (True, False)
-    )
+    # The node's own daemons (system_cores) are neither.
+    online = [container.cgroup for pod in pods if pod.qos.online for container in pod.containers]
+    batch = [container.cgroup for pod in pods if pod.qos is QoSLevel.RECLAIMED for container in pod.containers]
     below = re.compile(rf"({re.escape(root)}(?:-\d+)?)/.*") if root else None
     tops = {found[1] if below is not None and (found := below.fullmatch(b)) else b for b in batch}
     return [f"{b} beside {o}" for b in sorted(tops) for o in online if not _yields(b, o)]

@@ -68,6 +68,16 @@ def test_batch_work_that_gives_way_to_nobody_is_named(machine: Machine, online: 
         assert f"{batch} beside {online}" in found[0].error
 
 
+def test_the_node_s_own_daemons_are_no_batch_work(machine: Machine) -> None:
+    """The agent itself is one, beside online pods of its class."""
+    daemon = Container(name="c", cgroup="/kubepods/burstable/pod2/agent")
+    machine.pods.answer = lambda: (
+        msgspec.structs.replace(WEB, containers=(Container(name="c", cgroup="/kubepods/burstable/pod1/web"),)),
+        msgspec.structs.replace(WEB, uid="2", name="agent", qos=QoSLevel.SYSTEM, containers=(daemon,)),
+    )
+    assert "pod-siblings" not in {source.name for source in machine.sensor().snapshot(1, 1, 1).sources}
+
+
 def test_the_last_good_pods_stay_and_the_reason_is_shown(machine: Machine) -> None:
     def refuse() -> tuple[Pod, ...]:
         raise Unavailable("pods.yaml: line 2: not YAML", "mend the file")
