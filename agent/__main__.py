@@ -41,6 +41,7 @@ from agent.sense.sensor import Sensor
 from agent.sense.topology import read_topology
 from agent.sense.triggers import TriggerSet
 from agent.settings import ConfigError
+from agent.tending import Tending
 from api import VERSION
 from api.decisions import Act
 from api.ports import PodSource, Probe, Sink, Unavailable, WaitSource
@@ -124,12 +125,14 @@ def _pods(path: Path | None, config: Config) -> PodSource:
 
 
 async def _asked(
-    options: Options, config: Config, hierarchy: Hierarchy, pods: PodSource, stack: AsyncExitStack
+    options: Options, config: Config, hierarchy: Hierarchy, pods: PodSource, tending: Tending
 ) -> tuple[PodSource, tuple[Probe, ...], int]:
     """Whoever lists the pods, how those fare whom he asks, and for how long he may list what has ended (ns)."""
     if not options.kubelet:
         return pods, (), 0
-    source, probes = await optional.open_kubelet(optional.named(config, options.node), _door(config), hierarchy, stack)
+    source, probes = await optional.open_kubelet(
+        optional.named(config, options.node), _door(config), hierarchy, tending
+    )
     return source, probes, optional.patience_ns(config)
 
 
@@ -141,8 +144,9 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
     hierarchy, state = detect(PROC), (options.state_dir, boot_id(PROC))
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(READERS, "reader"))
     async with AsyncExitStack() as stack:
+        tending = Tending(stack)
         files = stack.enter_context(closing(optional.open_knobs(config, hierarchy, kubelet=options.kubelet)))
-        pods, asking, patience_ns = await _asked(options, config, hierarchy, pods, stack)
+        pods, asking, patience_ns = await _asked(options, config, hierarchy, pods, tending)
         originals, state_missing = _open_originals(options, stack)
         cluster = optional.Cluster(options.node, options.state_dir if originals else None, kubelet=options.kubelet)
         config, told_missing = cluster.open(file, config, _misfit)
@@ -155,8 +159,8 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         cgroups, node = _open_readers(options, config, hierarchy, stack)
         runtime = optional.runtime_side(config, act, pods, hierarchy, _door(config))
         sinks, reporting = await _open_exporters(options, config, (*journals, recorder), (cluster, runtime), stack)
-        sinks += await cluster.join(config, act, evictor, stack)
-        more = (*cluster.sources, *optional.hardware(config, SYS), *runtime.probes)
+        sinks += await cluster.join(config, act, evictor, tending)
+        more = (*cluster.sources, *optional.hardware(config, SYS), *runtime.probes, tending)
         sensor = Sensor(
             cgroups=cgroups,
             node=node,
@@ -183,11 +187,11 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
             forecasts=optional.open_forecasts(config, options.act, state, stack) if originals is not None else None,
             banner=(*state_missing, *told_missing, *act_missing, *waits_missing, *knobs_missing),
         )
-        cluster.start(loop.obey, stack)
+        cluster.start(loop.obey, tending)
         runtime.start(lambda: loop.basis)
         heap.few_collections()
         probes.start()
-        stack.callback(asyncio.create_task(indicators.run(loop.pods)).cancel)
+        tending.begin("asking pods for indicators", partial(indicators.run, loop.pods))
         try:
             await _until_told(loop, options)
         finally:

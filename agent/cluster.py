@@ -5,12 +5,12 @@ Loaded only where a node's name was given; nothing here ever keeps a round waiti
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -23,6 +23,7 @@ from agent.report.extended import ExtendedResources
 from agent.report.kubelet import Neighbourhood
 from agent.sense.documents import check
 from agent.sense.kubelet import CONFIGZ, Kubelet
+from agent.tending import Tending
 from api import VERSION
 from api.configuration import Configuration
 from api.ports import Probe, Sink
@@ -52,14 +53,14 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     told: Callable[[], Configuration]
     obeyed: Callable[[], Mapping[tuple[str, ...], bool]]
     client: Client
-    runs: tuple[Callable[[], Coroutine[Any, Any, None]], ...]
+    parts: tuple[Source, ...]
     follower: Follower
 
-    def start(self, obey: Callable[[Config], None], stack: AsyncExitStack) -> None:
-        """Begin, until the stack is left; `obey` is given the settings whenever they change."""
-        for work in (*(run() for run in self.runs), self.follower.run(obey)):
-            task = asyncio.create_task(work)
-            stack.callback(task.cancel)
+    def start(self, obey: Callable[[Config], None], tending: Tending) -> None:
+        """Begin; `obey` is given the settings whenever they change."""
+        for part in self.parts:
+            tending.begin(part.name, part.run)
+        tending.begin(self.follower.name, partial(self.follower.run, obey))
 
 
 async def join(node: str, rules: Rules, stack: AsyncExitStack, *, kubelet: bool) -> Joined:
@@ -88,7 +89,7 @@ async def join(node: str, rules: Rules, stack: AsyncExitStack, *, kubelet: bool)
         told=follower.told,
         obeyed=rules.obeyed,
         client=client,
-        runs=tuple(part.run for part in (*writers, *others)),
+        parts=(*writers, *others),
         follower=follower,
     )
 

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,6 +18,7 @@ from agent.eviction.rootfs import OVERUSE_NAME, PRESSURE_NAME
 from agent.eviction.signals import SignalKiller
 from agent.hierarchy import Hierarchy
 from agent.sense.running import find_socket
+from agent.tending import Tending
 from api.evictions import Held, KillEvent
 from api.pods import Pod
 from api.ports import Probe, Sink, Unavailable
@@ -100,12 +99,12 @@ def open_killer(config: EvictionConfig, hierarchy: Hierarchy, *, node: str, kube
 
 
 async def join(
-    evictor: Evictor, config: Config, client: Client | None, node: str, stack: AsyncExitStack, *, kubelet: bool
+    evictor: Evictor, config: Config, client: Client | None, node: str, tending: Tending, *, kubelet: bool
 ) -> tuple[Beside, ...]:
-    """The parts that work beside the rounds, begun, until the stack is left; with `kubelet` the pods are those of a container
-    runtime. Raises Unavailable."""
+    """The parts that work beside the rounds, begun; with `kubelet` the pods are those of a container runtime. Raises
+    Unavailable."""
     parts: list[Beside] = []
-    settings = config.eviction
+    settings, stack = config.eviction, tending.stack
     acting = evictor.killer is not None
     if acting:
         evictor.notifier = Notifier(Path(settings.notify_root) if settings.notify_root else None)
@@ -119,21 +118,21 @@ async def join(
 
         taints = NodeTaints(client, node)
         stack.push_async_callback(taints.withdraw)
-        _begin(taints.run(), stack)
+        tending.begin(taints.name, taints.run)
         parts.append(taints)
     if settings.plugin_sockets:
         from agent.eviction.protocol.outside import Outside  # noqa: PLC0415 - gRPC is 12 MiB
 
         outside = Outside(settings)
         evictor.outside = outside.findings
-        _begin(outside.run(), stack)
+        tending.begin(outside.name, outside.run)
         parts.append(outside)
     if kubelet and (socket := find_socket(config.kubelet.runtime_socket)) is not None:
         from agent.eviction.protocol.layers import Layers  # noqa: PLC0415 - gRPC is 12 MiB
 
         layers = Layers(socket, config.kubelet.timeout_s, lambda: evictor.wants(PRESSURE_NAME, OVERUSE_NAME))
         evictor.rootfs = layers.use
-        _begin(layers.run(), stack)
+        tending.begin(layers.name, layers.run)
         parts.append(layers)
     return tuple(parts)
 
@@ -153,8 +152,3 @@ def _open_ways(killers: Killers, config: Config, client: Client | None) -> None:
                     f"eviction.killer: {CONTAINERS}: no container runtime is there", "set kubelet.runtimeSocket"
                 )
             killers.ways[name] = ContainerWay(socket, config.kubelet.timeout_s)
-
-
-def _begin(work: Coroutine[object, object, None], stack: AsyncExitStack) -> None:
-    task = asyncio.create_task(work)
-    stack.callback(task.cancel)

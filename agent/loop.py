@@ -317,18 +317,17 @@ class Loop:
             await asyncio.sleep(self._config.watch_interval_s)
             try:
                 after = self._online_waits()
+                policy = self._config.advisor
+                limits = limits_ns(after, self._known.advisor.own_waits_ns, policy.latency)
+                if self._can_shrink() and alarmed(before, after, limits, policy.latency):
+                    self._ring("wait")
             except Exception:
                 # The next round reads the same source in its guard and shows the reason; here one line is enough.
                 if not failed:
                     log.exception("waits cannot be watched between rounds")
                 failed, before = True, {}
                 continue
-            failed = False
-            policy = self._config.advisor
-            limits = limits_ns(after, self._known.advisor.own_waits_ns, policy.latency)
-            if self._can_shrink() and alarmed(before, after, limits, policy.latency):
-                self._ring("wait")
-            before = after
+            failed, before = False, after
 
     def _online_waits(self) -> dict[str, Wait]:
         """Waits of the online containers of the last round, each with the groups below it, as far as they are known."""

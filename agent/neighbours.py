@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from agent.qrm.protocol.pod_resources_server import PodResourcesDesk
 from agent.qrm.protocol.registration import CHECK_S, Card, Introduced, Presence
 from agent.qrm.protocol.resource_plugin import OPTIONS, PluginDesk
 from agent.rpc import Server, serve
+from agent.tending import Tending
 from api.decisions import Advice
 from api.memory_advice import MemoryAdvice
 from api.ports import Probe, Seen, Sink, Unavailable
@@ -91,13 +92,15 @@ class Neighbours:
         self._serve(told.serve)
         self._take(told.take)
 
-    def start(self, stack: AsyncExitStack) -> None:
-        """Be there, and ask, until the stack is left."""
-        works: list[Coroutine[Any, Any, None]] = [presence.run() for presence in self._presences]
-        works += [remote.run() for remote in (self._cpu, self._memory) if remote is not None]
-        works += [_keep(kept) for kept in self._kept.values()]
-        for work in works:
-            stack.push_async_callback(_ended, asyncio.create_task(work))
+    def start(self, tending: Tending) -> None:
+        """Be there, and ask."""
+        for presence in self._presences:
+            tending.begin(f"the plugin at {presence.path.name}", presence.run)
+        for kind, remote in ((CPU, self._cpu), (MEMORY, self._memory)):
+            if remote is not None:
+                tending.begin(f"asking for advice on {kind}", remote.run)
+        for name, kept in self._kept.items():
+            tending.begin(f"the sockets of {name}", partial(_keep, kept))
 
     def before(self, known: Remembered) -> tuple[Remembered, Told]:
         """What the next round is to know, and whose advice it carries out."""
@@ -238,8 +241,3 @@ async def _keep(kept: Kept) -> None:
             await asyncio.sleep(CHECK_S)
     finally:
         await kept.close()
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait([task])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -22,6 +21,7 @@ from agent.sense.pods import NoPods, StaticPods
 from agent.sense.podspec import Door
 from agent.sense.running import find_socket
 from agent.settings import built, load_document
+from agent.tending import Tending
 from api.checks import Check
 from api.configuration import Configuration
 from api.decisions import Act
@@ -137,7 +137,7 @@ def named(config: Config, node: str) -> Config:
 
 
 async def open_kubelet(
-    config: Config, door: Door, hierarchy: Hierarchy, stack: AsyncExitStack
+    config: Config, door: Door, hierarchy: Hierarchy, tending: Tending
 ) -> tuple[PodSource, tuple[Probe, ...]]:
     """The pods of the kubelet and of the container runtime, and how both fare, who were asked once already; what cannot be
     asked now is asked again, and shown."""
@@ -145,7 +145,7 @@ async def open_kubelet(
     from agent.sense.kubepods import KubePods  # noqa: PLC0415
     from agent.sense.podjoin import Node  # noqa: PLC0415
 
-    runtime, socket = None, find_socket(config.kubelet.runtime_socket)
+    runtime, socket, stack = None, find_socket(config.kubelet.runtime_socket), tending.stack
     if socket is not None:
         from agent.sense.cri import Runtime  # noqa: PLC0415 - gRPC is 12 MiB
 
@@ -155,7 +155,7 @@ async def open_kubelet(
     node = Node(door=door, exists=partial(exists, hierarchy.primary), cgroup_root=config.kubelet.cgroup_root)
     pods = KubePods(kubelet, runtime, node, config.kubelet)
     await pods.turn()
-    stack.push_async_callback(ended, asyncio.create_task(pods.run()))
+    tending.begin("asking for pods", pods.run)
     return pods, pods.probes()
 
 
@@ -185,12 +185,6 @@ def runtime_side(config: Config, act: Act, pods: PodSource, hierarchy: Hierarchy
 def patience_ns(config: Config) -> int:
     """How long a container that ended may still be listed with the kubelet's pods: it is asked now and then, and slow."""
     return round(2 * (config.kubelet.interval_s + config.kubelet.timeout_s) * NS_PER_S)
-
-
-async def ended(task: asyncio.Task[None]) -> None:
-    """Cancel it, and wait until it has left what it used."""
-    task.cancel()
-    await asyncio.wait([task])
 
 
 def exists(mount: Path, cgroup: str) -> bool:
@@ -228,7 +222,7 @@ class Cluster:
         self._rules = Rules(file, config, fits, saved)
         return self._rules.config, self._rules.messages
 
-    async def join(self, config: Config, act: Act, evictor: Evictor | None, stack: AsyncExitStack) -> tuple[Sink, ...]:
+    async def join(self, config: Config, act: Act, evictor: Evictor | None, tending: Tending) -> tuple[Sink, ...]:
         """Who is shown the rounds, to report them, with what the eviction manager has beside them. Raises Unavailable where no
         API server is named."""
         told = config.sockets
@@ -240,13 +234,13 @@ class Cluster:
         if self._rules is not None:
             from agent.cluster import join  # noqa: PLC0415
 
-            self._joined = await join(self._node, self._rules, stack, kubelet=self._kubelet)
+            self._joined = await join(self._node, self._rules, tending.stack, kubelet=self._kubelet)
             sinks = (*self._joined.sinks, *sinks)
         if evictor is not None:
             from agent import evicting  # noqa: PLC0415 - as in open_evictor
 
             client = None if self._joined is None else self._joined.client
-            self._evicting = await evicting.join(evictor, config, client, self._node, stack, kubelet=self._kubelet)
+            self._evicting = await evicting.join(evictor, config, client, self._node, tending, kubelet=self._kubelet)
         return (*sinks, *self._evicting)
 
     @property
@@ -255,12 +249,12 @@ class Cluster:
         beside = (*(() if self.neighbours is None else self.neighbours.sources), *self._evicting)
         return beside if self._joined is None else (*self._joined.sources, *beside)
 
-    def start(self, obey: Callable[[Config], None], stack: AsyncExitStack) -> None:
-        """Begin to report and to obey, until the stack is left."""
+    def start(self, obey: Callable[[Config], None], tending: Tending) -> None:
+        """Begin to report and to obey."""
         if self._joined is not None:
-            self._joined.start(obey, stack)
+            self._joined.start(obey, tending)
         if self.neighbours is not None:
-            self.neighbours.start(stack)
+            self.neighbours.start(tending)
 
     def exchanged(self) -> Mapping[str, Any]:
         """What exporters say of sockets: all calls, and what came of those of the neighbours. Any thread may ask."""

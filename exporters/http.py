@@ -178,6 +178,8 @@ class Server:
                 self._encrypted = secured.tls is not None
             except Unavailable as error:
                 log.error("the web configuration stays as it was: %s: %s", error.reason, error.remedy)
+            except Exception:
+                log.exception("the web configuration stays as it was")
             else:
                 log.info("the web configuration was read anew")
 

@@ -131,6 +131,8 @@ class Follower:
             while True:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), LOOK_S)
+                if watching.done():
+                    watching.result()  # it ends by a bug alone, which ends this too
                 if await self.look():
                     obey(self._rules.config)
         finally:

@@ -58,6 +58,7 @@ class Plugin:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._ending = threading.Event()
+        self._bug = ""
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -99,6 +100,11 @@ class Plugin:
                 failure = Unavailable(f"{self._socket}: {error}", "see whether that is a runtime's NRI socket")
             except (Unavailable, OSError) as error:
                 failure = error if isinstance(error, Unavailable) else Unavailable(str(error), "it is tried again")
+            except Exception as error:
+                text = f"{type(error).__name__}: {error}"
+                if text != self._bug:
+                    log.exception("NRI: the plugin failed; it connects anew")
+                self._bug, failure = text, Unavailable(text, "this is a bug: see the agent's log")
             self.source.failed(failure)
             wait_s = FIRST_WAIT_S if time.monotonic() - began > LAST_WAIT_S else min(wait_s * 2, LAST_WAIT_S)
             await asyncio.sleep(wait_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from agent.report.protocol.remote import ASK_S, FORGET_S, KIND, VERSIONS, Remote
 from api.ports import Seen, Unavailable
 from api.reports import ReportedField
 
+log = logging.getLogger(__name__)
 LOOK_S = 5.0
 S = 1_000_000_000
 
@@ -69,12 +71,20 @@ class Reporters:
             task.cancel()
             self._gone[plugin.name] = reporter, now_ns + self._forget_ns
         for plugin in there:
+            if (ended := self._ended(plugin)) is not None:
+                log.error("asking reporter plugin %s ended by a bug; it is begun again", plugin.name, exc_info=ended)
+                del self._heard[plugin]
             if plugin not in self._heard:
                 reporter = RemoteReporter(plugin, self._heard_of(plugin.name), forget_s=self._forget_ns / S)
                 self._heard[plugin] = reporter, asyncio.create_task(reporter.run(self._ask_s))
         for name in [name for name, (_, until_ns) in self._gone.items() if until_ns <= now_ns]:
             del self._gone[name]
             self._changed()
+
+    def _ended(self, plugin: Plugin) -> BaseException | None:
+        """The bug that ended asking it; None where there was none."""
+        task = self._heard[plugin][1] if plugin in self._heard else None
+        return None if task is None or not task.done() or task.cancelled() else task.exception()
 
     def _heard_of(self, name: str) -> Callable[[], None]:
         def changed() -> None:

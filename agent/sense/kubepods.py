@@ -84,6 +84,8 @@ class KubePods:
         listening = asyncio.create_task(self._listen()) if self._config.events else None
         try:
             while True:
+                if listening is not None and listening.done():
+                    listening.result()  # it ends by a bug alone, which ends this too
                 due = self._clock() + self._config.interval_s
                 self._wake.clear()
                 try:

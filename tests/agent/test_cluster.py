@@ -17,6 +17,7 @@ from agent.config import Config
 from agent.config.headroom import ReportConfig
 from agent.dynamic.saved import ObeyedFile
 from agent.optional import Cluster, named
+from agent.tending import Tending
 from api.configuration import Configuration
 from api.decisions import Act
 from api.ports import Unavailable
@@ -42,7 +43,7 @@ async def test_without_a_node_s_name_nobody_is_reported_to_and_settings_are_told
     config = Config(report=ReportConfig(reserved_cores=1))
     assert cluster.open(file, config, fits) == (config, ())
     async with AsyncExitStack() as stack:
-        assert await cluster.join(Config(), Act.ON, None, stack) == ()
+        assert await cluster.join(Config(), Act.ON, None, Tending(stack)) == ()
         assert cluster.sources == ()
     told = msgspec.json.decode(to_json(cluster.told()), type=Configuration)
     assert [one.name for one in told.settings if one.source == "file"] == ["report.reservedCores"]
@@ -65,7 +66,7 @@ async def test_with_one_it_starts_as_it_was_told_last_and_goes_on(
         kubeconfig = tmp_path / "kubeconfig"
         kubeconfig.write_text(KUBECONFIG.format(address))
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-        sinks = await cluster.join(Config(), Act.ON, None, stack)
+        sinks = await cluster.join(Config(), Act.ON, None, Tending(stack))
         assert len(sinks) == 3
         assert [source.name for source in cluster.sources] == [
             "dynamic-config",
@@ -74,7 +75,7 @@ async def test_with_one_it_starts_as_it_was_told_last_and_goes_on(
             "extended-resources",
             "node-report",
         ]
-        cluster.start(heard.append, stack)
+        cluster.start(heard.append, Tending(stack))
         await until(lambda: heard, "the new content is obeyed")
         told, obeyed, requests = cluster.told(), cluster.obeyed(), cluster.requests()
     assert obeyed == {("AdminQoSConfiguration", "kube-system/all", "h2"): True}
@@ -116,9 +117,9 @@ async def test_who_works_beside_the_rounds(
     cluster = Cluster("n1", None, kubelet=kubelet)
     cluster.open({}, Config(report=ReportConfig(**said)), fits)  # type: ignore[arg-type]
     async with AsyncExitStack() as stack:
-        await cluster.join(Config(), Act.ON, None, stack)
+        await cluster.join(Config(), Act.ON, None, Tending(stack))
         assert [source.name for source in cluster.sources] == ["dynamic-config", *names]
-        cluster.start(lambda _config: None, stack)
+        cluster.start(lambda _config: None, Tending(stack))
         if "offered_in" in report:
             await until((socks / "dioptase-reporter.sock").is_socket, "it is offered")
         if "pod_resources" in report:
@@ -134,7 +135,7 @@ async def test_a_node_s_name_without_an_api_server_is_refused_before_anything_ch
     cluster.open({}, Config(), fits)
     async with AsyncExitStack() as stack:
         with pytest.raises(Unavailable):
-            await cluster.join(Config(), Act.ON, None, stack)
+            await cluster.join(Config(), Act.ON, None, Tending(stack))
 
 
 async def test_nobody_s_token_is_known_before_the_cluster_was_joined() -> None:

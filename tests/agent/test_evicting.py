@@ -17,6 +17,7 @@ from agent.eviction.evictor import Evictor
 from agent.eviction.signals import SignalKiller
 from agent.eviction.ways import ApiWay
 from agent.hierarchy import Hierarchy
+from agent.tending import Tending
 from api.ports import Unavailable
 from api.qos import QoSLevel
 from kube.client import Client
@@ -95,7 +96,7 @@ async def test_what_works_beside_the_rounds(
             await stack.enter_async_context(Client(Access("http://127.0.0.1:1", Credentials()), "t")) if there else None
         )
         killer = open_killer(said.eviction, HERE, node="n1", kubelet=True) if acting else None
-        made = await join(Evictor(said, killer), said, client, "n1", stack, kubelet=layers)
+        made = await join(Evictor(said, killer), said, client, "n1", Tending(stack), kubelet=layers)
         assert [each.name for each in made] == parts
         assert [each.problem() for each in made] == [None] * len(parts)
         if isinstance(killer, Killers):
@@ -109,4 +110,4 @@ async def test_without_a_runtime_nobody_can_stop_containers(monkeypatch: pytest.
     async with AsyncExitStack() as stack:
         killer = open_killer(said.eviction, HERE, node="", kubelet=True)
         with pytest.raises(Unavailable, match="no container runtime is there"):
-            await join(Evictor(said, killer), said, None, "", stack, kubelet=True)
+            await join(Evictor(said, killer), said, None, "", Tending(stack), kubelet=True)

@@ -20,6 +20,7 @@ from agent.neighbours import Neighbours
 from agent.qrm.protocol.pod_resources import PodResources
 from agent.rpc import Peer, Service, serve
 from agent.settings import parse
+from agent.tending import Tending
 from api.cpus import parse_cpu_list
 from api.facts import NumaNode
 from api.knobs import Knob
@@ -90,7 +91,7 @@ async def running(folder: Path, sockets: str) -> AsyncIterator[Agent]:
     async with AsyncExitStack() as stack:
         agent = Agent(settings(folder, sockets), folder / "no-kubelet.sock")
         agent.loop.turn("tick")
-        agent.neighbours.start(stack)
+        agent.neighbours.start(Tending(stack))
         yield agent
 
 

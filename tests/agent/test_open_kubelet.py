@@ -14,6 +14,7 @@ from agent.config import Config
 from agent.hierarchy import Hierarchy
 from agent.optional import open_kubelet
 from agent.sense.podspec import Door
+from agent.tending import Tending
 from api.ports import Unavailable
 from tests.agent.sense.kubepod import Cgroups, listing, pod
 from tests.agent.sense.test_cri import Containerd
@@ -34,7 +35,7 @@ async def test_pods_are_there_at_once_and_nothing_is_left_behind(tmp_path: Path)
         said = {"kubelet": {"url": url, "runtimeSocket": f"unix://{tmp_path}/c.sock", "intervalS": 0.2}}
         async with AsyncExitStack() as stack:
             hierarchy = Hierarchy(v1={}, v2=tmp_path / "cgroup")
-            pods, probes = await open_kubelet(msgspec.convert(said, Config), Door(), hierarchy, stack)
+            pods, probes = await open_kubelet(msgspec.convert(said, Config), Door(), hierarchy, Tending(stack))
             (found,) = pods.read()
             assert [each.cgroup for each in found.containers] == [path]
             assert [(probe.name, probe.form, probe.problem()) for probe in probes] == [
@@ -42,7 +43,7 @@ async def test_pods_are_there_at_once_and_nothing_is_left_behind(tmp_path: Path)
                 ("container-runtime", f"{tmp_path}/c.sock", None),
             ]
             assert probes[0].read({}).cgroups == {}
-        assert [task for task in asyncio.all_tasks() if "KubePods.run" in repr(task.get_coro())] == []
+        assert [task for task in asyncio.all_tasks() if "Tending" in repr(task.get_coro())] == []
     await server.stop()
 
 
@@ -50,7 +51,7 @@ async def test_a_kubelet_that_is_not_there_is_no_reason_not_to_start(tmp_path: P
     said = {"kubelet": {"url": "http://127.0.0.1:1", "runtimeSocket": ""}}
     async with AsyncExitStack() as stack:
         pods, (kubelet,) = await open_kubelet(
-            msgspec.convert(said, Config), Door(), Hierarchy(v1={}, v2=tmp_path), stack
+            msgspec.convert(said, Config), Door(), Hierarchy(v1={}, v2=tmp_path), Tending(stack)
         )
         with pytest.raises(Unavailable, match="nobody listens there"):
             pods.read()

@@ -61,6 +61,8 @@ class RemoteReporter:
             while True:
                 await self._ask(peer)
                 await asyncio.sleep(every_s)
+                if listening.done():
+                    listening.result()  # where it did not end because it is only asked, by a bug, which ends this too
         finally:
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)

@@ -1,0 +1,97 @@
+"""Work that a bug ends is begun again, later each time, and seen until it has gone on for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+
+import pytest
+
+from agent.tending import STEADY_S, Tending
+from kube.pace import Backoff
+
+SOON = Backoff(first_s=0.001, most_s=0.002)
+
+
+class Work:
+    """Ends by these bugs, one after another, and then goes on."""
+
+    def __init__(self, *bugs: Exception | None) -> None:
+        self.bugs, self.began, self.left = list(bugs), 0, 0
+        self.goes_on = asyncio.Event()
+
+    async def run(self) -> None:
+        self.began += 1
+        try:
+            if not self.bugs:
+                self.goes_on.set()
+                await asyncio.Event().wait()
+            if (bug := self.bugs.pop(0)) is not None:
+                raise bug
+        finally:
+            self.left += 1
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_it_is_begun_again_and_each_bug_is_in_the_log_once_with_where_it_was(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock, work = Clock(), Work(ZeroDivisionError("a"), ZeroDivisionError("a"), KeyError("b"), ZeroDivisionError("a"))
+    async with AsyncExitStack() as stack:
+        tending = Tending(stack, SOON, clock)
+        tending.begin("cnr", work.run)
+        assert tending.problem() is None
+        async with asyncio.timeout(20):
+            await work.goes_on.wait()
+        problem = tending.problem()
+        assert problem is not None
+        assert problem.reason == "cnr ended by a bug, and was begun again: ZeroDivisionError: a"
+        logged = [record for record in caplog.records if record.levelno == logging.ERROR]
+        assert [type(record.exc_info[1]).__name__ for record in logged if record.exc_info and record.exc_info[1]] == [
+            "ZeroDivisionError",
+            "KeyError",
+            "ZeroDivisionError",
+        ]
+        clock.now += STEADY_S - 1
+        assert tending.problem() is not None
+        clock.now += 1
+        assert tending.problem() is None, "it has gone on for long enough"
+    assert (work.began, work.left) == (5, 5), "and is over once the stack is left"
+
+
+async def test_what_comes_to_an_end_by_itself_is_begun_again_and_the_others_are_left_alone() -> None:
+    short, long = Work(None), Work()
+    async with AsyncExitStack() as stack:
+        tending = Tending(stack, SOON)
+        tending.begin("short", short.run)
+        tending.begin("long", long.run)
+        async with asyncio.timeout(20):
+            await short.goes_on.wait()
+        problem = tending.problem()
+        assert problem is not None
+        assert problem.reason == "short ended by a bug, and was begun again: it came to an end"
+        assert (short.began, long.began) == (2, 1)
+
+
+async def test_waits_grow_from_failure_to_failure() -> None:
+    waits: list[float] = []
+
+    class Noted(Backoff, frozen=True):
+        def wait_s(self, failures: int, jitter: float = 0.0) -> float:
+            waits.append(failures)
+            return 0.0
+
+    work = Work(*[KeyError("x")] * 4)
+    async with AsyncExitStack() as stack:
+        Tending(stack, Noted(first_s=1, most_s=1)).begin("work", work.run)
+        async with asyncio.timeout(20):
+            await work.goes_on.wait()
+    assert waits == [1, 2, 3, 4]
