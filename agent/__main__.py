@@ -46,8 +46,8 @@ from api import VERSION
 from api.decisions import Act
 from api.ports import PodSource, Probe, Sink, Unavailable, WaitSource
 from exporters.families import About
-from exporters.health import STALE_S
 from exporters.http import Server
+from exporters.pulse import STALE_S
 from exporters.tokens import Tokens
 from exporters.webconfig import WebConfig
 from probes import registry

@@ -7,7 +7,6 @@ clocks when it was written, and only a history from another boot is moved by wha
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import msgspec
@@ -16,6 +15,7 @@ from agent.advisor.forecast.outlook import Series
 from agent.advisor.forecast.predictor import Predictor, resumed
 from agent.advisor.forecast.window import BUCKET_NS, HORIZON, KEPT
 from agent.durable import replace_file, set_aside
+from agent.sealed import Damaged, sealed, unsealed
 from agent.smallfile import read_small
 from api.ports import Unavailable
 
@@ -27,10 +27,6 @@ RETRY_NS = 60 * 1_000_000_000
 """Between two writes at least."""
 HOUR_NS = HORIZON * BUCKET_NS
 _EARLIEST_NS, _LATEST_NS = -HOUR_NS, KEPT * BUCKET_NS
-
-
-class Damaged(Exception):
-    """The file is not what was written; the text says in which way."""
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,32 +41,6 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     cpu: Predictor
     memory: Predictor
     checksum: str = ""
-    """SHA-256 over the file with nothing in this place."""
-
-
-class _AnyVersion(msgspec.Struct, frozen=True):
-    version: int
-
-
-def encode_saved(saved: Saved) -> bytes:
-    """The file, with its checksum."""
-    body = msgspec.structs.replace(saved, checksum="")
-    checksum = hashlib.sha256(msgspec.json.encode(body)).hexdigest()
-    return msgspec.json.encode(msgspec.structs.replace(body, checksum=checksum)) + b"\n"
-
-
-def decode_saved(data: bytes) -> Saved:
-    """What was written. Raises Damaged unless every byte is as `encode_saved` wrote it."""
-    try:
-        version = msgspec.json.decode(data, type=_AnyVersion).version
-        if version != VERSION:
-            raise Damaged(f"it has layout version {version}, this program knows {VERSION}")
-        saved = msgspec.json.decode(data, type=Saved)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Damaged(f"it cannot be read: {error}") from None
-    if encode_saved(saved) != data:
-        raise Damaged("its checksum does not match its content, or it has bytes that this program never writes")
-    return saved
 
 
 class ForecastFile:
@@ -89,7 +59,7 @@ class ForecastFile:
         """What was saved last, on this boot's clock; None where nothing of it can be used, see `messages`. Raises Unavailable
         where a damaged file cannot be set aside."""
         try:
-            saved = decode_saved(read_small(self.path, LARGEST_BYTES))
+            saved = unsealed(read_small(self.path, LARGEST_BYTES), Saved, VERSION)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -132,7 +102,7 @@ class ForecastFile:
 
     def _write(self, saved: Saved) -> None:
         try:
-            replace_file(self.path, encode_saved(saved))
+            replace_file(self.path, sealed(saved))
         except OSError as error:
             self._failed = Unavailable(
                 f"the history of forecasts cannot be written to {self.path}: {error.strerror}",

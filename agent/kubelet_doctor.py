@@ -16,7 +16,7 @@ from agent.runtime_side import NRI_SOCKET, nri_socket
 from agent.sense.cgroup_paths import Driver, top_path
 from agent.sense.cri import Runtime
 from agent.sense.kubelet import CONFIGZ, Kubelet
-from agent.sense.kubelet_managers import read
+from agent.sense.kubelet_managers import UNKNOWN, policies_of, read, together
 from agent.sense.podjoin import Node, join
 from agent.sense.podlist import Garbage, Listing, decode
 from agent.sense.podspec import Door
@@ -53,8 +53,18 @@ async def _examine(config: Config, proc: Path) -> Examined:
     hierarchy = detect(proc)
     runtime, looked = await _runtime(config)
     pods, listed = await _pods(config, hierarchy, looked)
-    managers = _managers(Path(config.kubelet.root_dir), config)
-    return Examined((pods, runtime, await _nri(config), *managers, await _configz(config, hierarchy)), listed)
+    nri, said = await _nri(config), await _asked(config)
+    managers = _managers(said, Path(config.kubelet.root_dir), config)
+    return Examined((pods, runtime, nri, *managers, _configz(said, config, hierarchy)), listed)
+
+
+async def _asked(config: Config) -> bytes | Unavailable:
+    """What the kubelet says of its configuration."""
+    try:
+        async with Kubelet(config.kubelet, CONFIGZ) as kubelet:
+            return await kubelet.ask()
+    except Unavailable as error:
+        return error
 
 
 async def _pods(config: Config, hierarchy: Hierarchy, looked: Looked | None) -> tuple[Check, tuple[Pod, ...]]:
@@ -106,18 +116,32 @@ async def _nri(config: Config) -> Check:
     return Check(name="optional: NRI", ok=True, detail=f"{socket}: containers are made with their limits")
 
 
-def _managers(root: Path, config: Config) -> tuple[Check, ...]:
+def _managers(said: bytes | Unavailable, root: Path, config: Config) -> tuple[Check, ...]:
+    """As the agent finds them: by what the kubelet says, and by its files."""
+    wants, policies, kept = config.advisor.policy == "canonical", None, None
+    whys: list[str] = []
     try:
-        found = read(root)
+        policies = policies_of(said) if isinstance(said, bytes) else None
+        if isinstance(said, Unavailable):
+            whys.append(said.reason)
     except Unavailable as error:
-        return (Check(name="kubelet's managers", ok=False, detail=error.reason, remedy=error.remedy),)
-    wants = config.advisor.policy == "canonical"
-    alone = sum(len(containers) for containers in found.exclusive.values())
-    theirs = "static: it writes the cpusets of all containers, and none is written here"
+        whys.append(error.reason)
+    try:
+        kept = read(root)
+    except Unavailable as error:
+        whys.append(error.reason)
+    found, by = together(policies, kept), f"as {CONFIGZ} says" if policies is not None else f"as files in {root} say"
+    if found.cpu == UNKNOWN:
+        detail = f"nobody tells: {'; '.join(whys)}; no list of CPUs or NUMA nodes is written here"
+        remedy = "allow `get` of nodes/configz or nodes/proxy, or let the agent see the kubelet's directory (kubelet.rootDir)"
+        return (Check(name="kubelet's managers", ok=not wants, detail=detail, remedy=remedy),)
+    alone = f"{sum(map(len, found.exclusive.values()))} containers have CPUs to themselves"
+    alone = alone if kept is not None else "which containers have CPUs to themselves is not known"
+    theirs = f"{found.cpu}, {by}: it writes the cpusets of all containers, and none is written here; {alone}"
     cpu = Check(
         name="kubelet's CPU manager",
         ok=not (found.cpusets and wants),
-        detail=f"{theirs}; {alone} containers have CPUs to themselves" if found.cpusets else found.cpu,
+        detail=theirs if found.cpusets else f"{found.cpu}, {by}",
         remedy="write cpuManagerPolicy: none in the kubelet's configuration, or have advisor.policy latency"
         if found.cpusets
         else "",
@@ -125,7 +149,7 @@ def _managers(root: Path, config: Config) -> tuple[Check, ...]:
     memory = Check(
         name="kubelet's memory manager",
         ok=True,
-        detail="static: NUMA nodes are its to choose" if found.mems else found.memory,
+        detail=f"{found.memory}, {by}" + (": NUMA nodes are its to choose" if found.mems else ""),
         remedy="write memoryManagerPolicy: None in the kubelet's configuration, to have pods bound here"
         if found.mems
         else "",
@@ -133,11 +157,12 @@ def _managers(root: Path, config: Config) -> tuple[Check, ...]:
     return cpu, memory
 
 
-async def _configz(config: Config, hierarchy: Hierarchy) -> Check:
+def _configz(answer: bytes | Unavailable, config: Config, hierarchy: Hierarchy) -> Check:
     name, root = "kubelet's configuration", config.kubelet.cgroup_root
     try:
-        async with Kubelet(config.kubelet, CONFIGZ) as kubelet:
-            said = msgspec.json.decode(await kubelet.ask(), type=_Configz).kubeletconfig
+        if isinstance(answer, Unavailable):
+            raise answer
+        said = msgspec.json.decode(answer, type=_Configz).kubeletconfig
     except (Unavailable, msgspec.MsgspecError, ValueError) as error:
         remedy = (
             "allow `get` of nodes/proxy or nodes/configz, to have its drivers and its topology manager checked here"

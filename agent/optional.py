@@ -143,7 +143,8 @@ async def open_kubelet(
 ) -> tuple[PodSource, tuple[Probe, ...]]:
     """The pods of the kubelet and of the container runtime, and how both fare, who were asked once already; what cannot be
     asked now is asked again, and shown."""
-    from agent.sense.kubelet import Kubelet  # noqa: PLC0415 - the others have their pods from a file, or none
+    from agent.sense.kubelet import CONFIGZ, Kubelet  # noqa: PLC0415 - the others have their pods from a file, or none
+    from agent.sense.kubelet_managers import Asking, ManagersProbe  # noqa: PLC0415
     from agent.sense.kubepods import KubePods  # noqa: PLC0415
     from agent.sense.podjoin import Node  # noqa: PLC0415
 
@@ -156,9 +157,12 @@ async def open_kubelet(
     kubelet = await stack.enter_async_context(Kubelet(config.kubelet))
     node = Node(door=door, exists=partial(exists, hierarchy.primary), cgroup_root=config.kubelet.cgroup_root)
     pods = KubePods(kubelet, runtime, node, config.kubelet)
-    await pods.turn()
+    managers = Asking(await stack.enter_async_context(Kubelet(config.kubelet, CONFIGZ)))
+    await asyncio.gather(pods.turn(), managers.look())
     tending.begin("asking for pods", pods.run)
-    return pods, pods.probes()
+    tending.begin("asking for the kubelet's managers", managers.run)
+    wants = config.advisor.policy == "canonical"
+    return pods, (*pods.probes(), ManagersProbe(Path(config.kubelet.root_dir), managers, wants_cpusets=wants))
 
 
 class Nobody:

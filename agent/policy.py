@@ -158,8 +158,7 @@ def judge(
     memory = _measured(told.memory, memory)
     reporter = known.reporter
     if advice is not None and advice.headroom is not None:
-        found = with_memory(advice.headroom, memory.headroom_bytes, memory.headroom_by_numa, config.advisor)
-        found = found if whole.pods_known else UNLISTED
+        found = _found(advice.headroom, memory, config) if whole.pods_known else UNLISTED
         lends = config.advisor.enable_reclaim
         advertised, reporter = report(found, capacity(snapshot), reporter, config.report, now_ns, enable_reclaim=lends)
         advice = msgspec.structs.replace(advice, headroom=found, advertised=advertised)
@@ -193,6 +192,11 @@ def judge(
         forecasts=watched,
         ceiling=ceiling,
     )
+
+
+def _found(headroom: Headroom, memory: MemoryAdvice, config: Config) -> Headroom:
+    """What can be promised of both."""
+    return with_memory(headroom, memory.headroom_bytes, memory.headroom_by_numa, config.advisor)
 
 
 def _refused(snapshot: Snapshot, provided_for: Snapshot) -> frozenset[str]:

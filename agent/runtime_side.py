@@ -16,7 +16,6 @@ from agent.hierarchy import Hierarchy
 from agent.qrm.foretold import Foretold
 from agent.qrm.knobs import KnobFiles
 from agent.qrm.originals import Originals
-from agent.sense.kubelet_managers import ManagersProbe
 from agent.sense.kubepods import KubePods
 from agent.sense.podspec import Door
 from api.decisions import Act
@@ -31,8 +30,6 @@ class RuntimeSide:
 
     def __init__(self, config: Config, act: Act, pods: KubePods, door: Door, hierarchy: Hierarchy) -> None:
         self.foretold = Foretold()
-        wants = config.advisor.policy == "canonical"
-        self._managers = ManagersProbe(Path(config.kubelet.root_dir), wants_cpusets=wants)
         self._basis: Callable[[], Basis | None] = lambda: None
         self._plugin = None
         socket = nri_socket(config.kubelet.nri_socket)
@@ -55,7 +52,7 @@ class RuntimeSide:
     @property
     def probes(self) -> tuple[Probe, ...]:
         """How they fare."""
-        return (self._managers,) if self._plugin is None else (self._managers, self._plugin.source)
+        return () if self._plugin is None else (self._plugin.source,)
 
     @property
     def answers(self) -> Mapping[str, int]:

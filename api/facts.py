@@ -293,7 +293,7 @@ class KubeletManagers(msgspec.Struct, frozen=True, kw_only=True):
     """Which of the kubelet's resource managers hand something out."""
 
     cpu: str
-    """Policy of its CPU manager: `none` or `static`,"""
+    """Policy of its CPU manager: `none` or `static`, or `unknown` where nobody could be asked,"""
     memory: str
     """and of its memory manager."""
     exclusive: Mapping[str, Mapping[str, tuple[int, ...]]] = {}
@@ -303,13 +303,13 @@ class KubeletManagers(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cpusets(self) -> bool:
-        """Whether it writes lists of CPUs."""
-        return self.cpu == "static"
+        """Whether it writes lists of CPUs, or may, as far as is known."""
+        return self.cpu != "none"
 
     @property
     def mems(self) -> bool:
-        """Whether it writes lists of NUMA nodes."""
-        return self.memory == "static"
+        """Whether it writes lists of NUMA nodes, or may."""
+        return self.memory != "none"
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,13 +25,13 @@ from api.text import to_json
 from exporters import sending, view
 from exporters.checked import Checked
 from exporters.families import About
-from exporters.health import STALE_S, Pulse
 from exporters.history import History
 from exporters.listener import Listener
 from exporters.loopback import is_loopback, names_loopback
 from exporters.passwords import RETRY_AFTER_S, Busy, Passwords
 from exporters.problems import Problem, Refused
 from exporters.prometheus import Exposition
+from exporters.pulse import STALE_S, Pulse
 from exporters.tokens import BESIDE, HEALTHZ, OPEN, READYZ, Tokens
 from exporters.webconfig import Stamp, Web, WebConfig
 

@@ -21,6 +21,7 @@ class _Cause(msgspec.Struct, frozen=True):
 
 
 class _Details(msgspec.Struct, frozen=True, rename="camel"):
+    name: str = ""
     causes: tuple[_Cause, ...] = ()
     retry_after_seconds: float | None = None
 
@@ -46,6 +47,8 @@ class ApiError(Exception):
     def __init__(self, status: int, reason: str, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(f"{status} {reason}: {message}" if reason else f"{status}: {message}")
         self.status, self.reason, self.message, self.retry_after_s = status, reason, message, retry_after_s
+        self.name = ""
+        """Of the object that is meant, where the API server says it."""
         self.causes: tuple[str, ...] = ()
         """Reasons of the parts, such as `DisruptionBudget`."""
         self.claims: tuple[Claim, ...] = ()
@@ -53,7 +56,14 @@ class ApiError(Exception):
 
     @property
     def missing(self) -> bool:
-        return self.status == 404
+        """There is no such object: the API server knows its kind, and says its name. Of a kind that it does not have, or a path
+        that a proxy does not know, a 404 says nothing of any object (`unserved`)."""
+        return self.status == 404 and self.reason == "NotFound" and bool(self.name)
+
+    @property
+    def unserved(self) -> bool:
+        """Nobody serves that path here: the kind's definition may not be installed, or who answers is no API server."""
+        return self.status == 404 and not self.missing
 
     @property
     def conflict(self) -> bool:
@@ -84,6 +94,7 @@ def refusal(status: int, body: bytes, headers: Mapping[str, str] | None = None) 
     wait_s = _seconds((headers or {}).get("Retry-After", ""))
     wait_s = details.retry_after_seconds if wait_s is None else wait_s
     error = ApiError(said.code or status, said.reason, said.message or "no reason given", retry_after_s=wait_s)
+    error.name = details.name
     error.causes = tuple(cause.reason for cause in details.causes)
     error.claims = tuple(
         Claim(found[1] if (found := _MANAGER.search(cause.message)) else "somebody", cause.field)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Generic
 
 from kube.client import Client, Scope
+from kube.discovery import lacks
 from kube.errors import ApiError, Garbage, Unreachable
 from kube.objects import Resource, T, key_of
 from kube.saying import Saying
@@ -39,7 +40,7 @@ class Informer(Generic[T]):
         """Objects that are there and do not fit their type, by key; of those the store has the last that did, if any."""
         self.synced = asyncio.Event()
         self.missing = False
-        """The API server has no such resource (404): its definition is not installed, or not yet."""
+        """The API server has no such resource, and says so: its definition is not installed, or not yet."""
         self._client = client
         self._listeners: list[Listener[T]] = []
         self._following = Following()
@@ -84,7 +85,7 @@ class Informer(Generic[T]):
                 self._following = self._following.refused(error, random.random())
                 if not error.expired:
                     self._say(str(error))
-                if error.missing and not self.missing:
+                if error.unserved and not self.missing and await self._lacked():
                     self._lost()
             await asyncio.sleep(self._following.wait_s)
 
@@ -120,6 +121,13 @@ class Informer(Generic[T]):
             self._say(f"{event.key}: does not fit its type: {event.problem}")
         if change is not None:
             self._tell(iter((change,)))
+
+    async def _lacked(self) -> bool:
+        # To forget all objects for a proxy's 404, or that of a server that is just starting, could undo what they asked for.
+        try:
+            return await lacks(self._client, self.resource)
+        except Unreachable:
+            return False
 
     def _lost(self) -> None:
         # Without its definition nothing of it exists.

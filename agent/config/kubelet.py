@@ -55,8 +55,8 @@ class KubeletConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     cgroup_root: CgroupRoot = "/"
     """The kubelet's `cgroupRoot`. Its `cgroupDriver` is seen by what exists."""
     root_dir: str = "/var/lib/kubelet"
-    """The kubelet's `--root-dir`, in which its CPU and memory managers keep whom they gave what: where they are static, no
-    cpuset is written over theirs."""
+    """The kubelet's `--root-dir`, in which its CPU and memory managers keep whom they gave what: where they are static, or
+    neither these files nor the kubelet's `/configz` tell, no cpuset is written over theirs."""
     interval_s: Annotated[float, Meta(ge=0.2, le=60)] = 1.0
     """How often the runtime is asked, and with it the kubelet if something else runs than before; else every fifth time.
     Without a runtime the kubelet is asked each time."""

@@ -5,7 +5,6 @@ One JSON object with a version and a checksum, replaced as a whole.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import msgspec
 from agent.durable import replace_file, set_aside
 from agent.dynamic.overlay import Object
 from agent.dynamic.translate import GRAMMARS
+from agent.sealed import Damaged, sealed, unsealed
 from agent.smallfile import read_small
 from api.ports import Unavailable
 
@@ -21,10 +21,6 @@ VERSION = 1
 """Of the layout."""
 FILE_NAME = "dynamic_config"
 LARGEST_BYTES = 16 << 20
-
-
-class Damaged(Exception):
-    """The file is not what was written; the text says in which way."""
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,32 +31,6 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     """Whose configuration it is: a state directory may have come from another."""
     objects: tuple[Object, ...]
     checksum: str = ""
-    """SHA-256 over the file with nothing in this place."""
-
-
-class _AnyVersion(msgspec.Struct, frozen=True):
-    version: int
-
-
-def encode_saved(saved: Saved) -> bytes:
-    """The file, with its checksum."""
-    body = msgspec.structs.replace(saved, checksum="")
-    checksum = hashlib.sha256(msgspec.json.encode(body)).hexdigest()
-    return msgspec.json.encode(msgspec.structs.replace(body, checksum=checksum)) + b"\n"
-
-
-def decode_saved(data: bytes) -> Saved:
-    """What was written. Raises Damaged unless every byte is as `encode_saved` wrote it."""
-    try:
-        version = msgspec.json.decode(data, type=_AnyVersion).version
-        if version != VERSION:
-            raise Damaged(f"it has layout version {version}, this program knows {VERSION}")
-        saved = msgspec.json.decode(data, type=Saved)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Damaged(f"it cannot be read: {error}") from None
-    if encode_saved(saved) != data:
-        raise Damaged("its checksum does not match its content, or it has bytes that this program never writes")
-    return saved
 
 
 class ObeyedFile:
@@ -74,7 +44,7 @@ class ObeyedFile:
         """What was obeyed last, by resource; nothing where that cannot be used, see `messages`. Raises Unavailable where a
         damaged file cannot be set aside."""
         try:
-            saved = decode_saved(read_small(self.path, LARGEST_BYTES))
+            saved = unsealed(read_small(self.path, LARGEST_BYTES), Saved, VERSION)
         except FileNotFoundError:
             return {}
         except OSError as error:
@@ -89,7 +59,7 @@ class ObeyedFile:
     def save(self, objects: Mapping[str, Object]) -> None:
         """Have this on disk. Raises Unavailable."""
         try:
-            replace_file(self.path, encode_saved(Saved(node=self._node, objects=tuple(objects.values()))))
+            replace_file(self.path, sealed(Saved(node=self._node, objects=tuple(objects.values()))))
         except OSError as error:
             raise Unavailable(
                 f"{self.path} cannot be written: {error.strerror}",

@@ -7,13 +7,13 @@ then made anew from the cgroups' own cpusets (`rebuild`).
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import msgspec
 
 from agent.durable import replace_file, set_aside
 from agent.qrm.placing.state import CpuState, reboot
+from agent.sealed import Damaged, sealed, unsealed
 from agent.smallfile import read_small
 from api.cpus import parse_cpu_list
 from api.ports import Unavailable
@@ -23,44 +23,27 @@ FILE_NAME = "cpu_plugin_state"
 LARGEST_BYTES = 64 << 20
 
 
-class Damaged(Exception):
-    """The file is not what was written; the text says in which way."""
-
-
 class _File(CpuState, frozen=True, kw_only=True):
     version: int
     boot_id: str
     checksum: str
-    """SHA-256 over the file with nothing in this place."""
-
-
-class _AnyVersion(msgspec.Struct, frozen=True):
-    version: int
 
 
 def encode_state(state: CpuState, boot_id: str) -> bytes:
     """The file for this state."""
-    body = _File(version=VERSION, boot_id=boot_id, checksum="", **msgspec.structs.asdict(state))
-    checksum = hashlib.sha256(msgspec.json.encode(body)).hexdigest()
-    return msgspec.json.encode(msgspec.structs.replace(body, checksum=checksum)) + b"\n"
+    return sealed(_File(version=VERSION, boot_id=boot_id, checksum="", **msgspec.structs.asdict(state)))
 
 
 def decode_state(data: bytes) -> tuple[str, CpuState]:
     """Boot id and state of a file. Raises Damaged unless every byte is as `encode_state` wrote it."""
+    file = unsealed(data, _File, VERSION)
+    state = CpuState(**{name: getattr(file, name) for name in CpuState.__struct_fields__})
     try:
-        version = msgspec.json.decode(data, type=_AnyVersion).version
-        if version != VERSION:
-            raise Damaged(f"it has layout version {version}, this program knows {VERSION}")
-        file = msgspec.json.decode(data, type=_File)
-        fields = {name: getattr(file, name) for name in CpuState.__struct_fields__}
-        state = CpuState(**fields)
         for entry in state.pod_entries.values():
             for item in entry.values():
                 parse_cpu_list(item.allocation_result)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+    except ValueError as error:
         raise Damaged(f"it cannot be read: {error}") from None
-    if encode_state(state, file.boot_id) != data:
-        raise Damaged("its checksum does not match its content, or it has bytes that this program never writes")
     return file.boot_id, state
 
 

@@ -216,7 +216,7 @@ class CnrWriter:
         self._theirs = frozenset(identity(one) for one in wanted if not one.key.startswith(TAINT_PREFIX))
 
     def _failed(self, error: Exception, now_s: float) -> None:
-        if isinstance(error, ApiError) and error.missing:
+        if isinstance(error, ApiError) and error.status == 404:
             # Gone between two writes, or its definition is: it is made anew, if it can be.
             self._spec = self._status = self._taints = None
         self._failures += 1
@@ -233,5 +233,7 @@ def _remedy(error: Exception) -> str:
     if isinstance(error, ApiError) and error.status == 403:
         return "give the agent's role get, create and patch of customnoderesources, and patch of customnoderesources/status"
     if isinstance(error, ApiError) and error.missing:
+        return "it is made anew"
+    if isinstance(error, ApiError) and error.unserved:
         return "install the definition of customnoderesources.node.katalyst.kubewharf.io"
     return "it is tried again; the scheduler goes by what was written last"

@@ -1,24 +1,30 @@
-"""Which of the kubelet's own resource managers hand out CPUs and memory: read from the files in which it keeps that.
+"""Which of the kubelet's own resource managers hand out CPUs and memory: as it says itself, or as the files say in which it
+keeps whom it gave what.
 
 A static CPU manager gives containers CPUs of their own, and writes the cpuset of every other container as well; a static
-memory manager binds containers to NUMA nodes. Nobody here writes over either: the kubelet comes back every ten seconds.
+memory manager binds containers to NUMA nodes. Nobody here writes over either: the kubelet comes back every ten seconds. Where
+neither can be had, both may be static.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from agent.sense.kubelet import Kubelet
 from agent.smallfile import read_small
 from api.cpus import parse_cpu_list
 from api.facts import KubeletManagers
 from api.ports import Seen, Unavailable
 
 CPU_STATE, MEMORY_STATE = "cpu_manager_state", "memory_manager_state"
-NONE = "none"
+NONE, UNKNOWN = "none", "unknown"
+LOOK_S = 10.0
+"""A kubelet that was started anew may have other managers."""
 LARGEST_BYTES = 4 << 20
 _REMEDY = (
     "write `cpuManagerPolicy: none` in the kubelet's configuration, and remove {path} with the kubelet stopped; or leave it, "
@@ -36,21 +42,78 @@ class _Memory(msgspec.Struct, frozen=True, rename="camel"):
     entries: dict[str, dict[str, Any]] | None = None
 
 
+class Policies(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What a kubelet's `/configz` says of them."""
+
+    cpu_manager_policy: str
+    memory_manager_policy: str = NONE
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    kubeletconfig: Policies
+
+
+def policies_of(answer: bytes) -> Policies:
+    """Raises Unavailable where that is no answer."""
+    try:
+        return msgspec.json.decode(answer, type=_Answer).kubeletconfig
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Unavailable(f"the kubelet's /configz is not what it should be: {error}", "see its version") from None
+
+
+class Asking:
+    """The kubelet, asked for its configuration now and then; what it said last stands while it cannot be asked."""
+
+    def __init__(self, kubelet: Kubelet) -> None:
+        """`kubelet` at CONFIGZ."""
+        self._kubelet = kubelet
+        self.said: Policies | None = None
+        self.problem: Unavailable | None = None
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Once. Never raises for what the kubelet does."""
+        try:
+            self.said, self.problem = policies_of(await self._kubelet.ask()), None
+        except Unavailable as error:
+            self.problem = error
+
+
+def together(said: Policies | None, kept: KubeletManagers | None) -> KubeletManagers:
+    """What the kubelet says and what its files do. Where only one of the two says that a manager is on, it is on: to leave
+    lists of CPUs alone that a kubelet does not write loses little, to fight over them much."""
+    if said is None:
+        return kept or KubeletManagers(cpu=UNKNOWN, memory=UNKNOWN)
+    cpu, memory = said.cpu_manager_policy.lower(), said.memory_manager_policy.lower()
+    if kept is None:
+        return KubeletManagers(cpu=cpu, memory=memory)
+    return msgspec.structs.replace(
+        kept, cpu=kept.cpu if cpu == NONE else cpu, memory=kept.memory if memory == NONE else memory
+    )
+
+
 def read(root: Path) -> KubeletManagers:
-    """What the files below the kubelet's directory say; a manager without a file is off. Raises Unavailable for one that
-    cannot be read, and where there is no such directory."""
+    """What the files below the kubelet's directory say; a kubelet that has no memory manager has no file of it. Raises
+    Unavailable for one that cannot be read, and where the directory or the CPU manager's file is missing."""
     if not root.is_dir():
         raise _unreadable(root, "there is no such directory")
     cpu = _state(root / CPU_STATE, _Cpu)
+    if cpu is None:
+        raise _unreadable(root / CPU_STATE, "there is no such file")
     memory = _state(root / MEMORY_STATE, _Memory)
     exclusive = {}
-    for uid, containers in (cpu.entries or {}).items() if cpu is not None else ():
+    for uid, containers in (cpu.entries or {}).items():
         try:
             exclusive[uid] = {name: parse_cpu_list(cpus) for name, cpus in containers.items()}
         except ValueError as error:
             raise _unreadable(root / CPU_STATE, str(error)) from None
     return KubeletManagers(
-        cpu=NONE if cpu is None else cpu.policy_name.lower(),
+        cpu=cpu.policy_name.lower(),
         memory=NONE if memory is None else memory.policy_name.lower(),
         exclusive=exclusive,
         bound=frozenset(memory.entries or {}) if memory is not None else frozenset(),
@@ -62,8 +125,8 @@ class ManagersProbe:
 
     name, lost_events = "kubelet-managers", None
 
-    def __init__(self, root: Path, *, wants_cpusets: bool) -> None:
-        self._root, self._wants = root, wants_cpusets
+    def __init__(self, root: Path, asking: Asking, *, wants_cpusets: bool) -> None:
+        self._root, self._asking, self._wants = root, asking, wants_cpusets
         self._signature: tuple[tuple[int, ...], ...] | None = None
         self._found: KubeletManagers | None = None
         self._unread: Unavailable | None = None
@@ -71,7 +134,8 @@ class ManagersProbe:
     @property
     def form(self) -> str:
         """Of a snapshot's detail: the policies."""
-        return "unknown" if self._found is None else f"cpu {self._found.cpu}, memory {self._found.memory}"
+        found = together(self._asking.said, self._found)
+        return UNKNOWN if found.cpu == UNKNOWN else f"cpu {found.cpu}, memory {found.memory}"
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:  # noqa: ARG002 - a Probe's
         """The files, if they are other than they were. While they cannot be read, what was known holds."""
@@ -81,21 +145,29 @@ class ManagersProbe:
                 self._found, self._signature, self._unread = read(self._root), signature, None
             except Unavailable as error:
                 self._unread = error
-        return Seen(node={"kubelet": self._found})
+        return Seen(node={"kubelet": together(self._asking.said, self._found)})
 
     def problem(self) -> Unavailable | None:
         """Why nothing is known of them; or that cpusets are the kubelet's, where the policy would have them."""
-        if self._unread is not None:
-            # Only who writes cpusets needs to know: the directory has the secrets of all pods, so that few mount it.
-            return self._unread if self._wants or self._root.is_dir() else None
-        if self._found is None or not (self._wants and self._found.cpusets):
-            return None
-        own = sum(len(containers) for containers in self._found.exclusive.values())
-        return Unavailable(
-            f"the kubelet's CPU manager is static: cpusets are its own, and {own} containers have CPUs to themselves; none is "
-            "written here, and reclaimed pods are held by priority and quota",
-            _REMEDY.format(path=self._root / CPU_STATE),
-        )
+        found = together(self._asking.said, self._found)
+        if self._wants and found.cpu == UNKNOWN:
+            whys = [error.reason for error in (self._asking.problem, self._unread) if error is not None]
+            return Unavailable(
+                f"nobody tells whether the kubelet's CPU manager is static: {'; '.join(whys)}. No list of CPUs is written, and "
+                "reclaimed pods are held by priority and quota",
+                "give the agent `get` of nodes/configz or nodes/proxy, or let it see the kubelet's directory (kubelet.rootDir)",
+            )
+        if self._wants and found.cpusets:
+            own = sum(len(containers) for containers in found.exclusive.values())
+            alone = f"{own} containers have CPUs to themselves"
+            return Unavailable(
+                "the kubelet's CPU manager is static: cpusets are its own, and "
+                f"{alone if self._found else 'which containers have CPUs to themselves is not known'}; none is "
+                "written here, and reclaimed pods are held by priority and quota",
+                _REMEDY.format(path=self._root / CPU_STATE),
+            )
+        # The directory has the secrets of all pods, so that few mount it; who does wants it read.
+        return self._unread if self._unread is not None and self._root.is_dir() else None
 
     def close(self) -> None:
         """Nothing is kept open."""

@@ -23,6 +23,8 @@ CONFIGZ = {
         "cgroupRoot": "/",
         "topologyManagerPolicy": "single-numa-node",
         "topologyManagerScope": "pod",
+        "cpuManagerPolicy": "static",
+        "memoryManagerPolicy": "None",
     }
 }
 
@@ -40,13 +42,16 @@ async def test_whoever_is_not_there_is_told_with_the_remedy(tmp_path: Path) -> N
         ("kubelet", False),
         ("container runtime", False),
         ("optional: NRI", True),
-        ("kubelet's CPU manager", True),
-        ("kubelet's memory manager", True),
+        ("kubelet's managers", False),
         ("optional: kubelet's configuration", True),
     ]
     assert "kubelet.url" in found["kubelet"].remedy
     assert "kubelet.runtimeSocket" in found["container runtime"].remedy
     assert "NRI switched on" in found["optional: NRI"].remedy
+    managers = found["kubelet's managers"]
+    assert "nobody listens there" in managers.detail
+    assert f"{tmp_path}/cpu_manager_state cannot be read" in managers.detail
+    assert "nodes/configz" in managers.remedy
     assert "nodes/configz" in found["optional: kubelet's configuration"].remedy
 
 
@@ -68,7 +73,9 @@ async def test_what_answers_is_told_with_what_it_said(tmp_path: Path) -> None:
     assert found["container runtime"].detail == f"{tmp_path}/c.sock runs 1 containers in 1 pods"
     assert found["optional: NRI"].detail == f"{tmp_path}/nri.sock: containers are made with their limits"
     manager = found["kubelet's CPU manager"]
-    assert (manager.ok, "1 containers have CPUs to themselves" in manager.detail) == (False, True)
+    assert (manager.ok, manager.detail.startswith("static, as /configz says: ")) == (False, True)
+    assert "1 containers have CPUs to themselves" in manager.detail
+    assert found["kubelet's memory manager"].detail == "none, as /configz says"
     assert "cpuManagerPolicy: none" in manager.remedy
     configuration = next(check for name, check in found.items() if name.endswith("kubelet's configuration"))
     assert "cgroupDriver cgroupfs, cgroupRoot /, topology manager single-numa-node (pod)" in configuration.detail

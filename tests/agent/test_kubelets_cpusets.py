@@ -45,6 +45,12 @@ def test_with_one_priority_and_quota_hold_reclaimed_pods_and_online_ones_are_lef
     assert quota / period == width, "as much as the pool that would have been theirs"
 
 
+def test_one_that_nobody_can_ask_may_be_static() -> None:
+    static, unknown = (decided(KubeletManagers(cpu=policy, memory=policy)) for policy in ("static", "unknown"))
+    assert unknown == static
+    assert Knob.CPUSET not in {knob for _, knob in unknown}
+
+
 def test_a_static_memory_manager_has_numa_nodes_alone() -> None:
     found = decided(KubeletManagers(cpu="none", memory="static"))
     assert {knob for _, knob in found} == {Knob.CPUSET}

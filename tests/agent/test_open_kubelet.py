@@ -41,6 +41,7 @@ async def test_pods_are_there_at_once_and_nothing_is_left_behind(tmp_path: Path)
             assert [(probe.name, probe.form, probe.problem()) for probe in probes] == [
                 ("kubelet", "http", None),
                 ("container-runtime", f"{tmp_path}/c.sock", None),
+                ("kubelet-managers", "unknown", None),
             ]
             assert probes[0].read({}).cgroups == {}
         assert [task for task in asyncio.all_tasks() if "Tending" in repr(task.get_coro())] == []
@@ -50,7 +51,7 @@ async def test_pods_are_there_at_once_and_nothing_is_left_behind(tmp_path: Path)
 async def test_a_kubelet_that_is_not_there_is_no_reason_not_to_start(tmp_path: Path) -> None:
     said = {"kubelet": {"url": "http://127.0.0.1:1", "runtimeSocket": ""}}
     async with AsyncExitStack() as stack:
-        pods, (kubelet,) = await open_kubelet(
+        pods, (kubelet, _) = await open_kubelet(
             msgspec.convert(said, Config), Door(), Hierarchy(v1={}, v2=tmp_path), Tending(stack)
         )
         with pytest.raises(Unavailable, match="nobody listens there"):

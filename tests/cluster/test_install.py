@@ -192,7 +192,10 @@ def test_agent_and_controller_do_their_work_with_the_shipped_roles(installed: In
         "waits",
         "blame",
     }
-    assert 'source="waits",detail="schedstat"' not in installed.get("/metrics", installed.token("reader"))[1]
+    metrics = installed.get("/metrics", installed.token("reader"))[1]
+    assert 'source="waits",detail="schedstat"' not in metrics
+    # None of the kubelet's files are mounted: it says so itself.
+    assert 'source="kubelet-managers",detail="cpu none, memory none"' in metrics
 
     def reported() -> dict[str, Any]:
         found: dict[str, Any] = installed.server.ask("GET", f"/apis/{NODE}/v1alpha1/customnoderesources/node1")

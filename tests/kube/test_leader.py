@@ -126,7 +126,7 @@ async def test_work_has_ended_when_the_lease_could_not_be_renewed(
             made_at = time.monotonic()
             return says(201, '{"metadata":{"name":"l","resourceVersion":"1"},"spec":{"holderIdentity":"me"}}')
         if not made_at:
-            return says(404, '{"code":404,"reason":"NotFound"}')
+            return says(404, '{"code":404,"reason":"NotFound","details":{"name":"l"}}')
         if trouble == "refused":
             return says(403, '{"code":403,"reason":"Forbidden"}')
         if trouble == "taken":
@@ -160,7 +160,7 @@ async def test_what_the_work_raises_is_raised_and_the_lease_is_given_back() -> N
     async def handler(request: web.Request) -> web.Response:
         asked.append((request.method, (await request.read()).decode()))
         if request.method == "GET":
-            return says(404, '{"code":404,"reason":"NotFound"}')
+            return says(404, '{"code":404,"reason":"NotFound","details":{"name":"l"}}')
         return says(200, '{"metadata":{"name":"l","resourceVersion":"1"},"spec":{"holderIdentity":"me"}}')
 
     async def work() -> None:

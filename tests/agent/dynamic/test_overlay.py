@@ -15,8 +15,9 @@ from agent.config import Config
 from agent.config.eviction import USUAL
 from agent.dynamic.follow import Rules
 from agent.dynamic.overlay import Object, Settled, settle
-from agent.dynamic.saved import Damaged, ObeyedFile, Saved, decode_saved, encode_saved
+from agent.dynamic.saved import VERSION, ObeyedFile, Saved
 from agent.dynamic.told import configuration
+from agent.sealed import Damaged, sealed, unsealed
 from agent.settings import built
 from api.configuration import Setting
 from cli.config import lines
@@ -249,9 +250,9 @@ def test_a_file_that_does_not_fit_a_new_settings_file_goes_as_far_as_it_does(tmp
 
 @given(st.binary(max_size=200))
 def test_no_content_of_the_file_breaks_the_reader(data: bytes) -> None:
-    whole = encode_saved(Saved(node="n", objects=(thing(reclaim(enableReclaim=True)),)))
-    assert decode_saved(whole).node == "n"
+    whole = sealed(Saved(node="n", objects=(thing(reclaim(enableReclaim=True)),)))
+    assert unsealed(whole, Saved, VERSION).node == "n"
     for text in (data, whole[: len(data)] + data):
         if text != whole:
             with pytest.raises(Damaged):
-                decode_saved(text)
+                unsealed(text, Saved, VERSION)

@@ -18,7 +18,7 @@ from agent.eviction.ways import ApiWay, Fate, answer_of
 from api.evictions import Held, KillReason
 from api.pods import Pod
 from api.qos import QoSLevel
-from kube.errors import ApiError
+from kube.errors import ApiError, refusal
 from kube.pace import Backoff
 from tests.kube.test_client import asking as client_of
 
@@ -33,9 +33,12 @@ def pod(uid: str = "u-1") -> Pod:
 def status(code: int, message: str, cause: str = "", reason: str = "", **headers: str) -> web.Response:
     body = {"kind": "Status", "code": code, "message": message, "reason": reason}
     body["details"] = {"causes": [{"reason": cause}]} if cause else {}
+    if reason == "NotFound":
+        body["details"] = {"kind": "pods", "name": "batch"}
     return web.json_response(body, status=code, headers=headers)
 
 
+GONE = b'{"kind":"Status","reason":"NotFound","code":404,"message":"m","details":{"name":"batch","kind":"pods"}}'
 BUDGET = ("Cannot evict pod as it would violate the pod's disruption budget.", "DisruptionBudget", "TooManyRequests")
 
 
@@ -177,7 +180,10 @@ async def test_a_budget_is_waited_for_as_long_as_the_server_says_and_told_once()
 @pytest.mark.parametrize(
     ("error", "fate", "held", "wait_s"),
     [
-        (ApiError(404, "NotFound", "m"), Fate.GONE, None, None),
+        (refusal(404, GONE), Fate.GONE, None, None),
+        # Nobody serves that path: of the pod this says nothing.
+        (refusal(404, b"404 page not found\n"), Fate.HELD, Held.BUSY, None),
+        (refusal(404, b'{"kind":"Status","reason":"NotFound","code":404}'), Fate.HELD, Held.BUSY, None),
         (ApiError(403, "Forbidden", "m"), Fate.HELD, Held.REFUSED, 60),
         (ApiError(422, "Invalid", "m"), Fate.HELD, Held.REFUSED, 60),
         # More than one budget for a pod, which the API server cannot judge.

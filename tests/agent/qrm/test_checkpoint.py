@@ -11,8 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.qrm.checkpoint import FILE_NAME, Checkpoint, Damaged, decode_state, encode_state
+from agent.qrm.checkpoint import FILE_NAME, Checkpoint, decode_state, encode_state
 from agent.qrm.placing.state import CpuState
+from agent.sealed import Damaged
 from api.ports import Unavailable
 from api.qos import QoSLevel
 from tests.agent.qrm.placing.builders import S, bound, dedicated, machine, pod, reclaimed, run

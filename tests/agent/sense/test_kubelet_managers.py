@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
-from agent.sense.kubelet_managers import CPU_STATE, MEMORY_STATE, ManagersProbe, read
+from agent.config.kubelet import KubeletConfig
+from agent.sense.kubelet import CONFIGZ, Kubelet
+from agent.sense.kubelet_managers import CPU_STATE, MEMORY_STATE, Asking, ManagersProbe, Policies, read
 from api.facts import KubeletManagers
 from api.ports import Unavailable
+from tests.agent.sense.test_kubelet import serving
 
 STATIC = {
     "policyName": "static",
@@ -24,6 +28,17 @@ MEMORY = {
     "checksum": 1,
 }
 REAL_NONE = '{"policyName":"none","defaultCpuSet":"","checksum":1353318690}'
+
+
+NOBODY = Asking(Kubelet(KubeletConfig(url="http://127.0.0.1:1"), CONFIGZ))
+"""Was not asked yet."""
+
+
+def saying(cpu: str, memory: str = "None") -> Asking:
+    """A kubelet that said this."""
+    asking = Asking(Kubelet(KubeletConfig(url="http://127.0.0.1:1"), CONFIGZ))
+    asking.said = Policies(cpu_manager_policy=cpu, memory_manager_policy=memory)
+    return asking
 
 
 def write(root: Path, name: str, content: object) -> None:
@@ -41,7 +56,7 @@ def test_what_both_hand_out(tmp_path: Path) -> None:
     assert found.mems
 
 
-def test_a_manager_that_is_off_or_has_no_file_hands_out_nothing(tmp_path: Path) -> None:
+def test_a_manager_that_is_off_hands_out_nothing_and_old_kubelets_have_no_other(tmp_path: Path) -> None:
     write(tmp_path, CPU_STATE, REAL_NONE)
     found = read(tmp_path)
     assert (found.cpu, found.memory, found.cpusets, found.mems) == ("none", "none", False, False)
@@ -59,7 +74,7 @@ def test_a_manager_that_is_off_or_has_no_file_hands_out_nothing(tmp_path: Path) 
 )
 def test_what_cannot_be_read_is_told_and_what_was_known_holds(tmp_path: Path, content: object, said: str) -> None:
     write(tmp_path, CPU_STATE, STATIC)
-    probe = ManagersProbe(tmp_path, wants_cpusets=False)
+    probe = ManagersProbe(tmp_path, NOBODY, wants_cpusets=False)
     known = probe.read({}).node["kubelet"]
     assert (probe.problem(), probe.form) == (None, "cpu static, memory none")
     write(tmp_path, CPU_STATE, content)
@@ -75,7 +90,7 @@ def test_what_cannot_be_read_is_told_and_what_was_known_holds(tmp_path: Path, co
 
 def test_a_static_manager_in_the_policys_way_is_told_with_what_to_do(tmp_path: Path) -> None:
     write(tmp_path, CPU_STATE, STATIC)
-    probe = ManagersProbe(tmp_path, wants_cpusets=True)
+    probe = ManagersProbe(tmp_path, NOBODY, wants_cpusets=True)
     probe.read({})
     problem = probe.problem()
     assert problem is not None
@@ -84,9 +99,63 @@ def test_a_static_manager_in_the_policys_way_is_told_with_what_to_do(tmp_path: P
 
 
 @pytest.mark.parametrize("wants", [True, False])
-def test_a_directory_that_is_not_there_tells_nothing(tmp_path: Path, *, wants: bool) -> None:
-    with pytest.raises(Unavailable, match="there is no such directory"):
-        read(tmp_path / "kubelet")
-    probe = ManagersProbe(tmp_path / "kubelet", wants_cpusets=wants)
-    assert probe.read({}).node == {"kubelet": None}
-    assert (probe.problem() is not None) is wants, "who writes no cpusets has nobody's to respect"
+@pytest.mark.parametrize("there", [True, False])
+def test_where_nobody_tells_both_may_be_static(tmp_path: Path, *, there: bool, wants: bool) -> None:
+    root = tmp_path / "kubelet"
+    if there:
+        root.mkdir()  # an empty one, as a mount that does not work
+    with pytest.raises(Unavailable, match=r"there is no such (directory|file)"):
+        read(root)
+    probe = ManagersProbe(root, NOBODY, wants_cpusets=wants)
+    found = probe.read({}).node["kubelet"]
+    assert isinstance(found, KubeletManagers)
+    assert (found.cpusets, found.mems, probe.form) == (True, True, "unknown")
+    problem = probe.problem()
+    assert (problem is not None) is (wants or there), "who writes no cpusets has nobody's to respect"
+    if wants and problem is not None:
+        assert problem.reason.startswith("nobody tells whether the kubelet's CPU manager is static: ")
+        assert "there is no such" in problem.reason
+        assert "nodes/configz" in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("asking", "file", "cpu", "memory", "cpusets"),
+    [
+        (saying("none"), None, "none", "none", False),
+        (saying("static", "Static"), None, "static", "static", True),
+        (saying("none"), REAL_NONE, "none", "none", False),
+        # Whichever of them says more.
+        (saying("none"), STATIC, "static", "none", True),
+        (saying("static"), REAL_NONE, "static", "none", True),
+        (NOBODY, REAL_NONE, "none", "none", False),
+    ],
+)
+def test_the_kubelet_is_believed_first_and_its_files_second(
+    tmp_path: Path, asking: Asking, file: object, cpu: str, memory: str, *, cpusets: bool
+) -> None:
+    if file is not None:
+        write(tmp_path, CPU_STATE, file)
+    probe = ManagersProbe(tmp_path if file is not None else tmp_path / "none", asking, wants_cpusets=True)
+    found = probe.read({}).node["kubelet"]
+    assert isinstance(found, KubeletManagers)
+    assert (found.cpu, found.memory, found.cpusets) == (cpu, memory, cpusets)
+    assert (probe.problem() is not None) is cpusets
+    if cpusets and file != STATIC:
+        problem = probe.problem()
+        assert problem is not None
+        assert ("is not known" in problem.reason) is (file is None)
+
+
+async def test_what_the_kubelet_said_stands_while_it_cannot_be_asked() -> None:
+    answers = [(200, {"cpuManagerPolicy": "static", "memoryManagerPolicy": "None"}), (403, {}), (200, {})]
+
+    async def kubelet(_request: web.Request) -> web.Response:
+        status, said = answers.pop(0)
+        return web.json_response({"kubeletconfig": said}, status=status)
+
+    async with serving(kubelet) as url, Kubelet(KubeletConfig(url=url), CONFIGZ) as there:
+        asking = Asking(there)
+        for problem in ("", "answered 403", "/configz is not what it should be"):
+            await asking.look()
+            assert asking.said == Policies(cpu_manager_policy="static", memory_manager_policy="None")
+            assert problem in ("" if asking.problem is None else asking.problem.reason)

@@ -1,0 +1,105 @@
+"""A 404 that says that a kind is not there, and all those that do not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from aiohttp import web
+
+from kube.discovery import lacks
+from kube.errors import refusal
+from kube.informer import Informer
+from kube.objects import Bare, Resource
+from tests.kube.test_client import asking, says
+
+THINGS = Resource("shop.example", "v1", "things", "Thing", Bare)
+PODS = Resource("", "v1", "pods", "Pod", Bare, namespaced=True)
+PLAIN = (404, "404 page not found\n")
+PAGE = (404, "<html><h1>404 Not Found</h1><hr>nginx</html>")
+
+
+def kinds(*plurals: str) -> tuple[int, str]:
+    return 200, json.dumps({"kind": "APIResourceList", "resources": [{"name": plural} for plural in plurals]})
+
+
+def groups(*versions: str) -> tuple[int, str]:
+    listed = [{"name": version.partition("/")[0], "versions": [{"groupVersion": version}]} for version in versions]
+    return 200, json.dumps({"kind": "APIGroupList", "groups": listed})
+
+
+@pytest.mark.parametrize(
+    ("group", "all_groups", "lacking"),
+    [
+        (kinds("others"), PLAIN, True),
+        (kinds("things", "others"), PLAIN, False),
+        (PLAIN, groups("apps/v1", "shop.example/v2"), True),
+        # The group is there, and its version is not served for a moment.
+        (PLAIN, groups("shop.example/v1"), False),
+        # No API server's words.
+        (PAGE, PAGE, False),
+        (PAGE, (200, "<html>welcome</html>"), False),
+        ((200, "{}"), groups(), False),
+        ((200, '{"kind":"Status","resources":[]}'), groups(), False),
+        (PLAIN, (403, "no"), False),
+        ((503, ""), groups(), False),
+    ],
+)
+async def test_a_kind_is_lacking_where_the_api_server_says_so(
+    group: tuple[int, str], all_groups: tuple[int, str], *, lacking: bool
+) -> None:
+    said = {"/apis/shop.example/v1": group, "/apis": all_groups}
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        status, text = said[request.path]
+        return says(status, text)
+
+    async with asking(answer) as client:
+        assert await lacks(client, THINGS) is lacking
+        assert not await lacks(client, PODS), "which is asked of nobody"
+
+
+@pytest.mark.parametrize("lacking", [True, False])
+async def test_who_follows_a_kind_forgets_its_objects_only_then(*, lacking: bool) -> None:
+    lists = 0
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal lists
+        if "watch" in request.query:
+            return says(410, '{"kind":"Status","reason":"Expired","code":410}')
+        if request.path == "/apis/shop.example/v1":
+            return says(*(kinds() if lacking else PAGE))
+        if request.path == "/apis":
+            return says(*PAGE)
+        lists += 1
+        if lists > 1:
+            return says(*PLAIN)
+        thing = {"metadata": {"name": "a", "resourceVersion": "1"}}
+        return says(200, json.dumps({"metadata": {"resourceVersion": "1"}, "items": [thing]}))
+
+    async with asking(answer) as client:
+        informer = Informer(client, THINGS)
+        running = asyncio.create_task(informer.run())
+        async with asyncio.timeout(30):
+            await informer.synced.wait()
+            while lists < 3:
+                await asyncio.sleep(0.01)
+        assert (informer.missing, set(informer.store)) == ((True, set()) if lacking else (False, {"a"}))
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("body", "missing"),
+    [
+        (b'{"kind":"Status","reason":"NotFound","code":404,"details":{"name":"web","kind":"pods"}}', True),
+        (b'{"kind":"Status","reason":"NotFound","code":404,"details":{}}', False),
+        (b"404 page not found\n", False),
+        (b"<html>404</html>", False),
+        (b"", False),
+    ],
+)
+def test_an_object_is_missing_where_the_api_server_names_it(body: bytes, *, missing: bool) -> None:
+    error = refusal(404, body)
+    assert (error.missing, error.unserved) == (missing, not missing)
