@@ -215,9 +215,8 @@ def test_definitions_that_helm_made_are_changed_by_the_command_of_the_page(ours:
     try:
         with pytest.raises(Failed, match='conflict with "helm"'):
             ours.kubectl("apply", "--server-side", "-f", ROOT / "deploy/crds")
-        (command,) = re.findall(
-            r"^kubectl (apply .*--force-conflicts.*) -f deploy/crds$", chart.DOCUMENT.read_text(), re.M
-        )
+        _, upgrading = chart.DOCUMENT.read_text().split("## Without Helm")[0].split("## Upgrading")
+        (command,) = re.findall(r"^kubectl (apply .*) -f deploy/crds$", upgrading, re.M)
         ours.kubectl(*command.split(), "-f", ROOT / "deploy/crds")
         made = ours.server.ask("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
         assert [one["name"] for one in made["spec"]["versions"][0]["additionalPrinterColumns"]] == [
