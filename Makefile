@@ -15,7 +15,7 @@ help: ## list the targets
 run: setup ## start the agent and the demo, with a live view here and a page on http://127.0.0.1:9102
 	@$(BIN)/dioptase demo $(ARGS)
 
-test: setup-test $(if $(STAGE),$(if $(filter vm-%,$(STAGE)),packages-vm) $(if $(filter cluster,$(STAGE)),packages-cluster packages-image) $(if $(filter katalyst,$(STAGE)),packages-cluster) $(if $(filter vagrant,$(STAGE)),packages-vagrant),packages-vm) ## pass the tests; STAGE=unit runs one stage (see tests/run --list)
+test: setup-test $(if $(STAGE),$(if $(filter vm-%,$(STAGE)),packages-vm) $(if $(filter cluster cluster-long,$(STAGE)),packages-cluster packages-image) $(if $(filter katalyst,$(STAGE)),packages-cluster) $(if $(filter vagrant,$(STAGE)),packages-vagrant),packages-vm packages-cluster packages-image) ## pass the tests; STAGE=unit runs one stage (see tests/run --list)
 	@$(BIN)/python tests/run $(STAGE)
 
 ifeq ($(filter 6.1 6.12,$(KERNEL)),)
@@ -29,8 +29,8 @@ endif
 test-vagrant: setup-test packages-vagrant ## `vagrant up` from a box built here, without KVM, and look at what it gives
 	@$(BIN)/python tests/run vagrant
 
-test-cluster: setup-test packages-cluster packages-image ## pass those of them that need a Kubernetes cluster: one made here, or that of KUBECONFIG
-	@$(BIN)/python tests/run cluster
+test-cluster: setup-test packages-cluster packages-image ## pass all that need a Kubernetes cluster: one made here, or that of KUBECONFIG
+	@$(BIN)/python tests/run cluster cluster-long
 
 test-katalyst: setup-test packages-cluster ## have the stock Katalyst agent for a peer; it is compiled here, in some minutes
 	@$(BIN)/python tests/run katalyst

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import tomllib
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from tests.cluster.daemons import started, wait
 from tests.vm.__main__ import BOOTS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,11 +136,66 @@ def test_every_mark_has_its_stage(stages: ModuleType) -> None:
     commands = [command for _, listed in stages.STAGES.values() for command in listed]
     selected = {command[-1] for command in commands if command[: len(stages.PYTEST)] == stages.PYTEST}
     (left_out,) = (one for one in selected if one.startswith("not ("))
-    assert set(left_out.removeprefix("not (").removesuffix(")").split(" or ")) == marks - {"forms"}
+    assert set(left_out.removeprefix("not (").removesuffix(")").split(" or ")) == marks - {"forms", "long"}
     # Two stages divide what needs this kernel, and leave what the third has, so that nothing runs twice in one of all.
     assert {one for one in selected if "kernel" in one} - {left_out} == {
         "kernel and not live and not forms",
         "kernel and not live and forms",
     }
+    assert {one for one in selected if "cluster" in one} - {left_out} == {"cluster and not long", "cluster and long"}
     booted = [command for command in commands if command[: len(stages.GUEST)] == stages.GUEST]
-    assert marks - selected - {"kernel", "forms"} == set(BOOTS) == {command[-1] for command in booted}
+    assert (
+        marks - selected - {"kernel", "forms", "cluster", "long"} == set(BOOTS) == {command[-1] for command in booted}
+    )
+
+
+def test_the_cluster_is_part_of_all(stages: ModuleType) -> None:
+    """What it is made of is begun first, and has the guests' time; what would be disturbed comes after it."""
+    gate = [name for name in stages.STAGES if name not in stages.AT_REQUEST]
+    assert gate == [
+        "format", "types", "contracts", "unit", "vm-host", "vm-6.1", "vm-6.12", "vm-four",
+        "cluster", "kernel", "prometheus", "browser", "live",
+    ]  # fmt: skip
+    said = subprocess.run(["make", "--dry-run", "test"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert {"deploy/install-packages cluster", "deploy/install-packages image"} <= set(said.splitlines())
+
+
+WORK = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+print(child.pid, flush=True)
+while not {done}:
+    time.sleep(0.05)
+child.kill()
+sys.exit({status})
+"""
+
+
+def begun(stages: ModuleType, folder: Path, done: str, status: int = 0) -> tuple[Any, int]:
+    """Work ahead, and the process that it has started."""
+    stages.ROOT = folder
+    ahead = stages.Ahead([sys.executable, "-c", WORK.format(done=done, status=status)])
+    log = folder / "build/ahead.log"
+    wait("the child", lambda: log.read_text().endswith("\n"))
+    return ahead, int(log.read_text())
+
+
+@pytest.mark.parametrize(("status", "ok"), [(0, True), (1, False)])
+def test_what_is_done_ahead_gives_way_until_it_is_waited_for(
+    stages: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str], status: int, ok: bool
+) -> None:
+    """Then it has its share, with all that it has started, and what it said is shown."""
+    ahead, child = begun(stages, tmp_path, "os.sched_getscheduler(child.pid) == os.SCHED_OTHER", status)
+    assert os.sched_getscheduler(child) == os.SCHED_IDLE
+    stages.STAGES["one"] = ("a build", [stages.BUILD])
+    # It ends only once its child has been given its share.
+    result = stages.run_stage("one", ahead)
+    ahead.end()
+    assert (result.ok, result.passed, result.failed) == (ok, int(ok), int(not ok))
+    assert f"{child}\n" in capfd.readouterr().out
+
+
+def test_what_is_done_ahead_ends_with_all_that_it_has_started(stages: ModuleType, tmp_path: Path) -> None:
+    ahead, child = begun(stages, tmp_path, "False")
+    ahead.end()
+    wait("the end of its child", lambda: started(child) == "")

@@ -83,7 +83,10 @@ def katalyst(nodes: int) -> int:
 
 
 def _end(number: int, _frame: object) -> None:
-    # What was begun goes, which it does not where a signal ends a process.
+    # What was begun goes, which it does not where a signal ends a process; compilers, too, where this leads a group of its own.
+    if os.getpgrp() == os.getpid():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.killpg(0, signal.SIGTERM)
     sys.exit(128 + number)
 
 

@@ -1,42 +1,26 @@
-"""Who our programs are on a cluster: service accounts that may what the docs on configuration and the controller say."""
+"""Who our programs are on a cluster: service accounts that may what the chart's roles say, and no more."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from deploy import chart
 from tests.cluster.cluster import Cluster
 from tests.cluster.server import Refused
 
-CONFIG, NODE = "config.katalyst.kubewharf.io", "node.katalyst.kubewharf.io"
-Rule = tuple[str, Sequence[str], Sequence[str]]
-"""A group, resources of it, and verbs."""
-AGENT: Sequence[Rule] = (
-    ("", ("nodes/proxy",), ("get",)),
-    ("", ("nodes/status",), ("patch",)),
-    ("", ("events",), ("create",)),
-    ("", ("pods/eviction",), ("create",)),
-    ("", ("pods",), ("get",)),
-    ("", ("nodes",), ("get", "patch")),
-    (CONFIG, ("customnodeconfigs",), ("list", "watch")),
-    (CONFIG, ("adminqosconfigurations", "transparentmemoryoffloadingconfigurations", "strategygroups",
-              "powermanagementconfigurations"), ("get",)),
-    (NODE, ("customnoderesources",), ("get", "create", "patch")),
-    (NODE, ("customnoderesources/status",), ("patch",)),
-)  # fmt: skip
-CONTROLLER: Sequence[Rule] = (
-    ("", ("nodes",), ("get", "list", "watch")),
-    ("", ("nodes/status",), ("patch",)),
-    ("", ("pods",), ("list", "watch")),
-    ("", ("pods/eviction",), ("create",)),
-    ("coordination.k8s.io", ("leases",), ("get", "create", "patch")),
-    (NODE, ("customnoderesources",), ("list", "watch", "create", "patch", "delete")),
-    (CONFIG, ("customnodeconfigs",), ("list", "watch", "create", "patch", "delete")),
-    (CONFIG, ("*",), ("list", "watch", "patch", "delete")),
-)
-ROLES: Mapping[str, Sequence[Rule]] = {"dioptase-agent": AGENT, "dioptase-controller": CONTROLLER}
+RBAC = "rbac.authorization.k8s.io"
+
+
+def shipped(name: str) -> list[tuple[str, Any]]:
+    """Kind and rules of every role of this account, by the chart as everybody has it who sets nothing."""
+    made = [msgspec.yaml.decode(text) for text in chart.BASE.read_text().split("\n---\n")[1:]]
+    roles = [one for one in made if one["kind"] in ("ClusterRole", "Role") and one["metadata"]["name"] == name]
+    return [(one["kind"], one["rules"]) for one in roles]
 
 
 class Account:
@@ -46,24 +30,27 @@ class Account:
         self._cluster, self._name, self._namespace = cluster, name, namespace
         self.token, self.kubeconfig = folder / f"{name}.token", folder / f"{name}.kubeconfig"
         self.authority = cluster.control.authority.certificate("ca")
-        self._grant(ROLES[name])
+        self._grant()
         self._write()
 
-    def _grant(self, rules: Sequence[Rule]) -> None:
-        role = f"{self._name}-{self._namespace}"
+    def _grant(self) -> None:
         self._make("/api/v1", f"namespaces/{self._namespace}/serviceaccounts", self._name, {})
-        rbac = "/apis/rbac.authorization.k8s.io/v1"
-        said = [{"apiGroups": [group], "resources": list(kinds), "verbs": list(verbs)} for group, kinds, verbs in rules]
-        self._make(rbac, "clusterroles", role, {"rules": said})
         who = {"kind": "ServiceAccount", "name": self._name, "namespace": self._namespace}
-        what = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
-        self._make(rbac, "clusterrolebindings", role, {"subjects": [who], "roleRef": what})
+        for kind, rules in shipped(self._name):
+            where = f"namespaces/{self._namespace}/" if kind == "Role" else ""
+            self._make(f"/apis/{RBAC}/v1", f"{where}{kind.lower()}s", self._role, {"rules": rules})
+            what = {"apiGroup": RBAC, "kind": kind, "name": self._role}
+            body = {"subjects": [who], "roleRef": what}
+            self._make(f"/apis/{RBAC}/v1", f"{where}{kind.lower()}bindings", self._role, body)
+
+    @property
+    def _role(self) -> str:
+        return f"{self._name}-{self._namespace}"
 
     def forget(self) -> None:
         """Remove what is not in its namespace, and so does not go with it."""
         for kind in ("clusterrolebindings", "clusterroles"):
-            path = f"/apis/rbac.authorization.k8s.io/v1/{kind}/{self._name}-{self._namespace}"
-            self._cluster.server.ask("DELETE", path)
+            self._cluster.server.ask("DELETE", f"/apis/{RBAC}/v1/{kind}/{self._role}")
 
     def _make(self, api: str, kind: str, name: str, body: Mapping[str, Any]) -> None:
         try:

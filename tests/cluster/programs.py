@@ -73,7 +73,7 @@ class Agent(Program):
         self._config = folder / f"{node.name}-agent.json"
         self._config.write_text(json.dumps({"kubelet": kubelet, **(settings or {})}))
         self._words = (
-            *_with(account), "agent", "--kubelet", "--node", node.name, "--listen", f"{node.address}:{AGENT_PORT}",
+            *as_account(account), "agent", "--kubelet", "--node", node.name, "--listen", f"{node.address}:{AGENT_PORT}",
             "--state-dir", str(self.state), "--config", str(self._config), *options,
         )  # fmt: skip
         self._cluster, self._node = cluster, node
@@ -109,7 +109,7 @@ class Controller(Program):
         config = folder / f"controller{number}.json"
         config.write_text(json.dumps(settings or {}))
         self._cluster = cluster
-        self._words = (*_with(account), "controller", "--listen", address, "--config", str(config))
+        self._words = (*as_account(account), "controller", "--listen", address, "--config", str(config))
 
     def begin(self) -> None:
         """Start it, and wait until it is ready: it stands by, or has listed everything."""
@@ -128,7 +128,7 @@ class Controller(Program):
             return False
 
 
-def _with(account: Account) -> tuple[str, ...]:
+def as_account(account: Account) -> tuple[str, ...]:
     """`dioptase` of these sources, as this account."""
     program = str(Path(sys.executable).with_name("dioptase"))
     return ("env", f"PYTHONPATH={CODE}", f"KUBECONFIG={account.kubeconfig}", program)

@@ -196,6 +196,7 @@ def test_latency_makes_batch_work_yield_from_its_first_instruction_on(pods: Pods
     assert (pods.now("batch")[1], pods.now("web")[1]) == ("2", "512"), "as the kubelet had asked for"
 
 
+@pytest.mark.long
 def test_the_runtime_may_be_the_writer_and_then_knows_what_it_wrote(pods: Pods, tmp_path: Path) -> None:
     writer = {"kubelet": {"nriSocket": "", "writer": "cri"}}
     with Agent(pods.node, tmp_path, with_sections(CANONICAL, writer)) as agent:
@@ -209,6 +210,7 @@ def test_the_runtime_may_be_the_writer_and_then_knows_what_it_wrote(pods: Pods, 
     assert pods.now("batch")[0] == CPUS
 
 
+@pytest.mark.long
 def test_containerd_may_be_started_anew(pods: Pods, tmp_path: Path, ours: Cluster) -> None:
     with Agent(pods.node, tmp_path, CANONICAL) as agent:
         wait("the runtime's questions", lambda: agent.source("nri"))
@@ -222,6 +224,7 @@ def test_containerd_may_be_started_anew(pods: Pods, tmp_path: Path, ours: Cluste
         assert set(parse_cpu_list(pods.told("batch")[0])) < ALL
 
 
+@pytest.mark.long
 def test_nobody_fights_a_static_cpu_manager(pods: Pods, tmp_path: Path) -> None:
     """The file is all that is looked at: the kubelet's own is put where another one is said to have its directory."""
     kubelet = tmp_path / "kubelet"

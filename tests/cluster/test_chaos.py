@@ -156,6 +156,7 @@ def away(node: Cluster) -> Iterator[None]:
         node.control.ready()
 
 
+@pytest.mark.long
 def test_what_was_obeyed_stands_while_the_api_server_is_away_and_for_an_agent_that_starts_meanwhile(
     node: Cluster, agent: Agent, pods: tuple[Pod, Pod]
 ) -> None:
@@ -175,6 +176,7 @@ def test_what_was_obeyed_stands_while_the_api_server_is_away_and_for_an_agent_th
     wait("and reported to", lambda: "cnr" not in agent.troubles())
 
 
+@pytest.mark.long
 def test_a_history_that_is_forgotten_and_an_object_that_is_gone_cost_nothing(node: Cluster, agent: Agent) -> None:
     server = node.server
     old = tell(server, reserved(1))
@@ -193,6 +195,7 @@ def test_a_history_that_is_forgotten_and_an_object_that_is_gone_cost_nothing(nod
     wait("the object is made anew", lambda: not gone(server, f"{CNRS}/node1"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("program", ["kubelet", "containerd"])
 def test_pods_stay_known_while_who_lists_them_is_away(
     node: Cluster, agent: Agent, pods: tuple[Pod, Pod], program: str
@@ -217,6 +220,7 @@ def test_pods_stay_known_while_who_lists_them_is_away(
     node.daemons.wait("node1-kubelet", lambda: node.ready("node1"))
 
 
+@pytest.mark.long
 def test_an_agent_that_is_killed_in_any_phase_is_followed_by_one_that_knows_what_to_put_back(
     node: Cluster, agent: Agent, pods: tuple[Pod, Pod]
 ) -> None:

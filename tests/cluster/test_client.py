@@ -83,6 +83,7 @@ async def _events(client: Client, since: str, scope: Scope, lasts_s: int) -> lis
     return [event async for event in client.watch(MAPS, since, scope, lasts_s)]
 
 
+@pytest.mark.long
 async def test_a_bookmark_carries_a_quiet_watch_past_what_others_wrote(client: Client, namespace: str) -> None:
     """Shortly before it ends; so the next watch need not begin where nothing is kept any longer."""
     scope = Scope(namespace=namespace, fields="metadata.name=nobody")
@@ -232,6 +233,7 @@ async def test_of_two_one_leads_and_the_other_follows_when_it_is_given_back(clie
         await tasks[0]
 
 
+@pytest.mark.long
 async def test_a_leader_stops_working_while_the_server_is_away_and_leads_again(
     ours: Cluster, client: Client, namespace: str
 ) -> None:

@@ -299,6 +299,70 @@ def test_a_node_without_its_agent_is_tainted_then_emptied_and_well_again_at_once
         server.ask("DELETE", f"/apis/policy/v1/namespaces/{CONSENT}/poddisruptionbudgets/kept")
 
 
+MILLICPU = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
+
+
+def promise(server: Server, node: str, millicpu: str) -> None:
+    """What its agent writes, with what every pod needs."""
+    amounts = {"pods": "10", "cpu": "8", "memory": "8Gi", MILLICPU: millicpu}
+    server.ask("PATCH", f"{NODES}/{node}/status", {"status": {"capacity": amounts, "allocatable": amounts}}, MERGE)
+
+
+def promised(server: Server, node: str) -> list[str | None]:
+    status = server.ask("GET", f"{NODES}/{node}")["status"]
+    return [status.get(part, {}).get(MILLICPU) for part in ("capacity", "allocatable")]
+
+
+def a_batch_pod(server: Server, name: str, kind: str) -> Callable[[], str]:
+    """One that the stock scheduler places, on nodes of that kind; says where it is, or why it is nowhere."""
+    amount = {MILLICPU: "1000"}
+    container = {"name": "main", "image": "none", "resources": {"requests": amount, "limits": amount}}
+    spec = {
+        "containers": [container], "automountServiceAccountToken": False, "nodeSelector": {"kind": kind},
+        # Nobody keeps these nodes' heartbeats.
+        "tolerations": [{"operator": "Exists"}],
+    }  # fmt: skip
+    annotations = {"katalyst.kubewharf.io/qos_level": "reclaimed_cores"}
+    server.ask("POST", PODS, {"metadata": {"name": name, "annotations": annotations}, "spec": spec})
+
+    def where() -> str:
+        found = server.ask("GET", f"{PODS}/{name}")
+        why = [one.get("message", "") for one in found["status"].get("conditions", [])]
+        return str(found["spec"].get("nodeName") or " ".join(why))
+
+    return where
+
+
+def test_a_stock_scheduler_places_no_reclaimed_pod_on_a_node_whose_agent_is_gone(
+    cluster: Cluster, ours: Cluster, definitions: Server, replicas: list[Controller], pods: None
+) -> None:
+    """It goes by the Node, and who was evicted would be back on it at once, to be evicted again."""
+    server = definitions
+    with nodes(server, "gone", 1, kind="gone") as (sick,), nodes(server, "there", 2) as well:
+        agents = {node: a_pod_on(server, node, f"agent-{node}", "system_cores", app="agent") for node in (sick, *well)}
+        for pod in agents.values():
+            be(server, pod, ready=True)
+        for node in (sick, *well):
+            promise(server, node, "4000")
+        first = a_batch_pod(server, "first", "gone")
+        wait("it is placed", lambda: first() == sick)
+        be(server, agents[sick], ready=False)
+        wait("nothing is promised there", lambda: promised(server, sick) == [None, None])
+        assert taints(server, sick) == {TAINT}
+        wait("who is there leaves", lambda: "deletionTimestamp" in server.ask("GET", f"{PODS}/first")["metadata"])
+        server.ask("DELETE", f"{PODS}/first", {"gracePeriodSeconds": 0})
+        second = a_batch_pod(server, "second", "gone")
+        wait("it is placed nowhere", lambda: f"Insufficient {MILLICPU}" in second())
+        holds(3, lambda: f"Insufficient {MILLICPU}" in second())
+        assert [promised(server, node) for node in well] == [["4000", "4000"]] * 2
+        be(server, agents[sick], ready=True)
+        wait("the taint goes", lambda: not taints(server, sick))
+        promise(server, sick, "3000")
+        wait("its agent promises anew", lambda: second() == sick)
+        holds(3, lambda: promised(server, sick) == ["3000", "3000"])
+
+
+@pytest.mark.long
 def test_a_leader_killed_with_the_api_server_is_followed_by_the_other_and_nothing_is_lost(
     ours: Cluster, definitions: Server, replicas: list[Controller], pods: None
 ) -> None:

@@ -199,6 +199,7 @@ def test_memory_pressure_sends_reclaimed_pods_away_but_for_critical_and_spared_o
     server.ask("DELETE", f"/apis/apps/v1/namespaces/{workspace}/daemonsets/daemon")
 
 
+@pytest.mark.long
 def test_who_fills_the_file_system_leaves_by_the_killer_of_its_level(
     ours: Cluster, server: Server, workspace: str, node: Node
 ) -> None:
@@ -237,6 +238,7 @@ def test_who_fills_the_file_system_leaves_by_the_killer_of_its_level(
         assert agent.end() == 0
 
 
+@pytest.mark.long
 def test_while_the_server_is_away_nobody_leaves_and_afterwards_everybody_once(
     ours: Cluster, server: Server, workspace: str, node: Node, tmp_path: Path
 ) -> None:

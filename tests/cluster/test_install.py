@@ -290,7 +290,9 @@ def granted(installed: Installed, account: str) -> set[Asked]:
     return found
 
 
-def test_configuration_is_rolled_out_to_the_agent(installed: Installed) -> None:
+@pytest.fixture(scope="module")
+def configured(installed: Installed) -> None:
+    """An object of configuration is there, and the agent obeys it."""
     kcc = {
         "apiVersion": f"{CONFIG}/v1alpha1",
         "kind": "KatalystCustomConfig",
@@ -307,6 +309,11 @@ def test_configuration_is_rolled_out_to_the_agent(installed: Installed) -> None:
     installed.server.ask("POST", f"{base}/katalystcustomconfigs", kcc)
     installed.server.ask("POST", f"{base}/adminqosconfigurations", config)
     wait("the setting", lambda: reserve(installed) == 0.125, 60)
+
+
+def test_configuration_is_rolled_out_to_the_agent(installed: Installed, configured: None) -> None:
+    assert reserve(installed) == 0.125
+    assert (installed.state / "dynamic_config").exists(), "for a start without an API server"
 
 
 def unconfigured(installed: Installed) -> None:
@@ -359,10 +366,10 @@ def test_a_right_that_is_taken_away_is_missed_by_name(installed: Installed) -> N
     wait("the reviews", lambda: installed.get("/metrics", installed.token("reader"))[0] == 200, 10)
 
 
-def test_upgrade_and_rollback_keep_what_was_remembered(installed: Installed) -> None:
+def test_upgrade_and_rollback_keep_what_was_remembered(installed: Installed, configured: None) -> None:
     secret = f"/api/v1/namespaces/{NAMESPACE}/secrets/{RELEASE}-tls"
+    wait("a decision", lambda: journal(installed))
     certificate, first = installed.server.ask("GET", secret)["data"], journal(installed)
-    assert first
     installed.upgrade("agent.settings.intervalS=2")
     assert setting(installed, "intervalS") == "2"
     assert installed.server.ask("GET", secret)["data"] == certificate
@@ -409,7 +416,10 @@ def dead(installed: Installed) -> Iterator[str]:
     server.refusal("DELETE", f"{CNRS}/{name}")
 
 
-def test_after_uninstall_every_cgroup_is_as_it_was_and_nothing_is_promised(installed: Installed, dead: str) -> None:
+@pytest.mark.long
+def test_after_uninstall_every_cgroup_is_as_it_was_and_nothing_is_promised(
+    installed: Installed, configured: None, dead: str
+) -> None:
     wait(
         "a change",
         lambda: any(installed.knobs().get(path, text) != text for path, text in installed.before.items()),
@@ -445,6 +455,7 @@ def test_after_uninstall_every_cgroup_is_as_it_was_and_nothing_is_promised(insta
     assert not (installed.state / "originals.json").exists()
 
 
+@pytest.mark.long
 def test_who_takes_it_back_had_no_right_too_many_and_is_gone(installed: Installed) -> None:
     account = f"{RELEASE}-withdraw"
     made = installed.helm("template", RELEASE, CHART, "--show-only=templates/withdraw.yaml")

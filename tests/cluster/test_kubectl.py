@@ -186,6 +186,7 @@ def test_a_namespace_without_agents_is_named(fleet: Fleet, call: Call) -> None:
     assert "no pod in namespace default is labelled app.kubernetes.io/name=dioptase" in done.stderr
 
 
+@pytest.mark.long
 async def test_two_hundred_nodes_take_seconds(fleet: Fleet, agents: Agents, call: Call, client: Client) -> None:
     port = agents.start(told())
     names = [f"n{number:03}" for number in range(MANY)]

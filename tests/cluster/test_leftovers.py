@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import cgroups, leftovers
-from tests.cluster.daemons import SPACES, members, started
+from tests.cluster.daemons import SPACES, members, started, wait
 from tests.cluster.leftovers import Owner, abandoned, known, owner_of, release_abandoned
 from tests.cluster.names import Names, index, number_of
 from tests.cluster.node import OWN
@@ -26,6 +26,27 @@ cluster.kubectl("wait", "--for=condition=Ready", "pod/web", "--timeout=60s")
 print(cluster.names.number, flush=True)
 time.sleep(3600)
 """
+
+BUILD = """
+import signal, subprocess
+from tests.cluster.__main__ import _end
+signal.signal(signal.SIGTERM, _end)
+compiler = subprocess.Popen(["sleep", "3600"])
+print(compiler.pid, flush=True)
+compiler.wait()
+"""
+
+
+def test_compilers_end_with_who_began_them_in_a_session_of_its_own() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", BUILD], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).resolve().parents[2],
+        start_new_session=True,
+    ) as build:  # fmt: skip
+        assert build.stdout is not None
+        compiler = int(build.stdout.readline())
+        build.terminate()
+        assert build.wait(20) == 128 + signal.SIGTERM
+    wait("the end of the compiler", lambda: started(compiler) == "")
 
 
 def test_namespaces_say_of_which_cluster_they_are() -> None:
@@ -114,7 +135,9 @@ def owned(pid: int) -> set[int]:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(
-    "seconds", [0.5, 2.0, 5.0, None], ids=lambda value: "at work" if value is None else f"after {value} s"
+    "seconds",
+    [pytest.param(0.5, marks=pytest.mark.long), 2.0, pytest.param(5.0, marks=pytest.mark.long), None],
+    ids=lambda value: "at work" if value is None else f"after {value} s",
 )
 def test_nothing_is_left_of_a_cluster_whose_maker_was_killed(seconds: float | None) -> None:
     before = {path for path in map(Path, OWN) if path.exists()}

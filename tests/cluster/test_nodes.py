@@ -74,6 +74,7 @@ def test_a_pod_outlives_the_program_that_started_it(
     assert [one["restartCount"] for one in statuses] == [0]
 
 
+@pytest.mark.long
 def test_pods_of_two_nodes_reach_each_other_and_services(two_nodes: Cluster) -> None:
     server = two_nodes.server
     assert [node.name for node in two_nodes.nodes] == ["node1", "node2"]
@@ -97,6 +98,7 @@ def test_pods_of_two_nodes_reach_each_other_and_services(two_nodes: Cluster) -> 
     wait("the service", lambda: two_nodes.kubectl(*ask, made["spec"]["clusterIP"], "80") == "from 2\n")
 
 
+@pytest.mark.long
 def test_only_one_node_of_a_machine_has_the_usual_cgroups(two_nodes: Cluster) -> None:
     roots = [node.cgroup_root for node in two_nodes.nodes]
     assert len(set(roots)) == 2

@@ -66,6 +66,7 @@ def world(
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_whoever_follows_the_page_sees_what_it_says(world: dict[str, str]) -> None:
     listed = list(steps(PAGE))
     assert len(listed) > 10

@@ -57,6 +57,7 @@ async def test_an_account_may_what_its_roles_say(client: Client, server: Server,
     assert {asked: await review(client, *asked) for asked in expected} == expected
 
 
+@pytest.mark.long
 async def test_a_token_of_an_account_that_is_gone_is_nobodys(client: Client, server: Server, namespace: str) -> None:
     token = account(server, namespace, "gone", ["/metrics"])
     assert await review(client, token, "/metrics") is True

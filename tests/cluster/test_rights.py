@@ -94,7 +94,8 @@ def test_without_any_one_of_its_rights_the_request_is_refused(
             assert allowed(definitions, user, wanted[number - 1]), "what is not missing is there"
         assert [missing for missing, user in users.items() if not refused(definitions, user, missing)] == []
     finally:
-        ours.kubectl("delete", "clusterroles,clusterrolebindings", "-l", f"less={component}")
+        for kind in ("clusterrolebindings", "clusterroles"):
+            definitions.ask("DELETE", f"/apis/{RBAC}/v1/{kind}?labelSelector=less%3D{component}")
 
 
 def role_of(user: str, component: str, granted: set[Asked]) -> list[dict[str, object]]:

@@ -48,6 +48,7 @@ def obeyed(agent: Agent) -> tuple[str, str]:
     return found["value"], found.get("object", "")
 
 
+@pytest.mark.long
 def test_each_obeys_its_own_configuration_and_touches_its_own_pods(two_nodes: Cluster, agents: list[Agent]) -> None:
     server, admins, kccs = two_nodes.server, within(CONSENT, ADMINS), within(CONSENT, KCCS)
     wait("accounts", lambda: server.ask("GET", f"/api/v1/namespaces/{CONSENT}/serviceaccounts/default"))
