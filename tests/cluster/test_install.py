@@ -468,9 +468,9 @@ def test_who_takes_it_back_had_no_right_too_many_and_is_gone(installed: Installe
     assert used
     assert used <= rights
     assert [entry for entry in entries if entry.status == 403] == []
-    assert {
-        right for right in rights - used if not (right.verb == "patch" and re.match(KINDS, right.resource))
-    } == set()
+    idle = {right for right in rights - used if not (right.verb == "patch" and re.match(KINDS, right.resource))}
+    # The controller takes from a tainted node what it lent, and may have been quicker.
+    assert idle <= {Asked("", "nodes/status", "patch")}
     rbac = "/apis/rbac.authorization.k8s.io/v1"
     for path in (f"{rbac}/clusterroles/{account}", f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{account}"):
         gone = installed.server.refusal("GET", path)
