@@ -423,7 +423,9 @@ def dead(installed: Installed) -> Iterator[str]:
 
 
 @pytest.mark.long
-def test_after_uninstall_every_cgroup_is_as_it_was_and_nothing_is_promised(installed: Installed, dead: str) -> None:
+def test_after_uninstall_every_cgroup_is_as_it_was_and_nothing_is_promised(
+    installed: Installed, configured: None, dead: str
+) -> None:
     wait(
         "a change",
         lambda: any(installed.knobs().get(path, text) != text for path, text in installed.before.items()),
@@ -438,7 +440,7 @@ def test_after_uninstall_every_cgroup_is_as_it_was_and_nothing_is_promised(insta
     for node in ("node1", dead):
         found = installed.server.ask("GET", f"/api/v1/nodes/{node}")
         assert not [one for one in found["spec"].get("taints", ()) if one["key"] == TAINT["key"]]
-        assert LENT not in {**found["status"]["capacity"], **found["status"].get("allocatable", {})}
+        assert LENT not in {**found["status"].get("capacity", {}), **found["status"].get("allocatable", {})}
         reported = installed.server.ask("GET", f"{CNRS}/{node}")
         assert not reported["spec"].get("taints")
         assert not reported.get("status", {}).get("resources", {}).get("allocatable")
@@ -459,6 +461,7 @@ def test_after_uninstall_every_cgroup_is_as_it_was_and_nothing_is_promised(insta
     assert not (installed.state / "originals.json").exists()
 
 
+@pytest.mark.long
 def test_who_takes_it_back_had_no_right_too_many_and_is_gone(installed: Installed) -> None:
     account = f"{RELEASE}-withdraw"
     made = installed.helm("template", RELEASE, CHART, "--show-only=templates/withdraw.yaml")
@@ -471,9 +474,9 @@ def test_who_takes_it_back_had_no_right_too_many_and_is_gone(installed: Installe
     assert used
     assert used <= rights
     assert [entry for entry in entries if entry.status == 403] == []
-    assert {
-        right for right in rights - used if not (right.verb == "patch" and re.match(KINDS, right.resource))
-    } == set()
+    idle = {right for right in rights - used if not (right.verb == "patch" and re.match(KINDS, right.resource))}
+    # The controller takes from a tainted node what it lent, and may have been quicker.
+    assert idle <= {Asked("", "nodes/status", "patch")}
     rbac = "/apis/rbac.authorization.k8s.io/v1"
     for path in (f"{rbac}/clusterroles/{account}", f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{account}"):
         gone = installed.server.refusal("GET", path)

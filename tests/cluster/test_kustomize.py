@@ -16,7 +16,7 @@ from tests.cluster.pages import follow, steps
 from tests.cluster.server import Server
 from tests.cluster.shipped import IMAGE, ROOT, TAG, archive
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 _, PAGE = chart.DOCUMENT.read_text().split("## Without Helm")
 CNR = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources/node1"
 

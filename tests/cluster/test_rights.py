@@ -83,7 +83,7 @@ def test_without_any_one_of_its_rights_the_request_is_refused(
 ) -> None:
     """For each right somebody who has all others, and the very request."""
     wanted = sorted(rights[component])
-    assert len(wanted) == {"agent": 20, "controller": 67}[component]
+    assert len(wanted) == {"agent": 20, "controller": 68}[component]
     users = {missing: f"less-{component}-{number}" for number, missing in enumerate(wanted)}
     items = [part for missing, user in users.items() for part in role_of(user, component, set(wanted) - {missing})]
     ours.kubectl("create", "-f", "-", said=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
@@ -201,8 +201,10 @@ def test_only_an_agent_that_acts_sees_where_the_runtime_takes_plugins(ours: Clus
 
 def test_definitions_that_helm_made_are_changed_by_the_command_of_the_page(ours: Cluster, tmp_path: Path) -> None:
     """Of an older release: helm never changes them, and holds their fields."""
-    name = "tidenodepools.tide.katalyst.kubewharf.io"
-    definition = msgspec.yaml.decode((ROOT / "deploy/crds/tide.katalyst.kubewharf.io_tidenodepools.yaml").read_bytes())
+    name = "nodeovercommitconfigs.overcommit.katalyst.kubewharf.io"
+    definition = msgspec.yaml.decode(
+        (ROOT / "deploy/crds/overcommit.katalyst.kubewharf.io_nodeovercommitconfigs.yaml").read_bytes()
+    )
     columns = definition["spec"]["versions"][0].pop("additionalPrinterColumns")
     older = tmp_path / "older"
     (older / "crds").mkdir(parents=True)
@@ -213,9 +215,8 @@ def test_definitions_that_helm_made_are_changed_by_the_command_of_the_page(ours:
     try:
         with pytest.raises(Failed, match='conflict with "helm"'):
             ours.kubectl("apply", "--server-side", "-f", ROOT / "deploy/crds")
-        (command,) = re.findall(
-            r"^kubectl (apply .*--force-conflicts.*) -f deploy/crds$", chart.DOCUMENT.read_text(), re.M
-        )
+        _, upgrading = chart.DOCUMENT.read_text().split("## Without Helm")[0].split("## Upgrading")
+        (command,) = re.findall(r"^kubectl (apply .*) -f deploy/crds$", upgrading, re.M)
         ours.kubectl(*command.split(), "-f", ROOT / "deploy/crds")
         made = ours.server.ask("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
         assert [one["name"] for one in made["spec"]["versions"][0]["additionalPrinterColumns"]] == [
