@@ -7,7 +7,7 @@ STAGE ?=
 KERNEL ?= 6.1
 ARGS ?=
 
-.PHONY: help run test test-vm test-vagrant test-cluster test-katalyst cluster cluster-down check fmt setup setup-test setup-bench packages-run packages-test packages-vm packages-vagrant packages-cluster packages-image packages-bench bench image lock reset clean
+.PHONY: help run test test-vm test-vagrant test-cluster test-big-cluster test-katalyst cluster cluster-down check fmt setup setup-test setup-bench packages-run packages-test packages-vm packages-vagrant packages-cluster packages-image packages-bench bench image lock reset clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,7 +15,7 @@ help: ## list the targets
 run: setup ## start the agent and the demo, with a live view here and a page on http://127.0.0.1:9102
 	@$(BIN)/dioptase demo $(ARGS)
 
-test: setup-test $(if $(STAGE),$(if $(filter vm-%,$(STAGE)),packages-vm) $(if $(filter cluster cluster-long,$(STAGE)),packages-cluster packages-image) $(if $(filter katalyst,$(STAGE)),packages-cluster) $(if $(filter vagrant,$(STAGE)),packages-vagrant),packages-vm packages-cluster packages-image) ## pass the tests; STAGE=unit runs one stage (see tests/run --list)
+test: setup-test $(if $(STAGE),$(if $(filter vm-%,$(STAGE)),packages-vm) $(if $(filter cluster cluster-long,$(STAGE)),packages-cluster packages-image) $(if $(filter vm-cluster,$(STAGE)),packages-cluster) $(if $(filter katalyst,$(STAGE)),packages-cluster) $(if $(filter vagrant,$(STAGE)),packages-vagrant),packages-vm packages-cluster packages-image) ## pass the tests; STAGE=unit runs one stage (see tests/run --list)
 	@$(BIN)/python tests/run $(STAGE)
 
 ifeq ($(filter 6.1 6.12,$(KERNEL)),)
@@ -31,6 +31,9 @@ test-vagrant: setup-test packages-vagrant ## `vagrant up` from a box built here,
 
 test-cluster: setup-test packages-cluster packages-image ## pass all that need a Kubernetes cluster: one made here, or that of KUBECONFIG
 	@$(BIN)/python tests/run cluster cluster-long
+
+test-big-cluster: setup-test packages-cluster packages-vm ## follow Katalyst's tutorial on a cluster in a VM with 48 CPUs; half an hour without KVM
+	@$(BIN)/python tests/run vm-cluster
 
 test-katalyst: setup-test packages-cluster ## have the stock Katalyst agent for a peer; it is compiled here, in some minutes
 	@$(BIN)/python tests/run katalyst

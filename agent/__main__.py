@@ -130,9 +130,8 @@ async def _asked(
     """Whoever lists the pods, how those fare whom he asks, and for how long he may list what has ended (ns)."""
     if not options.kubelet:
         return pods, (), 0
-    source, probes = await optional.open_kubelet(
-        optional.named(config, options.node), _door(config), hierarchy, tending
-    )
+    asked = msgspec.structs.replace(config, kubelet=config.kubelet.named(options.node))
+    source, probes = await optional.open_kubelet(asked, _door(config), hierarchy, tending)
     return source, probes, optional.patience_ns(config)
 
 
@@ -160,7 +159,6 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         runtime = optional.runtime_side(config, act, pods, hierarchy, _door(config))
         sinks, reporting = await _open_exporters(options, config, (*journals, recorder), (cluster, runtime), stack)
         sinks += await cluster.join(config, act, evictor, tending)
-        more = (*cluster.sources, *optional.hardware(config, SYS), *runtime.probes, tending)
         sensor = Sensor(
             cgroups=cgroups,
             node=node,
@@ -168,7 +166,15 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
             pods=pods,
             waits=waits,
             indicators=indicators,
-            probes=(*probes.probes, *asking, *reporting, *more),
+            probes=(
+                *probes.probes,
+                *asking,
+                *reporting,
+                *cluster.sources,
+                *optional.hardware(config, SYS),
+                *runtime.probes,
+                tending,
+            ),
             reclaim_root=config.memory.reclaim_root,
             patience_ns=patience_ns,
         )

@@ -16,7 +16,6 @@ import msgspec
 
 from agent.config import Config
 from agent.dynamic.follow import Follower, Rules
-from agent.optional import named
 from agent.report.beside import Beside
 from agent.report.cnr_writer import CnrWriter
 from agent.report.events import EventWriter
@@ -101,7 +100,7 @@ async def open_cnr(
     """Who writes the node's CustomNodeResource, and whom he asks what to say beside the rounds: their `run` is to be run."""
     report, asked, shares = config.report, None, None
     if kubelet:
-        asked = await stack.enter_async_context(Kubelet(named(config, node).kubelet, CONFIGZ))
+        asked = await stack.enter_async_context(Kubelet(config.kubelet.named(node), CONFIGZ))
     socket, usual = report.pod_resources, Path(config.kubelet.root_dir) / POD_RESOURCES
     if socket is None and kubelet and usual.exists():
         socket = str(usual)

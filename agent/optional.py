@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -9,8 +10,6 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from agent.calls import CALLS
 from agent.config import Config
@@ -126,16 +125,6 @@ def open_node_knobs(
         return node_knobs.open_node_knobs(config.knobs, hierarchy, state, sys, dry=act is not Act.ON), ()
     except Unavailable as error:
         return None, (f"Disks, caches and OOM scores are left alone: {error.reason}: {error.remedy}.",)
-
-
-LOOPBACK = ("https://127.", "https://localhost:", "https://[::1]:")
-
-
-def named(config: Config, node: str) -> Config:
-    """With the name that the certificate of this node's kubelet has, where nothing else tells it."""
-    if config.kubelet.server_name or not config.kubelet.url.startswith(LOOPBACK):
-        return config
-    return msgspec.structs.replace(config, kubelet=msgspec.structs.replace(config.kubelet, server_name=node))
 
 
 async def open_kubelet(

@@ -10,6 +10,7 @@ from msgspec import Meta
 from agent.config.units import Seconds
 
 Url = Annotated[str, Meta(pattern=r"^https?://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?$")]
+LOOPBACK = ("https://127.", "https://localhost:", "https://[::1]:")
 REST = 5
 """So many looks at the runtime may pass without asking the kubelet, while nothing else runs than before."""
 CgroupRoot = Annotated[str, Meta(pattern=r"^/([A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*)?$")]
@@ -65,6 +66,12 @@ class KubeletConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     stale_s: Seconds = 30.0
     """With a list of pods older than that no more is lent, because nobody knows who is new; a kubelet that is restarted is back
     sooner. The pods that were known stay so."""
+
+    def named(self, node: str) -> KubeletConfig:
+        """With the name that the certificate of this node's kubelet has, where nothing else tells it."""
+        if self.server_name or not self.url.startswith(LOOPBACK):
+            return self
+        return msgspec.structs.replace(self, server_name=node)
 
     def __post_init__(self) -> None:
         if bool(self.certificate_file) is not bool(self.key_file):

@@ -16,9 +16,10 @@ import pytest
 
 from agent.config import Config
 from agent.config.headroom import ReportConfig
+from agent.config.kubelet import KubeletConfig
 from agent.config.sockets import SocketsConfig
 from agent.dynamic.saved import ObeyedFile
-from agent.optional import Cluster, named
+from agent.optional import Cluster
 from agent.report.extended import ExtendedResources
 from agent.tending import Tending
 from api.configuration import Configuration
@@ -112,7 +113,9 @@ async def test_a_node_lends_only_where_somebody_takes_back(
     cluster = Cluster("n1", None)
     cluster.open({}, config, fits)
     async with AsyncExitStack() as stack:
-        (written,) = [one for one in await cluster.join(config, act, None, stack) if isinstance(one, ExtendedResources)]
+        (written,) = [
+            one for one in await cluster.join(config, act, None, Tending(stack)) if isinstance(one, ExtendedResources)
+        ]
         written.publish(finished())
         assert any(written._wanted.values()) is lent
 
@@ -196,4 +199,4 @@ def test_tokens_are_not_reviewed_without_a_cluster(tmp_path: Path) -> None:
     ],
 )
 def test_a_kubelet_at_loopback_is_known_by_its_node_s_name(kubelet: dict[str, str], name: str) -> None:
-    assert named(msgspec.convert({"kubelet": kubelet}, Config), "n1").kubelet.server_name == name
+    assert msgspec.convert(kubelet, KubeletConfig).named("n1").server_name == name

@@ -3,7 +3,8 @@
 up [--nodes N]    make it; the shell lines that point kubectl at it are printed
 down              remove it, and whatever tests that were killed left behind
 env               print these lines again
-build             only compile what is missing, and build the image of this tree
+programs          only compile what a cluster consists of
+build             the same with the image of this tree and what installs it
 katalyst          compile the stock Katalyst agent too
 """
 
@@ -28,14 +29,15 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.cluster", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("verb", choices=("up", "down", "env", "build", "katalyst"))
+    parser.add_argument("verb", choices=("up", "down", "env", "programs", "build", "katalyst"))
     parser.add_argument("--nodes", type=int, choices=range(1, 4), default=1)
     options = parser.parse_args(arguments)
-    if options.verb not in ("build", "katalyst") and os.geteuid() != 0:
+    if options.verb not in ("programs", "build", "katalyst") and os.geteuid() != 0:
         print("namespaces and cgroups need root", file=sys.stderr)
         return 1
     try:
-        return {"up": up, "down": down, "env": env, "build": build, "katalyst": katalyst}[options.verb](options.nodes)
+        verbs = {"up": up, "down": down, "env": env, "programs": programs, "build": build, "katalyst": katalyst}
+        return verbs[options.verb](options.nodes)
     except (Missing, Taken, Late, OSError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -64,6 +66,11 @@ def env(_nodes: int) -> int:
         return 1
     cluster = Cluster(names, obtain())
     print(f"export KUBECONFIG={cluster.kubeconfig}\nexport PATH={cluster.programs['kubectl'].parent}:$PATH")
+    return 0
+
+
+def programs(_nodes: int) -> int:
+    obtain()
     return 0
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.cluster.daemons import Late, wait
+from tests.cluster.daemons import PATIENCE, Late, wait
 
 _FENCE = re.compile(r"^```(?P<kind>[a-z ]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -55,7 +55,7 @@ def follow(step: Step, settings: Mapping[str, str], folder: Path, seconds: float
     def once() -> bool:
         done = subprocess.run(
             ["bash", "-eu", "-o", "pipefail", "-c", step.script], check=False, capture_output=True, text=True,
-            env=dict(settings), cwd=folder, timeout=120,
+            env=dict(settings), cwd=folder, timeout=120 * PATIENCE,
         )  # fmt: skip
         last[0] = f"{done.stdout}{done.stderr}"
         ended = (done.returncode != 0) is (step.how == "fails")

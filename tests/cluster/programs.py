@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.cluster.accounts import Account
 from tests.cluster.cluster import Cluster
+from tests.cluster.daemons import PATIENCE
 from tests.cluster.names import CONTROL
 from tests.cluster.node import Node
 
@@ -44,7 +45,7 @@ class Program:
 
     def text(self, path: str) -> str:
         """What it answers. Raises OSError where it does not."""
-        with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+        with urllib.request.urlopen(self.url + path, timeout=10 * PATIENCE) as answer:
             return str(answer.read().decode())
 
     def ask(self, path: str) -> Any:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.cluster.daemons import PATIENCE
+
 JSON, MERGE, APPLY = "application/json", "application/merge-patch+json", "application/apply-patch+yaml"
 
 
@@ -37,7 +39,7 @@ class Server:
     ) -> str:
         """What it answers, to somebody else if there is a `user`. Raises Refused, and OSError where there is no answer."""
         connection = http.client.HTTPSConnection(
-            str(self._address.hostname), self._address.port, context=self._context, timeout=seconds
+            str(self._address.hostname), self._address.port, context=self._context, timeout=seconds * PATIENCE
         )
         try:
             said = None if body is None else json.dumps(body)

@@ -33,6 +33,7 @@ BOOTS = {
     "vm_probes": Boot(USUAL, timeout_s=900),
     "vm_four": Boot(Shape(cpus=8, nodes=4, memory_mib=4096), timeout_s=900),
     "vm_big": Boot(Shape(cpus=48, nodes=2, memory_mib=4096), timeout_s=900),
+    "vm_cluster": Boot(Shape(cpus=48, nodes=2, memory_mib=10240), timeout_s=3600),
 }
 """By mark. Time limits are for a machine that is busy with other things too."""
 REPORT = "junit.xml"
