@@ -159,6 +159,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         runtime = optional.runtime_side(config, act, pods, hierarchy, _door(config))
         sinks, reporting = await _open_exporters(options, config, (*journals, recorder), (cluster, runtime), stack)
         sinks += await cluster.join(config, act, evictor, tending)
+        more = (*cluster.sources, *optional.hardware(config, SYS), *runtime.probes, tending)
         sensor = Sensor(
             cgroups=cgroups,
             node=node,
@@ -166,15 +167,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
             pods=pods,
             waits=waits,
             indicators=indicators,
-            probes=(
-                *probes.probes,
-                *asking,
-                *reporting,
-                *cluster.sources,
-                *optional.hardware(config, SYS),
-                *runtime.probes,
-                tending,
-            ),
+            probes=(*probes.probes, *asking, *reporting, *more),
             reclaim_root=config.memory.reclaim_root,
             patience_ns=patience_ns,
         )
@@ -204,9 +197,13 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
             runtime.end(files, originals)
             left = put_back(originals, files, node_knobs, loop.latest, journals[0]) if act is Act.ON else 0
             runtime.leave(files)
-            if act is not options.act:
-                log.warning("--act on was asked for, and nothing was written. %s", " ".join(act_missing))
+            _say_what_was_not_done(options.act, act, act_missing)
     return 1 if left else 0
+
+
+def _say_what_was_not_done(asked: Act, act: Act, missing: Sequence[str]) -> None:
+    if act is not asked:
+        log.warning("--act on was asked for, and nothing was written. %s", " ".join(missing))
 
 
 def _open_readers(
