@@ -156,7 +156,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         journals = open_journals(None if originals is None else options.state_dir, stack, evicting=evictor is not None)
         indicators, recorder = Indicators(), _open_recorder(options, stack)
         cgroups, node = _open_readers(options, config, hierarchy, stack)
-        runtime = optional.runtime_side(config, act, pods, hierarchy, _door(config))
+        runtime = optional.runtime_side(config, act, pods, hierarchy, _door(config), state[0])
         sinks, reporting = await _open_exporters(options, config, (*journals, recorder), (cluster, runtime), stack)
         sinks += await cluster.join(config, act, evictor, tending)
         more = (*cluster.sources, *optional.hardware(config, SYS), *runtime.probes, tending)

@@ -168,15 +168,17 @@ class Nobody:
     def leave(self, files: KnobFiles) -> None: ...
 
 
-def runtime_side(config: Config, act: Act, pods: PodSource, hierarchy: Hierarchy, door: Door) -> RuntimeSide | Nobody:
-    """The kubelet's and the runtime's part in acting, where the pods are theirs."""
+def runtime_side(
+    config: Config, act: Act, pods: PodSource, hierarchy: Hierarchy, door: Door, state_dir: Path
+) -> RuntimeSide | Nobody:
+    """The kubelet's and the runtime's part in acting, where the pods are theirs; who acts has that directory to himself."""
     if isinstance(pods, (StaticPods, NoPods)):
         return Nobody()
     from agent.runtime_side import RuntimeSide  # noqa: PLC0415 - what speaks to them
     from agent.sense.kubepods import KubePods  # noqa: PLC0415
 
     assert isinstance(pods, KubePods)
-    return RuntimeSide(config, act, pods, door, hierarchy)
+    return RuntimeSide(config, act, pods, door, hierarchy, state_dir)
 
 
 def patience_ns(config: Config) -> int:

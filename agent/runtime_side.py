@@ -28,7 +28,9 @@ NRI_SOCKET = Path("/var/run/nri/nri.sock")
 class RuntimeSide:
     """Made before the first round; `start` once there is a loop to ask, `end` before anything is put back, `leave` after it."""
 
-    def __init__(self, config: Config, act: Act, pods: KubePods, door: Door, hierarchy: Hierarchy) -> None:
+    def __init__(
+        self, config: Config, act: Act, pods: KubePods, door: Door, hierarchy: Hierarchy, state_dir: Path
+    ) -> None:
         self.foretold = Foretold()
         self._basis: Callable[[], Basis | None] = lambda: None
         self._plugin = None
@@ -36,6 +38,7 @@ class RuntimeSide:
         if act is not Act.ON or socket is None:
             return
         from agent.nri.answers import Surroundings  # noqa: PLC0415 - protobuf, which few need without a runtime's socket
+        from agent.nri.notes import open_notes  # noqa: PLC0415
         from agent.nri.plugin import Plugin  # noqa: PLC0415
 
         loop = asyncio.get_running_loop()
@@ -47,7 +50,7 @@ class RuntimeSide:
             hierarchy=hierarchy,
             foretold=self.foretold,
         )
-        self._plugin = Plugin(socket, surroundings, config.kubelet.nri_patience_s)
+        self._plugin = Plugin(socket, surroundings, open_notes(state_dir), config.kubelet.nri_patience_s)
 
     @property
     def probes(self) -> tuple[Probe, ...]:

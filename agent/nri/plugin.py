@@ -17,30 +17,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from agent.nri.answers import Answers, Surroundings
 from agent.nri.asked import cgroup_of
 from agent.nri.frames import Garbage
 from agent.nri.leaving import Made, as_before, farewells
+from agent.nri.notes import AS_ASKED, Notes
 from agent.nri.resources import resources_of
 from agent.nri.session import Session, connect
 from agent.nri.trials import Trials
 from agent.qrm.knobs import KnobFiles
 from agent.sense.kubepods import Source
-from api.knobs import Knob
 from api.ports import Unavailable
 from api.proto import nri_pb2 as wire
 
 log = logging.getLogger(__name__)
 NAME, INDEX = "dioptase", "99"
 """Plugins are asked in the order of their indices, and what one has set another may not: who is asked last sees it."""
-AS_ASKED = "dioptase.io/as-asked"
-"""Annotation of a container: of each knob that was changed what its owner wanted and what it was given, so that an agent after
-this one can put it back."""
 CALL_S = 5.0
 FIRST_WAIT_S, LAST_WAIT_S = 0.2, 10.0
-LARGEST_NOTE = 4096
 TOGETHER = 32
 """Containers that the runtime is told of in one call, in which it makes no other."""
 LEAVING_S = 10.0
@@ -51,14 +45,14 @@ _EVENTS = sum(
         wire.STOP_CONTAINER, wire.REMOVE_CONTAINER,
     )
 )  # fmt: skip
-_NOTE = msgspec.json.Decoder(dict[Knob, tuple[str, str]])
 
 
 class Plugin:
     """`start` and `close` from the thread that has the loop; everything else happens in a thread of the plugin's own."""
 
-    def __init__(self, socket: Path, surroundings: Surroundings, bound_s: float) -> None:
+    def __init__(self, socket: Path, surroundings: Surroundings, notes: Notes, bound_s: float) -> None:
         self._socket, self._around, self._answers = socket, surroundings, Answers(surroundings, bound_s)
+        self._notes = notes
         self._trials, self._made = Trials(), dict[str, Made]()
         self._session: Session | None = None
         self._quiet = False
@@ -187,13 +181,14 @@ class Plugin:
 
     def _remember(self, container: Any, note: str) -> None:
         try:
-            found = _NOTE.decode(note[:LARGEST_NOTE])
+            found = self._notes.read(container.id, note)
             asked, given = ({knob: pair[which] for knob, pair in found.items()} for which in (0, 1))
             cgroup = cgroup_of(container)
             self._around.foretold.tell(cgroup, asked, time.monotonic(), given=given)
             self._made[cgroup] = Made(container.id, frozenset(found))
-        except (msgspec.MsgspecError, ValueError):
-            log.warning("NRI: annotation %s of container %s cannot be read", AS_ASKED, container.id)
+        except ValueError as error:
+            # It may be anybody's: whoever makes a pod may have it on its containers.
+            log.warning("NRI: annotation %s of container %s counts for nothing: %s", AS_ASKED, container.id, error)
 
     async def _created(self, request: Any) -> wire.CreateContainerResponse:
         response = wire.CreateContainerResponse()
@@ -213,7 +208,7 @@ class Plugin:
                 self._made[found.cgroup] = Made(request.container.id, frozenset(found.values))
                 response.adjust.linux.resources.CopyFrom(resources_of(found.values))
                 note = {knob: (asked, found.values[knob]) for knob, asked in found.owners.items()}
-                response.adjust.annotations[AS_ASKED] = msgspec.json.encode(note).decode()
+                response.adjust.annotations[AS_ASKED] = self._notes.write(request.container.id, note)
                 self._around.foretold.tell(found.cgroup, found.owners, time.monotonic())
         return response
 

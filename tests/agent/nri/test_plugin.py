@@ -14,7 +14,8 @@ import pytest
 
 from agent.foreseen import Basis
 from agent.nri.answers import Surroundings
-from agent.nri.plugin import AS_ASKED, Plugin
+from agent.nri.notes import AS_ASKED, Notes
+from agent.nri.plugin import Plugin
 from agent.policy import Remembered, judge
 from agent.qrm.foretold import Foretold
 from agent.qrm.knobs import KnobFiles
@@ -33,6 +34,7 @@ CANONICAL = """
 advisor: {policy: canonical, minShareCores: 1, reservedForAllocateCores: 0, rampUpS: 0}
 placing: {rampUpS: 0}
 """
+NOTES = Notes(b"k" * 32)
 POD = "/kubepods/poduid-batch"
 BATCH = f"{POD}/batch"
 
@@ -77,7 +79,7 @@ class Agent:
             hierarchy=self.tree.hierarchy,
             foretold=self.foretold,
         )
-        plugin = Plugin(socket, around, bound_s)
+        plugin = Plugin(socket, around, NOTES, bound_s)
         plugin.start()
         try:
             yield plugin
@@ -113,7 +115,8 @@ async def test_a_container_is_made_with_what_the_next_round_would_give_it(tmp_pa
         cpus = made.adjust.linux.resources.cpu.cpus
         assert cpus, "kept apart from the share pool, which has the others"
         assert set(cpus) < set("0-123"), cpus
-        assert json.loads(made.adjust.annotations[AS_ASKED]) == {"cpuset.cpus": ["0-3", cpus]}
+        assert json.loads(made.adjust.annotations[AS_ASKED])["knobs"] == {"cpuset.cpus": ["0-3", cpus]}
+        assert NOTES.read("id-batch", made.adjust.annotations[AS_ASKED]) == {Knob.CPUSET: ("0-3", cpus)}
         assert plugin.counts == {"adjusted": 1, "unchanged": 0, "unknown": 0, "late": 0, "refused": 0}
 
 
@@ -232,7 +235,7 @@ async def test_who_was_made_by_an_agent_that_was_killed_is_known_by_his_annotati
     known, broken = (
         a_container(name, "reclaimed_cores", cgroup=f"{POD}/{name}").container for name in ("batch", "bad")
     )
-    known.annotations[AS_ASKED] = '{"cpuset.cpus":["0-3","3"],"cpu.weight":["204","1"]}'
+    known.annotations[AS_ASKED] = NOTES.write(known.id, {Knob.CPUSET: ("0-3", "3"), Knob.WEIGHT: ("204", "1")})
     broken.annotations[AS_ASKED] = '{"cpuset.cpus":'
     agent.tree.make(BATCH)
     agent.tree.file(BATCH, "cpuset.cpus").write_text("3\n")
@@ -249,6 +252,42 @@ async def test_who_was_made_by_an_agent_that_was_killed_is_known_by_his_annotati
     assert [dict(entry.raw.texts) for entry in originals.entries()] == [{"cpuset.cpus": "0-3\n"}]
 
 
+async def test_who_makes_a_pod_cannot_say_what_was_asked_for(
+    tmp_path: Path, runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with CRI-O, which copies a pod's annotations to its containers: a tenant with a limit of 0.1 CPU and 64 MiB."""
+    pairs = {Knob.QUOTA: ("max 100000", "10000 100000"), Knob.MEMORY_MAX: ("max", "67108864")}
+    forged = {
+        "bare": msgspec.json.encode(pairs).decode(),
+        "another": NOTES.write("id-another", pairs),
+        "stranger": Notes(b"s" * 32).write("id-batch", pairs),
+        "edited": NOTES.write("id-batch", {**pairs, Knob.QUOTA: ("20000 100000", "10000 100000")}).replace(
+            "20000", "90000"
+        ),
+        "deep": '{"seal":"","knobs":' + "[" * 3000,
+    }
+    agent = Agent(tmp_path, None)
+    agent.tree.make(BATCH)
+    agent.tree.file(BATCH, "cpu.cfs_quota_us").write_text("10000\n")
+    agent.tree.file(BATCH, "memory.limit_in_bytes").write_text("67108864\n")
+    with agent.plugin(runtime.path) as plugin:
+        await runtime.plugin()
+        for note in forged.values():
+            container = a_container("batch", "reclaimed_cores", cgroup=BATCH).container
+            container.annotations[AS_ASKED] = note
+            await runtime.ask("Synchronize", wire.SynchronizeRequest(containers=[container]))
+        assert plugin.source.problem() is None
+        originals = Originals(tmp_path / "originals.json", "boot")
+        assert agent.foretold.adopt(KnobFiles(agent.tree.hierarchy), originals) == 0
+        assert originals.entries() == ()
+        assert caplog.text.count("of container id-batch counts for nothing") == len(forged)
+        # The same words of this agent's own are believed.
+        container.annotations[AS_ASKED] = NOTES.write("id-batch", pairs)
+        await runtime.ask("Synchronize", wire.SynchronizeRequest(containers=[container]))
+        assert agent.foretold.adopt(KnobFiles(agent.tree.hierarchy), originals) == 1
+        assert {entry.knob for entry in originals.entries()} == pairs.keys()
+
+
 async def test_at_the_end_the_runtime_hears_what_became_of_whom_it_made(tmp_path: Path, runtime: Runtime) -> None:
     """Else it writes the agent's values again whenever somebody changes such a container through it."""
     agent = Agent(tmp_path, basis_of(CANONICAL))
@@ -260,7 +299,8 @@ async def test_at_the_end_the_runtime_hears_what_became_of_whom_it_made(tmp_path
             await runtime.create(request)
         await runtime.ask("StopContainer", wire.StopContainerRequest(container=gone.container))
         # One that an agent before this one made, with values of more than one knob.
-        left.container.annotations[AS_ASKED] = '{"cpu.weight":["20","1"],"cpu.max":["max 100000","5000 100000"]}'
+        pairs = {Knob.WEIGHT: ("20", "1"), Knob.QUOTA: ("max 100000", "5000 100000")}
+        left.container.annotations[AS_ASKED] = NOTES.write(left.container.id, pairs)
         await runtime.ask("Synchronize", wire.SynchronizeRequest(containers=[left.container]))
         for group in (BATCH, *(f"{POD}/{name}" for name in names)):
             agent.tree.make(group)
