@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from enum import Enum, EnumType
-from typing import Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
@@ -83,14 +84,22 @@ def _wrong_key(document: object, kind: Any) -> str:
 
 def _parts(kind: Any) -> tuple[Any, ...]:
     """Of `Mapping[K, V] | None` K and V, of `tuple[T, ...]` T and the ellipsis."""
-    if get_origin(kind) is not None and type(None) not in get_args(kind):
-        return get_args(kind)
-    return next((get_args(part) for part in get_args(kind) if get_args(part)), (kind, kind))
+    lists = (part for part in _alternatives(kind) if get_args(part) and get_origin(part) is not Literal)
+    return next(map(get_args, lists), (kind, kind))
 
 
 def _struct(kind: Any) -> Any:
     """The Struct of `Struct | None`."""
-    return next((part for part in get_args(kind) if hasattr(part, "__struct_fields__")), kind)
+    return next((part for part in _alternatives(kind) if hasattr(part, "__struct_fields__")), kind)
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    """What a value may be, each without what is said beside it (`Annotated[T, ...] | None`: T and None)."""
+    if get_origin(kind) is Annotated:
+        return _alternatives(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return tuple(each for part in get_args(kind) for each in _alternatives(part))
+    return (kind,)
 
 
 def _names(kind: Any) -> tuple[str, ...]:

@@ -405,6 +405,16 @@ def test_kinds_of_which_little_or_nothing_is_obeyed_say_so(
             nested(f"{RECLAIM}.disableReclaimSharePools", ["a", "x" * 4097]),
             f"spec.config.{RECLAIM}.disableReclaimSharePools[1]: has 4097 characters, and at most 4096 are taken",
         ),
+        (
+            OFFLOADING,
+            {
+                "poolNameConfig": [
+                    {"poolName": "a", "configDetail": {}},
+                    {"poolName": "b", "configDetail": {"psiPolicy": "1"}},
+                ]
+            },
+            "spec.config.poolNameConfig[1].configDetail.psiPolicy: Expected `object | null`, got `str`",
+        ),
         (ADMIN, {"unknown": {"of": [0] * 4097}}, "spec.config.unknown.of: has 4097 entries"),
         (ADMIN, {str(number): 0 for number in range(4097)}, "spec.config: has 4097 entries"),
         (
