@@ -94,7 +94,7 @@ class PluginWatcher:
             for path, inode in there.items()
             if path not in self._taken and (path not in self._trials or self._trials[path].again_ns <= now)
         ]
-        await asyncio.gather(*(self._meet(path, inode) for path, inode in due))
+        await asyncio.gather(*(self._try(path, inode) for path, inode in due))
 
     def _sockets(self) -> dict[Path, int]:
         """Inodes of the sockets in the directory, which need not be there, and of directories directly in it."""
@@ -112,6 +112,14 @@ class PluginWatcher:
                 found[path] = status.st_ino
         self._crowded = len(found) > MOST_SOCKETS
         return dict(list(found.items())[:MOST_SOCKETS])
+
+    async def _try(self, path: Path, inode: int) -> None:
+        """Whatever one of them does, the others are met."""
+        try:
+            await self._meet(path, inode)
+        except Exception as error:
+            log.exception("%s could not be asked", path)
+            self._put_off(path, inode, f"asking it failed, which is a bug: {type(error).__name__}: {error}")
 
     async def _meet(self, path: Path, inode: int) -> None:
         peer = Peer(path, _REGISTRATION, timeout_s=ANSWER_S)

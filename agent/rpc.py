@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from agent.calls import CALLS
@@ -101,13 +102,14 @@ class Peer:
     async def call(self, method: str, request: Message) -> Any:
         """The answer. Raises Unavailable where there is none in time, NotOffered and Refused as they say."""
         found = self._method(method)
-        called = self._channel.unary_unary(_path(found), *_codec_of_client(found))
+        called = self._channel.unary_unary(_path(found), _serializer(found))
         try:
             answer = await called(request, timeout=self._timeout_s, metadata=self._words)
         except grpc.aio.AioRpcError as error:
             raise self._failed(method, error) from None
+        understood = self._understood(found, answer)
         _count("made", found.full_name, _OK)
-        return answer
+        return understood
 
     async def stream(self, method: str, request: Message) -> AsyncGenerator[Any, None]:
         """Answers as they come, until the peer ends it or the caller stops. Raises as `call` does.
@@ -115,10 +117,10 @@ class Peer:
         The time between two answers is the caller's to bound: a peer may have nothing to say for long.
         """
         found = self._method(method)
-        called = self._channel.unary_stream(_path(found), *_codec_of_client(found))(request, metadata=self._words)
+        called = self._channel.unary_stream(_path(found), _serializer(found))(request, metadata=self._words)
         try:
             async for answer in called:
-                yield answer
+                yield self._understood(found, answer)
             _count("made", found.full_name, _OK)
         except grpc.aio.AioRpcError as error:
             raise self._failed(method, error) from None
@@ -131,6 +133,15 @@ class Peer:
 
     def _method(self, name: str) -> MethodDescriptor:
         return self._service.methods_by_name[name]
+
+    def _understood(self, method: MethodDescriptor, answer: bytes) -> Any:
+        # Not left to gRPC, which hands over None for such bytes, and writes to the log each time.
+        try:
+            return GetMessageClass(method.output_type).FromString(answer)
+        except DecodeError:
+            _count("made", method.full_name, grpc.StatusCode.DATA_LOSS)
+            reason = f"{self.path}: {self._service.name}.{method.name} was answered with garbage"
+            raise Unavailable(reason, "see whether another service, or version of it, listens there") from None
 
     def _failed(self, method: str, error: Any) -> Unavailable:
         code, details = error.code(), str(error.details() or "")[:_TEXT]
@@ -224,8 +235,8 @@ def _path(method: MethodDescriptor) -> str:
     return f"/{method.containing_service.full_name}/{method.name}"
 
 
-def _codec_of_client(method: MethodDescriptor) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
-    return GetMessageClass(method.input_type).SerializeToString, GetMessageClass(method.output_type).FromString
+def _serializer(method: MethodDescriptor) -> Any:
+    return GetMessageClass(method.input_type).SerializeToString
 
 
 def _handlers(service: Service) -> Any:

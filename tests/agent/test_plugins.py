@@ -6,12 +6,14 @@ import asyncio
 import socket
 from pathlib import Path
 
+import grpc
 import pytest
 
 from agent import plugins
 from agent.plugins import PluginWatcher
 from agent.qrm.protocol.registration import Card, Introduced
 from agent.rpc import Server, serve
+from api.proto import plugin_registration_pb2 as registration
 
 S = 1_000_000_000
 KINDS = {"EvictionPlugin": ("v1alpha1",), "ReporterPlugin": ("v1alpha1",)}
@@ -116,6 +118,39 @@ async def test_a_mute_socket_is_asked_later_and_later_and_nobody_waits_for_it(
     (tmp_path / "mute.sock").unlink()
     await watcher.look()
     assert watcher.problems() == ()
+
+
+async def test_one_who_answers_garbage_or_shows_a_bug_mutes_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def garbage(_request: bytes, _context: object) -> bytes:
+        return b"\xff\xff\xff\xff\x07"
+
+    rude = grpc.aio.server()
+    methods = {"GetInfo": grpc.unary_unary_rpc_method_handler(garbage)}
+    rude.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("pluginregistration.Registration", methods),))
+    rude.add_insecure_port(f"unix:{tmp_path}/a.sock")
+    await rude.start()
+    odd, _introduced = await offer(tmp_path / "b.sock", Card(kind="EvictionPlugin", name="odd"))
+    good, _introduced = await offer(tmp_path / "c.sock", Card(kind="EvictionPlugin", name="good"))
+    watcher = PluginWatcher(KINDS, tmp_path)
+    usual = watcher._against
+
+    def against(said: registration.PluginInfo) -> str:
+        return usual(said) if said.name == "good" else str(1 // 0)
+
+    monkeypatch.setattr(watcher, "_against", against)
+    await watcher.look()
+    assert [one.name for one in watcher.plugins("EvictionPlugin")] == ["good"]
+    first, second = watcher.problems()
+    assert "a.sock: Registration.GetInfo was answered with garbage" in first
+    assert second.endswith(
+        "b.sock: asking it failed, which is a bug: ZeroDivisionError: integer division or modulo by zero"
+    )
+    assert caplog.text.count("could not be asked") == 1
+    for server in (odd, good):
+        await server.stop()
+    await rude.stop(0)
 
 
 async def test_a_crowd_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,10 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
+import grpc
 import pytest
 
+from agent.calls import CALLS
 from agent.rpc import NotOffered, Peer, Refusal, Refused, Service, serve
 from api.ports import Unavailable
 from api.proto import advisor_svc_pb2 as svc
@@ -122,6 +124,38 @@ async def test_garbage_from_either_side_ends_that_connection_alone(tmp_path: Pat
         await peer.call("RemovePod", svc.RemovePodRequest(pod_uid="u"))
     await peer.close()
     babbling.close()
+
+
+async def test_an_answer_that_is_no_message_is_said_and_the_next_is_understood(tmp_path: Path) -> None:
+    """A peer that serves a service of that name with other messages: gRPC itself is content with it."""
+    answers = [b"\xff\xff\xff\xff\x07", b""]
+
+    async def one(_request: bytes, _context: object) -> bytes:
+        return answers.pop(0)
+
+    async def many(_request: bytes, _context: object) -> AsyncIterator[bytes]:
+        yield svc.ListAndWatchResponse(extra_entries=[svc.CalculationInfo(cgroup_path="/a")]).SerializeToString()
+        yield b"\xff\xff\xff\xff\x07"
+
+    server = grpc.aio.server()
+    methods = {
+        "RemovePod": grpc.unary_unary_rpc_method_handler(one),
+        "ListAndWatch": grpc.unary_stream_rpc_method_handler(many),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(ADVISOR.full_name, methods),))
+    server.add_insecure_port(f"unix:{tmp_path}/a.sock")
+    await server.start()
+    peer = Peer(tmp_path / "a.sock", ADVISOR)
+    with pytest.raises(Unavailable, match=r"a\.sock: AdvisorService\.RemovePod was answered with garbage"):
+        await peer.call("RemovePod", svc.RemovePodRequest(pod_uid="u"))
+    assert await peer.call("RemovePod", svc.RemovePodRequest(pod_uid="u")) == svc.RemovePodResponse()
+    stream = peer.stream("ListAndWatch", svc.Empty())
+    assert (await anext(stream)).extra_entries[0].cgroup_path == "/a"
+    with pytest.raises(Unavailable, match=r"AdvisorService\.ListAndWatch was answered with garbage"):
+        await anext(stream)
+    assert CALLS["made", f"{ADVISOR.full_name}.RemovePod", "DATA_LOSS"] == 1
+    await peer.close()
+    await server.stop(0)
 
 
 async def test_a_message_beyond_the_bound_is_refused(tmp_path: Path) -> None:
