@@ -86,7 +86,7 @@ class Plugin:
                 if time.monotonic() > due:
                     raise Unavailable(f"it has taken more than {LEAVING_S:g} s", "see why the runtime is slow")
                 self._tell(wire.UpdateContainersRequest(update=[one.update for one in some]))
-            except (Unavailable, RuntimeError, TimeoutError) as error:
+            except (Unavailable, Garbage, RuntimeError, TimeoutError) as error:
                 text = "NRI: some of %d containers stay in the runtime's belief as they were made: %s"
                 log.warning(text, len(some), error)
             as_before(files, some)

@@ -58,7 +58,8 @@ class Session:
             self._writer.close()
 
     async def call(self, method: str, request: Any) -> Any:
-        """What the runtime answers. Raises Unavailable where it does not in time, or says no."""
+        """What the runtime answers. Raises Unavailable where it does not in time, or says no, and Garbage for what is
+        no message."""
         number, self._next = self._next, self._next + 2
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         asked = rpc.Request(
@@ -70,12 +71,12 @@ class Session:
         try:
             self._send(Message(RUNTIMES, number, Kind.REQUEST, asked.SerializeToString()))
             async with asyncio.timeout(self._timeout_s):
-                answered = rpc.Response.FromString(await future)
+                answered = _read(rpc.Response, await future, method)
             if answered.status.code:
                 raise Unavailable(
                     f"the runtime refused {method}: {answered.status.message[:_TEXT]}", "see the runtime's log"
                 )
-            return _ANSWERS[method].FromString(answered.payload)
+            return _read(_ANSWERS[method], answered.payload, method)
         except TimeoutError:
             raise Unavailable(
                 f"the runtime did not answer {method} within {self._timeout_s:g} s", "see why it hangs"
@@ -137,6 +138,13 @@ async def connect(socket: Path, handlers: Mapping[str, Handler], timeout_s: floa
             f"{socket}: {said}", "see that the container runtime runs and has NRI switched on (containerd 2 has)"
         ) from None
     return Session(reader, writer, handlers, timeout_s)
+
+
+def _read(kind: Any, data: bytes, method: str) -> Any:
+    try:
+        return kind.FromString(data)
+    except Exception as error:  # noqa: BLE001 - protobuf's own, as above
+        raise Garbage(f"the answer to {method} is no message: {error}") from None
 
 
 def _no(code: int, text: str) -> rpc.Response:

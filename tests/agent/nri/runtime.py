@@ -22,6 +22,8 @@ class Runtime:
         self.connections = 0
         self.registered: list[tuple[str, str]] = []
         self.refuses = ""
+        self.garbles: bytes | None = None
+        """What it answers instead of a message."""
         self.updates: list[wire.UpdateContainersRequest] = []
         self.updating: Callable[[], None] = lambda: None
         self._answers: dict[int, asyncio.Future[rpc.Response]] = {}
@@ -82,6 +84,9 @@ class Runtime:
                     continue
                 request = rpc.Request.FromString(message.data)
                 assert request.service == "nri.pkg.api.v1alpha1.Runtime"
+                if self.garbles is not None:
+                    writer.write(frame(Message(RUNTIMES, message.call, Kind.RESPONSE, self.garbles)))
+                    continue
                 if request.method == "UpdateContainers":
                     self.updates.append(wire.UpdateContainersRequest.FromString(request.payload))
                     self.updating()

@@ -25,6 +25,7 @@ from agent.sense.podspec import Door
 from agent.settings import parse
 from api.knobs import Knob
 from api.proto import nri_pb2 as wire
+from api.proto import ttrpc_pb2 as rpc
 from api.qos import QoSLevel
 from tests.agent.advisor.builders import pod, snapshot
 from tests.agent.nri.runtime import Runtime, a_container
@@ -480,6 +481,24 @@ async def test_after_garbage_or_a_restart_of_the_runtime_the_plugin_is_back(
         assert plugin.source.problem() is None
         made = await runtime.create(a_container("batch", "reclaimed_cores", cgroup=BATCH))
         assert made.adjust.linux.resources.cpu.cpus
+
+
+@pytest.mark.parametrize("garbles", [b"\xff\xff\xff", rpc.Response(payload=b"\xff\xff\xff").SerializeToString()])
+async def test_an_answer_that_is_no_message_is_garbage_too(
+    tmp_path: Path, runtime: Runtime, caplog: pytest.LogCaptureFixture, garbles: bytes
+) -> None:
+    agent = Agent(tmp_path, basis_of(CANONICAL))
+    runtime.garbles = garbles
+    with agent.plugin(runtime.path) as plugin:
+        await until(lambda: "the answer to RegisterPlugin is no message" in str(plugin.source.problem()))
+        runtime.garbles = None
+        await runtime.plugin()
+        await runtime.create(a_container("batch", "reclaimed_cores", cgroup=BATCH))
+        agent.tree.make(BATCH)
+        runtime.garbles = garbles
+        assert "Traceback" not in caplog.text, "it is no bug of the agent"
+        await asyncio.to_thread(plugin.leave, KnobFiles(agent.tree.hierarchy))
+    assert "some of 1 containers stay in the runtime's belief as they were made: the answer to Up" in caplog.text
 
 
 async def test_a_runtime_that_says_no_or_is_not_there_is_told_with_the_remedy(tmp_path: Path) -> None:
