@@ -175,3 +175,7 @@ async def _kinds(client: Client) -> str:
 
 def _only(door: Door, nodes: tuple[str, ...]) -> Door:
     return msgspec.structs.replace(door, chosen=msgspec.structs.replace(door.chosen, nodes=nodes))
+
+
+if __name__ == "__main__":
+    main()

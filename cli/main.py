@@ -119,3 +119,7 @@ def _drop_output() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+if __name__ == "__main__":
+    main(prog_name="dioptase")

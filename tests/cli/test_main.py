@@ -93,3 +93,12 @@ def test_a_lack_of_descriptors_is_told_in_a_line() -> None:
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "dioptase: Too many open files: raise the limit: ulimit -n 1024"
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("module", "name"), [("cli.main", "dioptase"), ("cli.kubectl", "kubectl dioptase")])
+def test_a_program_is_run_by_its_module_too(module: str, name: str) -> None:
+    """`python -m cli.main agent` did nothing, and said that all went well."""
+    done = subprocess.run([sys.executable, "-m", module, "agnet"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"Usage: {name} [OPTIONS] COMMAND [ARGS]...")
+    assert "No such command 'agnet'" in done.stderr
