@@ -137,14 +137,14 @@ class Client:
             resource, _Request(method="GET", path=resource.path(key), resource=resource.gvr, accept=_accept(resource))
         )
 
-    async def raw(self, path: str, of: str, headers: Mapping[str, str] | None = None) -> Raw:
+    async def raw(self, path: str, of: str, headers: Mapping[str, str] | None = None, most: int = LARGEST_BYTES) -> Raw:
         """What is said at a path, such as that of the proxy to a pod; `of` is for the counts. Asked once. Raises Unreachable
-        where there is no answer."""
+        where there is no answer, or one of more than `most` bytes."""
         request = _Request(method="GET", path=path, resource=of, accept="*/*", headers=headers or {})
         timeout = aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_S)
         try:
             async with self._send(request, timeout) as answer:
-                body = await _content(answer)
+                body = await _content(answer, most)
                 self._count(request, str(answer.status))
         except NOT_THERE as failed:
             raise self._unreachable(request, failed) from failed
@@ -260,7 +260,7 @@ class Client:
             async with self._send(request, timeout) as answer:
                 self._count(request, str(answer.status))
                 if answer.status != 200:
-                    raise self._refusal(answer, await _content(answer))
+                    raise self._refusal(answer, await _content(answer, LARGEST_BYTES))
                 async for piece in answer.content.iter_any():
                     for line in lines.feed(piece):
                         yield read(line, resource)
@@ -298,7 +298,7 @@ class Client:
         for left in range(request.tries - 1, -1, -1):
             try:
                 async with self._send(request, timeout) as answer:
-                    body = await _content(answer)
+                    body = await _content(answer, LARGEST_BYTES)
                     self._count(request, str(answer.status))
                     if answer.status < 300:
                         return body
@@ -365,12 +365,12 @@ def _delete_options(uid: str, grace_s: int | None) -> dict[str, Any]:
     return options
 
 
-async def _content(answer: aiohttp.ClientResponse) -> bytes:
+async def _content(answer: aiohttp.ClientResponse, most: int) -> bytes:
     pieces, size = [], 0
     async for piece in answer.content.iter_any():
         size += len(piece)
-        if size > LARGEST_BYTES:
-            raise aiohttp.ClientPayloadError(f"more than {LARGEST_BYTES} bytes")
+        if size > most:
+            raise aiohttp.ClientPayloadError(f"more than {most} bytes")
         pieces.append(piece)
     return b"".join(pieces)
 

@@ -7,7 +7,9 @@ are told apart one by one, by the digest of their text, and decoded only when th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from hashlib import blake2b
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -19,6 +21,8 @@ from api.quantities import read_quantity
 MOST_PODS = 4096
 LARGEST_BYTES = 64 << 20
 """Of an answer: a thousand pods with long annotations and statuses have 15 MB."""
+LARGEST_POD_BYTES = 4 << 20
+"""The API server takes no more than 1.5 MiB, or what it is set to, in a form that is shorter than JSON."""
 MIRROR, SOURCE = "kubernetes.io/config.mirror", "kubernetes.io/config.source"
 FROM_API = "api"
 OVER = ("Succeeded", "Failed")
@@ -61,8 +65,12 @@ class Spec(msgspec.Struct, frozen=True, rename="camel"):
     """Of the pod as a whole."""
 
 
+class Running(msgspec.Struct, frozen=True):
+    """That it does; since when nobody asks."""
+
+
 class State(msgspec.Struct, frozen=True):
-    running: dict[str, Any] | None = None
+    running: Running | None = None
 
 
 class ContainerStatus(msgspec.Struct, frozen=True):
@@ -129,11 +137,6 @@ class Listing(msgspec.Struct, frozen=True):
     problems: tuple[str, ...] = ()
 
 
-class _List(msgspec.Struct, frozen=True):
-    items: list[msgspec.Raw] | None
-
-
-_LIST = msgspec.json.Decoder(_List)
 _POD = msgspec.json.Decoder(KubePod)
 
 
@@ -145,11 +148,10 @@ def decode(body: bytes, before: Listing) -> Listing:
     if len(body) > LARGEST_BYTES:
         raise Garbage(f"it has more than {LARGEST_BYTES >> 20} MiB")
     try:
-        raws = _LIST.decode(body).items or []
+        rows = _list().decode(body).items
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Garbage(f"it is no list of pods: {error!s:.200}") from None
-    if len(raws) > MOST_PODS:
-        raise Garbage(f"it has {len(raws)} pods, more than {MOST_PODS}")
+    raws = () if rows is None else tuple(takewhile(lambda raw: raw is not None, msgspec.structs.astuple(rows)))
     known = {item.digest: item for item in before.items.values()}
     found: list[Item] = []
     problems: list[str] = []
@@ -204,8 +206,19 @@ def _amount(entries: Mapping[str, object], name: str) -> object:
         return 0
 
 
+@cache
+def _list() -> msgspec.json.Decoder[Any]:
+    """Of a list of at most MOST_PODS texts. They are the fields of a struct that is written as a list: one that goes on is
+    refused right there, where a list with a bound is made first, and measured then."""
+    fields = [(f"at{number}", msgspec.Raw, None) for number in range(MOST_PODS)]
+    rows = msgspec.defstruct("Pods", fields, array_like=True, forbid_unknown_fields=True)
+    return msgspec.json.Decoder(msgspec.defstruct("List", [("items", rows | None)]))
+
+
 def _read(raw: msgspec.Raw) -> KubePod:
     """Raises ValueError that goes on where `items[3]` ends."""
+    if len(raw) > LARGEST_POD_BYTES:
+        raise ValueError(f": it has more than {LARGEST_POD_BYTES >> 20} MiB")
     try:
         pod = _POD.decode(raw)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -15,11 +15,13 @@ import msgspec
 
 from api.ports import Unavailable
 from cli.fleet.members import AGENTS, CONTROLLERS, NODES, PODS, Member, Node, Pod, members
-from kube.client import Client, Raw, Scope
+from kube.client import LARGEST_BYTES, Client, Raw, Scope
 from kube.errors import ApiError, Unreachable, refusal
 
 AT_ONCE = 32
 """The API server opens a connection to an agent for each, and shares its own capacity with everybody."""
+OF_MANY_BYTES = 16 << 20
+"""Of one agent's answer where many are asked: together they have room in a laptop, whatever they say."""
 PATIENCE, PAUSE_S = 5, 1.0
 """An agent reviews one token of an address at a time, and the API server is one address."""
 ACCOUNT, TOKEN_S = "dioptase-reader", 600
@@ -119,15 +121,15 @@ class Asker:
 
     async def all(self, asked: Sequence[Member], path: str, kind: type[T]) -> list[Told[T]]:
         """What each of them says at `path`, in the same order."""
-        return list(await asyncio.gather(*(self.one(member, path, kind) for member in asked)))
+        return list(await asyncio.gather(*(self.one(member, path, kind, OF_MANY_BYTES) for member in asked)))
 
-    async def one(self, member: Member, path: str, kind: type[T]) -> Told[T]:
+    async def one(self, member: Member, path: str, kind: type[T], most: int = LARGEST_BYTES) -> Told[T]:
         """What one agent says."""
         if member.problem:
             return Told(member, None, member.problem)
         try:
             async with self._turns:
-                raw = await self._get(member, path)
+                raw = await self._get(member, path, most)
         except Unreachable as error:
             return Told(member, None, *_unanswered(error))
         except Unavailable as error:
@@ -139,12 +141,12 @@ class Asker:
         except (ValueError, RecursionError) as error:  # msgspec's own are ones
             return Told(member, None, f"what it answers is not what an agent of this version says: {error}", UPGRADE)
 
-    async def _get(self, member: Member, path: str) -> Raw:
+    async def _get(self, member: Member, path: str, most: int) -> Raw:
         """The agent's answer, asked again with a token where it wants one, and later where it asks for patience."""
         left = PATIENCE
         while True:
             headers = await self._headers(member)
-            raw = await self._client.raw(member.path + path, "pods/proxy", headers)
+            raw = await self._client.raw(member.path + path, "pods/proxy", headers, most)
             if _said(raw.body).kind == "Status":
                 return raw
             if raw.status == HTTPStatus.UNAUTHORIZED and not headers:
