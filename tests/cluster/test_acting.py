@@ -185,6 +185,23 @@ def test_a_dedicated_pod_keeps_its_cpus_while_it_is_started_anew(pods: Pods, tmp
         assert not seen & alone, "nobody else's meanwhile"
 
 
+def test_what_only_the_runtime_knows_of_a_killed_agent_is_put_back_by_the_next(pods: Pods, tmp_path: Path) -> None:
+    with Agent(pods.node, tmp_path, CANONICAL) as agent:
+        wait("the runtime's questions", lambda: agent.source("nri"))
+        pods.run("web")
+        pods.run("batch")
+        given = pods.told("batch")[0]
+        assert given == pods.now("batch")[0] != CPUS
+        agent.kill()
+        (agent.state / "originals.json").unlink()  # as if it had been killed before its first round
+        agent.start()
+        wait("the runtime's word", lambda: agent.source("nri"))
+        wait("a round", lambda: agent.source("kubelet"))
+        assert agent.end() == 0
+        assert "counts for nothing" not in agent.said()
+    assert pods.now("batch")[0] == CPUS
+
+
 @contextmanager
 def another_plugin(node: Node, index: str, **cpu: Any) -> Iterator[None]:
     """One that sets this of every container that is made."""
