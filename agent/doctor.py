@@ -98,8 +98,8 @@ def _knobs(hierarchy: Hierarchy, pods: Sequence[str]) -> list[Check]:
     asked = [path for path in pods if below(hierarchy.primary, path).is_dir()]
     asked = asked or [path for path in USUAL if below(hierarchy.primary, path).is_dir()]
     if not asked:
-        detail = "neither a pod's cgroup nor a usual one to ask; name your pods with --pods"
-        return [Check(name="knobs", ok=True, detail=detail)]
+        detail = "not checked: there is neither a pod's cgroup nor a usual one to ask"
+        return [Check(name="knobs", ok=True, detail=detail, remedy="name your pods with --pods", checked=False)]
     return [_knob(knob, files, asked) for knob in (*TABLE, *ONCE_FILES)]
 
 

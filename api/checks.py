@@ -6,12 +6,14 @@ import msgspec
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One finding; `remedy` says what to do where `ok` is false, and is empty otherwise."""
+    """One finding; `remedy` says what to do where `ok` is false, or something optional is lacking, and is empty otherwise."""
 
     name: str
     ok: bool
     detail: str
     remedy: str = ""
+    checked: bool = True
+    """False where there was nothing to ask: then nobody knows, and `remedy` says what to do to find out."""
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):

@@ -55,6 +55,9 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     bound_numa: tuple[int, ...] = ()
     """NUMA nodes that it was bound to (numa_bind_result); empty where to none."""
     profile: ServiceProfile = ServiceProfile()
+    address: str | None = None
+    """Where its ports answer: its own IP address, or that of loopback where it shares the node's network; None where nobody
+    says it. Never what its annotations say."""
     grace_s: float | None = None
     """What it asks for to end in [terminationGracePeriodSeconds]; None where it says nothing."""
     leaving: bool = False

@@ -7,6 +7,7 @@ from functools import cache
 
 import msgspec
 
+from api.cpus import Cpu
 from api.facts import CpuTimes, Pressure, Wait
 from api.samples import CgroupSample, Snapshot
 
@@ -148,13 +149,19 @@ def _node_rates(previous: Snapshot, current: Snapshot, interval_ns: int) -> Node
     }
     return NodeRates(
         interval_ns=interval_ns,
-        busy_cores=None if busy is None else busy / interval_ns,
+        busy_cores=None if busy is None else _at_most(current.topology.cpus, busy / interval_ns),
         steal_cores=None if steal is None else steal / interval_ns,
         per_cpu_busy_ratio=per_cpu,
         cpu_pressure_ratio=_pressure_ratio(before.cpu_pressure, after.cpu_pressure, interval_ns),
         memory_pressure_ratio=_pressure_ratio(before.memory_pressure, after.memory_pressure, interval_ns),
         io_pressure_ratio=_pressure_ratio(before.io_pressure, after.io_pressure, interval_ns),
     )
+
+
+def _at_most(cpus: Sequence[Cpu], cores: float) -> float:
+    """No more than there are. The stamps are taken before the files are read, and the node's times are whole ticks: where a
+    busy machine keeps the second read waiting, a short interval holds more of them than it has room for."""
+    return min(cores, float(len(cpus))) if cpus else cores
 
 
 def _busy_ratio(before: CpuTimes, after: CpuTimes) -> float | None:

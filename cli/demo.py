@@ -33,7 +33,7 @@ from cli.top import decision_line, round_line, run_top
 from demo.cgroups import DemoCgroups, Occupied
 from demo.counters import Cell
 from demo.metrics import LATENCY_METRIC, MetricsServer
-from demo.others import Others
+from demo.others import Others, told, warning
 from demo.summary import ALONE, BESIDE, SPIKE, Mean, Tally, table
 from demo.workloads import BURNER_MIB, PEAK_SHARE, Size, Workloads, demo_wave, own_cpus, size_for
 from exporters.view import View
@@ -198,10 +198,12 @@ def _cores(value: float | None) -> str:
     return "?" if value is None else f"{value:.2f}"
 
 
-def summary(show: Show, cpus: int, crowd: str | None = None) -> Iterator[str]:
-    """What came of it, one line each; `crowd` says what others used."""
+def summary(show: Show, cpus: int, others_cores: float = 0.0, node_cpus: int = 1) -> Iterator[str]:
+    """What came of it, one line each; others used so much of all CPUs of the node, of which `cpus` were ours to use."""
+    if (warned := warning(others_cores, node_cpus)) is not None:
+        yield warned
     yield from table(show.tally)
-    if crowd is not None:
+    if (crowd := told(others_cores, node_cpus)) is not None:
         yield crowd
     lent, used = _cores(show.lent.value), _cores(show.used.value)
     yield f"{'CPU lent':<15}{lent} of {cpus} cores on average, of which the batch job used {used}"
@@ -320,8 +322,8 @@ def _run(settings: Settings) -> int:
         loads.stop()
         agent.stop()
         restored, line = put_back(groups)
-        crowd = others.line(time.monotonic(), os.cpu_count() or size.cpus)
-        for text in (*summary(show, size.cpus, crowd), line):
+        crowd = others.cores(time.monotonic())
+        for text in (*summary(show, size.cpus, crowd, os.cpu_count() or size.cpus), line):
             click.echo(text)
     return 0 if restored and not show.failure else 1
 

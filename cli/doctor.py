@@ -59,7 +59,7 @@ def doctor(*, as_json: bool, state_dir: Path, kubelet: bool, config: Path | None
         for column in ("", "what", "found", "remedy"):
             table.add_column(column, overflow="fold")
         for check in checks:
-            mark = Text("no", "bold red") if not check.ok else Text("-", "dim") if lacks(check) else Text("ok", "green")
+            mark = Text("no", "bold red") if not check.ok else Text("-", "dim") if check.remedy else Text("ok", "green")
             table.add_row(mark, check.name, Text(check.detail), Text(check.remedy))
         print_table(table)
         click.echo(f"\n{summary(checks)}")
@@ -68,15 +68,18 @@ def doctor(*, as_json: bool, state_dir: Path, kubelet: bool, config: Path | None
 
 def lacks(check: Check) -> bool:
     """Whether it is something that not every node needs, and this one has not."""
-    return check.ok and bool(check.remedy)
+    return check.ok and check.checked and bool(check.remedy)
 
 
 def summary(checks: Sequence[Check]) -> str:
-    """How many are missing, and how many optional ones this machine lacks."""
+    """How many are missing, how many optional ones this machine lacks, and how many could not be asked about."""
     missing, optional = sum(not check.ok for check in checks), sum(map(lacks, checks))
-    said = (
+    unknown = sum(not check.checked for check in checks)
+    said = [
         f"{missing} of {len(checks)} missing"
         if missing
-        else f"{len(checks)} checked, nothing that is needed is missing"
-    )
-    return f"{said}; of what is optional this machine lacks {optional}, marked -" if optional else said
+        else f"{len(checks) - unknown} checked, nothing that is needed is missing"
+    ]
+    said += [f"of what is optional this machine lacks {optional}, marked -"] if optional else []
+    said += [f"{unknown} not checked, marked -"] if unknown else []
+    return "; ".join(said)

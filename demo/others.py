@@ -8,6 +8,8 @@ from pathlib import Path
 
 TOLD_RATIO = 0.1
 """Of the node; less than that does not change the table's story."""
+TOO_BUSY_RATIO = 0.25
+"""Of the node; more than that is its story."""
 _BUSY = (0, 1, 2, 5, 6)
 """user, nice, system, irq and softirq among the numbers of the first line of /proc/stat."""
 
@@ -25,7 +27,7 @@ def own_s() -> float:
 
 
 class Others:
-    """What others use from when it is made until `line` is asked for, when everything of ours has ended."""
+    """What others use from when it is made until `cores` is asked for, when everything of ours has ended."""
 
     def __init__(self, now_s: float, stat: Path = Path("/proc/stat")) -> None:
         self._stat, self._began_s = stat, now_s
@@ -34,11 +36,25 @@ class Others:
     def _used_s(self) -> float:
         return busy_s(self._stat.read_text()) - own_s()
 
-    def line(self, now_s: float, cpus: int) -> str | None:
-        """One line for the summary; None where they used little."""
+    def cores(self, now_s: float) -> float:
+        """On average."""
         seconds = now_s - self._began_s
-        cores = (self._used_s() - self._before_s) / seconds if seconds > 0 else 0.0
-        if cores <= TOLD_RATIO * cpus:
-            return None
-        used = f"{'others':<15}used {cores:.2f} of {cpus} cores on average"
-        return f"{used}: not all that the service waited is the batch job's doing"
+        return (self._used_s() - self._before_s) / seconds if seconds > 0 else 0.0
+
+
+def told(cores: float, cpus: int) -> str | None:
+    """One line for the summary; None where others used little."""
+    if cores <= TOLD_RATIO * cpus:
+        return None
+    used = f"{'others':<15}used {cores:.2f} of {cpus} cores on average"
+    return f"{used}: not all that the service waited is the batch job's doing"
+
+
+def warning(cores: float, cpus: int) -> str | None:
+    """What has to be known before the table is read; None where others left enough of the machine."""
+    if cores <= TOO_BUSY_RATIO * cpus:
+        return None
+    return (
+        f"! this machine was too busy for the numbers below to be the product's: others used {cores:.2f} of {cpus} cores "
+        "on average; end them and run it again"
+    )

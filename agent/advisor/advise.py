@@ -13,7 +13,7 @@ from agent.advisor.estimation import average, remember, requirement_cores
 from agent.advisor.headroom.foretold import lent_by_pools
 from agent.advisor.headroom.found import Lending, find
 from agent.advisor.headroom.kept import lendable_cores, lent_nodes
-from agent.advisor.measured import blames_of, online_waits, reclaimed_use_cores
+from agent.advisor.measured import blames_of, online_waits, reclaimed_use_cores, starved_of
 from agent.advisor.pool_sizes import apportion, node_cpus
 from agent.advisor.provision.gather import situation_of
 from agent.advisor.provision.provide import provision
@@ -92,6 +92,7 @@ def _latency(
         requirement_cores=need,
         enable_reclaim=config.enable_reclaim,
         blames=blames,
+        starved=starved_of(waits, snapshot, change, memory.previous),
         most_cores=lendable_cores(snapshot, lent_nodes(snapshot, memory, config), memory, config),
         pods_known=snapshot.pods_known,
     )

@@ -11,6 +11,9 @@ and a container's waits that stay when batch work has been down to its minimum f
 on they are what is expected of it, and only more than that is harm, until they fall below half the target again. Not so
 while the kernel says that it is batch work, even at its minimum, that it waits for.
 
+A wait is measured when it ends. A container none of whose waits ended, and that has runnable threads which do not run, is
+not taken for one that waits little: nothing more is lent until it is known.
+
 Where the kernel tells who had the CPU meanwhile (`culprits`), nobody takes from batch work what others did: a wait in which
 it had less than `least_blame_ratio` of the time stops growth and names the culprit. What is taken back, is taken from those
 reclaimed containers that had the CPU.
@@ -24,6 +27,7 @@ from typing import NamedTuple
 import msgspec
 
 from agent.advisor.culprits import Blamed
+from agent.advisor.measured import Starved
 from agent.advisor.state import Memory
 from agent.advisor.waits import NS_PER_MS, breaches, breaching, wait_at, worst
 from agent.config import LatencyConfig
@@ -38,8 +42,8 @@ _OWN_BREACH, _OWN_NEAR = 1.25, 1.1
 _FORGETTING = 0.9
 """What a container was seen to wait by itself goes down so in every round in which it is measured again."""
 _STEPS_PER_CORE = 20
-PODS_UNKNOWN = "pods_unknown"
 """Lent CPU moves in twentieths of a core: smaller changes are noise that would cost a write each."""
+PODS_UNKNOWN = "pods_unknown"
 
 
 class Lending(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +76,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     enable_reclaim: bool = True
     blames: Mapping[str, Blamed | None] = {}
     """By online container whose waits are above half the target: who had the CPU meanwhile; None where nobody knows."""
+    starved: Mapping[str, Starved] = {}
+    """Online containers whose waits are still under way, by cgroup."""
     most_cores: float | None = None
     """What may be lent at most, because there are pods that lend nothing; None where there are none."""
     pods_known: bool = True
@@ -101,6 +107,7 @@ def lend(situation: Situation, memory: Memory, config: LatencyConfig) -> Lending
     wait = None if cgroup is None else situation.waits[cgroup]
     wait_ns = None if wait is None else wait_at(wait, config.quantile)
     blamed, own_ns = (None, None) if cgroup is None else (situation.blames.get(cgroup), own.get(cgroup))
+    starved = None if cgroup is None else situation.starved.get(cgroup)
     inputs: dict[str, float | int | str | None] = {
         "wait_ms": None if wait_ns is None else round(wait_ns / NS_PER_MS, 3),
         "waits": None if wait is None else wait.count,
@@ -110,6 +117,7 @@ def lend(situation: Situation, memory: Memory, config: LatencyConfig) -> Lending
         "requirement_cores": _rounded(situation.requirement_cores),
         "lent_before_cores": before,
         "lent_cores": new,
+        "runnable": None if starved is None else starved.runnable,
         "own_wait_ms": None if own_ns is None else round(own_ns / NS_PER_MS, 3),
         "blame_ratio": None if blamed is None else round(blamed.reclaimed_ratio, 3),
         "other_culprit": None if blamed is None else blamed.other,
@@ -186,6 +194,8 @@ def _judge(situation: Situation, memory: Memory, config: LatencyConfig, lent: fl
     if not all(_others_did(situation.blames.get(cgroup), config) for cgroup in near):
         text = f"{what} is above half the target of {target_ms:g} ms: nothing more is lent."
         return _Ruling(lent, "wait_near_target", text, target_ms, uneasy=True)
+    if situation.starved:
+        return _under_way(situation.starved, config, lent)
     rule, state = "wait_below_target", f"below half the target of {target_ms:g} ms"
     if near:
         # Holding back work that had no part in it would starve it for what online pods do to themselves.
@@ -194,14 +204,17 @@ def _judge(situation: Situation, memory: Memory, config: LatencyConfig, lent: fl
         cgroup = max(own, key=lambda each: own[each])
         shown = f"{own[cgroup] / NS_PER_MS:.3g} ms that {cgroup} waited without batch work"
         rule, state = "wait_is_own", f"no longer than the {shown}"
+    said, stayed = f"{what} is {state}", f"{what} has stayed {state}"
+    if not own and worst(situation.waits, config) is None:
+        said = stayed = "No wait of an online pod for a CPU ended in this round"
     if lent >= most:
         whole = "the whole node" if most >= situation.node_cpus else "all that may be"
-        return _Ruling(most, rule, f"{what} is {state}: {whole} is lent.", target_ms)
+        return _Ruling(most, rule, f"{said}: {whole} is lent.", target_ms)
     since = memory.last_breach_ns
     if since is not None and situation.now_ns - since < config.calm_s * NS_PER_S:
         text = f"{what} has been short for less than {config.calm_s:g} s: nothing more is lent yet."
         return _Ruling(lent, "not_calm_yet", text, config.calm_s)
-    return _grow(situation, memory, config, lent, (rule, f"{what} has stayed {state}"))
+    return _grow(situation, memory, config, lent, (rule, stayed))
 
 
 def _grow(situation: Situation, memory: Memory, config: LatencyConfig, lent: float, why: tuple[str, str]) -> _Ruling:
@@ -245,6 +258,17 @@ def _breach(
         f"{blamed.other_ns / blamed.total_ns:.0%}: nothing is taken from batch work, and nothing more is lent."
     )
     return _Ruling(lent, "wait_by_others", text, config.target_wait_ms, uneasy=True, cgroup=cgroup)
+
+
+def _under_way(starved: Mapping[str, Starved], config: LatencyConfig, lent: float) -> _Ruling:
+    """A wait counts once it ends: who waited all the time is in no quantile, and nothing is known of how long it will be."""
+    cgroup = max(starved, key=lambda each: (starved[each].runnable - starved[each].cores, each))
+    runnable, cores = starved[cgroup]
+    text = (
+        f"No wait of {cgroup} for a CPU ended in this round, but it has {runnable} runnable threads and used "
+        f"{cores:.2f} cores: nothing more is lent."
+    )
+    return _Ruling(lent, "wait_under_way", text, config.target_wait_ms, cgroup=cgroup)
 
 
 def _others_did(found: Blamed | None, config: LatencyConfig) -> bool:

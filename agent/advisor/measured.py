@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from agent.advisor.culprits import Blamed, blamed
 from agent.advisor.estimation import online_containers
@@ -11,6 +12,9 @@ from api.facts import Wait
 from api.qos import QoSLevel
 from api.rates import Rates, members, total
 from api.samples import CgroupSample, Snapshot
+
+_LEAST_STARVED = 0.5
+"""Threads: one that ran all the time did not use quite a whole core by the kernel's books."""
 
 
 def online_waits(snapshot: Snapshot, change: Rates | None, previous: Snapshot | None) -> dict[str, Wait | None]:
@@ -57,6 +61,42 @@ def _waited(sample: CgroupSample, change: Rates | None, previous: Snapshot | Non
         return rate.wait if rate else None
     made_since = change is not None and previous is not None and "/" in previous.cgroups
     return sample.wait if made_since else None
+
+
+class Starved(NamedTuple):
+    """An online container that is runnable, and none of whose waits ended: how long they are is not known yet."""
+
+    runnable: int
+    """Threads, as the round saw them."""
+    cores: float
+    """What they used since the previous round."""
+
+
+def starved_of(
+    waits: Mapping[str, Wait | None], snapshot: Snapshot, change: Rates | None, previous: Snapshot | None
+) -> dict[str, Starved]:
+    """The containers that have more runnable threads than they used CPU, while no wait of theirs ended since the previous
+    round, by cgroup. Not those that their own quota held back; none where threads are not counted."""
+    quiet = [cgroup for cgroup, wait in waits.items() if wait is not None and not wait.count]
+    if change is None or not quiet:
+        return {}
+    runnable = {
+        path: sample.threads_by_state.runnable
+        for path, sample in snapshot.cgroups.items()
+        if sample.threads_by_state is not None and sample.threads_by_state.runnable
+    }
+    found = {}
+    for cgroup, paths in members({*quiet, *runnable}, quiet).items():
+        threads = sum(runnable.get(path, 0) for path in paths)
+        rates_of = [rate for path in paths if (rate := change.cgroups.get(path)) is not None]
+        ended = [_waited(snapshot.cgroups[path], change, previous) for path in paths if path in snapshot.cgroups]
+        if any(wait is not None and wait.count for wait in ended) or any(rate.throttled_periods for rate in rates_of):
+            continue
+        own = change.cgroups.get(cgroup)
+        cores = (own.cpu_cores if own is not None else None) or 0.0
+        if threads - cores >= _LEAST_STARVED:
+            found[cgroup] = Starved(threads, cores)
+    return found
 
 
 def reclaimed_use_cores(snapshot: Snapshot, change: Rates | None) -> float | None:

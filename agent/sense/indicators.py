@@ -39,7 +39,8 @@ class Garbage(ValueError):
 
 
 def target(pod: Pod) -> tuple[str, str] | None:
-    """URL and metric of a pod that wants to be asked, or None. Raises Garbage where its annotations contradict."""
+    """URL and metric of a pod that wants to be asked, or None: at its own address, whatever its annotations say. Raises Garbage
+    where they contradict, or nobody knows its address."""
     metric, port = pod.annotations.get(LATENCY_METRIC), pod.annotations.get(PORT, "")
     if pod.annotations.get(SCRAPE) != "true" or metric is None:
         return None
@@ -48,7 +49,10 @@ def target(pod: Pod) -> tuple[str, str] | None:
     path = pod.annotations.get(PATH, "/metrics")
     if not path.startswith("/"):
         raise Garbage(f"annotation {PATH}: {path!r} does not start with a slash")
-    return f"http://127.0.0.1:{port}{path}", metric
+    if pod.address is None:
+        raise Garbage("nobody says what IP address it has; the kubelet does soon after the pod was started")
+    host = f"[{pod.address}]" if ":" in pod.address else pod.address
+    return f"http://{host}:{port}{path}", metric
 
 
 def parse(text: str, metric: str, sampled_at_ns: int) -> Indicator:

@@ -12,7 +12,15 @@ from typing import Any
 import msgspec
 from msgspec import field
 
-from agent.sense.podspec import KNOWN_RESOURCES, SIDECAR_POLICY, Place, RawContainer, RawPod, RawResources
+from agent.sense.podspec import (
+    KNOWN_RESOURCES,
+    SIDECAR_POLICY,
+    Place,
+    RawContainer,
+    RawPod,
+    RawResources,
+    address_of,
+)
 from agent.sense.resources import FieldError
 
 CGROUP_PREFIX = "cgroup.dioptase.io/"
@@ -45,10 +53,12 @@ class _Spec(msgspec.Struct, frozen=True):
     init_containers: list[_Container] | None = field(name="initContainers", default=None)
     priority: int | None = None
     priority_class: str | None = field(name="priorityClassName", default=None)
+    host_network: bool | None = field(name="hostNetwork", default=None)
 
 
 class _Status(msgspec.Struct, frozen=True):
     phase: str | None = None
+    pod_ip: str | None = field(name="podIP", default=None)
 
 
 class _Pod(msgspec.Struct, frozen=True):
@@ -63,6 +73,7 @@ class Found(msgspec.Struct, frozen=True):
     raw: RawPod
     place: Place
     uid: str
+    address: str | None
 
 
 def is_manifest(document: object) -> bool:
@@ -106,7 +117,10 @@ def _found(item: object, prefix: str) -> list[Found]:
         containers=[_container(each, annotations, place) for each in pod.spec.containers],
         init_containers=[_container(each, annotations, place) for each in staying],
     )
-    return [Found(raw, place, pod.metadata.uid)]
+    ip = pod.status.pod_ip if pod.status is not None else None
+    # One without is somebody's own writing, for what runs on the node without a network of its own.
+    address = address_of(ip, host_network=not ip or bool(pod.spec.host_network))
+    return [Found(raw, place, pod.metadata.uid, address)]
 
 
 def _container(container: _Container, annotations: Mapping[str, Any], place: Place) -> RawContainer:

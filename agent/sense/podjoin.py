@@ -13,7 +13,7 @@ import msgspec
 
 from agent.sense.cgroup_paths import Home, found_path
 from agent.sense.podlist import Amounts, ContainerSpec, KubePod, Listing, qos_class
-from agent.sense.podspec import KNOWN_RESOURCES, SIDECAR_POLICY, Door, Listed, Place, RawPod, assemble
+from agent.sense.podspec import KNOWN_RESOURCES, SIDECAR_POLICY, Door, Listed, Place, RawPod, address_of, assemble
 from agent.sense.resources import CPU, MEMORY, Ask, FieldError, read_ask
 from agent.sense.running import Looked
 from api.pods import Pod
@@ -115,6 +115,7 @@ def pod_of_kubelet(kube: KubePod, cgroups: Mapping[str, str], door: Door) -> Pod
         uid=kube.uid,
         grace_s=None if said_s is None else float(max(said_s, 0)),
         leaving=metadata.deleted_at is not None,
+        address=address_of(kube.status.pod_ip, host_network=bool(spec.host_network)),
         problems=(*problems, *pod.problems),
     )
 

@@ -63,6 +63,7 @@ class Spec(msgspec.Struct, frozen=True, rename="camel"):
     priority_class_name: str | None = None
     resources: Amounts | None = None
     """Of the pod as a whole."""
+    host_network: bool | None = None
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -82,6 +83,7 @@ class ContainerStatus(msgspec.Struct, frozen=True):
 class Status(msgspec.Struct, frozen=True, rename="camel"):
     phase: str | None = None
     qos_class: str | None = None
+    pod_ip: str | None = msgspec.field(name="podIP", default=None)
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
     ephemeral_container_statuses: list[ContainerStatus] | None = None

@@ -16,7 +16,7 @@ import msgspec
 
 from agent.sense.documents import LARGEST_BYTES, DocumentError, check
 from agent.sense.manifests import is_manifest, read_manifest
-from agent.sense.podspec import Door, Place, RawPod, pod_of
+from agent.sense.podspec import LOOPBACK, Door, Place, RawPod, pod_of
 from agent.sense.resources import FieldError
 from agent.smallfile import read_small
 from api.pods import Pod
@@ -118,7 +118,9 @@ def parse_pods(text: str, source: str, door: Door = _DOOR) -> tuple[Pod, ...]:
 def _own(document: object, door: Door) -> tuple[Pod, ...]:
     raws = msgspec.convert(document, _File).pods
     places = [Place(f"pods[{index}]", f"pods[{index}]") for index in range(len(raws))]
-    return _pods(raws, places, door)
+    # Whoever writes our own form lists what shares the node's network.
+    pods = _pods(raws, places, door)
+    return tuple(msgspec.structs.replace(pod, address=LOOPBACK) for pod in pods)
 
 
 def _pods(raws: Sequence[RawPod], places: Sequence[Place], door: Door) -> tuple[Pod, ...]:
@@ -135,7 +137,10 @@ def _pods(raws: Sequence[RawPod], places: Sequence[Place], door: Door) -> tuple[
 def _manifest(document: Mapping[str, Any], door: Door) -> tuple[Pod, ...]:
     found = read_manifest(document)
     pods = _pods([each.raw for each in found], [each.place for each in found], door)
-    return tuple(msgspec.structs.replace(pod, uid=each.uid or pod.uid) for pod, each in zip(pods, found, strict=True))
+    return tuple(
+        msgspec.structs.replace(pod, uid=each.uid or pod.uid, address=each.address)
+        for pod, each in zip(pods, found, strict=True)
+    )
 
 
 def _explained(error: msgspec.ValidationError) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
+from ipaddress import ip_address
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -23,6 +24,7 @@ from api.qos import MAIN_CONTAINER_KEY, Dialect, QoSLevel, stated_level
 
 LONGEST_NAME = 253
 LONGEST_PATH = 4095
+LOOPBACK = "127.0.0.1"
 KNOWN_RESOURCES = (*OWN, *koordinator.RESOURCES)
 SIDECAR_POLICY = "Always"
 """restartPolicy of an init container that goes on beside the others."""
@@ -81,6 +83,20 @@ class Listed(NamedTuple):
     """Not among the pod's `containers`: an init container, or one that was added to look around (ephemeral)."""
     passes: bool = False
     """It runs before the others or beside them for a while: what the pod asks for as a whole is not for it."""
+
+
+def address_of(ip: str | None, *, host_network: bool) -> str | None:
+    """Where a pod is asked about itself. Loopback only where it is the pod's own too: another would have the agent, which is in
+    the node's network, ask services of the node in its name."""
+    if host_network:
+        return LOOPBACK
+    try:
+        found = ip_address(ip or "")
+    except ValueError:
+        return None
+    found = getattr(found, "ipv4_mapped", None) or found
+    nobodys = found.is_loopback or found.is_link_local or found.is_unspecified or found.is_multicast
+    return None if nobodys else str(found)
 
 
 def pod_of(raw: RawPod, place: Place, door: Door) -> Pod:

@@ -68,6 +68,7 @@ export function derive(view) {
     need: view.requirement_cores,
     slowest,
     waiting,
+    noneEnded: waiting === null && those.some((c) => c.wait?.count === 0),
     latencyP99: slowest ? slowest.value * 1000 : null,
     latencyP50: p50 === null ? null : p50 * 1000,
     waitP99: waiting ? waiting.value : null,

@@ -31,7 +31,7 @@ def test_what_only_some_machines_have_is_told_and_is_nothing_wrong(tmp_path: Pat
     [
         (["dioptase-test-1", "system.slice", "pod"], ["/pod"], "there, asked of /pod"),
         (["dioptase-test-1", "system.slice"], ["/gone"], "there, asked of /system.slice"),
-        (["dioptase-test-1"], [], "neither a pod's cgroup nor a usual one to ask; name your pods with --pods"),
+        (["dioptase-test-1"], [], "not checked: there is neither a pod's cgroup nor a usual one to ask"),
     ],
 )
 def test_knobs_are_asked_of_pods_then_of_what_is_usual_and_of_no_stranger(

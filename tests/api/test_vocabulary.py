@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.cpus import format_cpu_list, parse_cpu_list
-from api.facts import Wait
+from api.facts import CpuTimes, Wait
 from api.histograms import BOUNDS_NS, SLOTS, above, quantile_ns, slot_of
 from api.qos import QOS_LEVEL_KEY, QoSLevel, qos_level
 from api.quantities import parse_quantity, read_quantity
@@ -141,6 +141,21 @@ def test_rates_of_use_throttling_and_waits() -> None:
     assert web_rates.wait is not None
     assert (web_rates.wait.count, web_rates.wait.sum_ns) == (2, 6_000_000)
     assert web_rates.wait_cores == pytest.approx(0.003)
+
+
+@pytest.mark.parametrize(("busy_ms", "cores"), [(30, 1.5), (50, 2.0)])
+def test_no_more_of_the_node_is_busy_than_it_has(busy_ms: int, cores: float) -> None:
+    """A round of 20 ms on 2 CPUs, and five ticks of 10 ms between the two reads of /proc/stat."""
+    first, second = snapshot(1.0, []), snapshot(1.02, [])
+    times = CpuTimes(user_ns=0, nice_ns=0, system_ns=0, idle_ns=0, iowait_ns=0, irq_ns=0, softirq_ns=0, steal_ns=0)
+    later = msgspec.structs.replace(times, user_ns=busy_ms * 1_000_000)
+    first, second = (
+        msgspec.structs.replace(one, node=msgspec.structs.replace(one.node, cpu=cpu))
+        for one, cpu in ((first, times), (second, later))
+    )
+    found = rates(first, second)
+    assert found is not None
+    assert found.node.busy_cores == pytest.approx(cores)
 
 
 def test_no_rate_for_a_new_cgroup_a_counter_that_fell_or_another_boot() -> None:

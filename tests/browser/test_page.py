@@ -46,6 +46,16 @@ def test_headline_numbers_are_the_views(browser: Browser, agent: Agent, told: st
     assert page.errors() == []
 
 
+def test_a_round_without_a_finished_wait_is_told_from_waits_that_nobody_measures(
+    browser: Browser, agent: Agent, told: story.Story
+) -> None:
+    last = told.rounds[-1]
+    before = msgspec.structs.replace(last.snapshot, taken_at_ns=last.snapshot.taken_at_ns - 20_000_000)
+    agent.show([*told.rounds[:-1], msgspec.structs.replace(last, previous=before)])
+    page = opened(browser, agent)
+    assert (page.text("#wait"), page.text("#wait-note")) == (words.NONE, "no wait ended in this round")
+
+
 def test_headroom_is_said_to_hold_what_is_used(browser: Browser, agent: Agent, told: story.Story) -> None:
     """Nothing comes on top: right after the spike all of the headroom is in use. What is advertised moves slowly."""
     agent.show(told.rounds[:206])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
 import cli.doctor
+from agent import doctor
+from agent.hierarchy import Hierarchy
 from api.checks import Check
 
 
@@ -37,3 +41,14 @@ def test_what_this_machine_lacks_without_need_is_not_said_to_be_there() -> None:
         "1 of 5 missing; of what is optional this machine lacks 2, marked -"
     )
     assert cli.doctor.summary(there) == "2 checked, nothing that is needed is missing"
+
+
+def test_what_nobody_could_ask_about_is_not_said_to_be_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    unasked = doctor._knobs(Hierarchy(v1={}, v2=tmp_path), [])
+    monkeypatch.setattr(cli.doctor.node, "checks", lambda _state_dir, **_: unasked)
+    monkeypatch.setattr(cli.doctor.kernel, "checks", lambda: (Check(name="cpus", ok=True, detail="2"),))
+    done = CliRunner().invoke(cli.doctor.doctor, [])
+    _, knobs, cpus, _, total = done.output.splitlines()
+    assert (done.exit_code, knobs.split()[:2], cpus.split()[:2]) == (0, ["-", "knobs"], ["ok", "cpus"])
+    assert knobs.endswith("name your pods with --pods")
+    assert total == "1 checked, nothing that is needed is missing; 1 not checked, marked -"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import demo.others
-from demo.others import Others, busy_s
+from demo.others import Others, busy_s, told, warning
 
 HZ = os.sysconf("SC_CLK_TCK")
 
@@ -24,15 +24,17 @@ def test_busy_is_all_but_idle_iowait_and_steal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("busy", "own", "said"),
+    ("busy", "own", "said", "warned"),
     [
-        (30.0, 25.0, "others         used 0.50 of 4 cores on average"),  # 5 of 10 s
-        (30.0, 26.0, None),  # 0.4 of 4 cores are a tenth, and not more
-        (30.0, 31.0, None),  # ticks are coarser than what is known of ours
+        (30.0, 25.0, "others         used 0.50 of 4 cores on average", False),  # 5 of 10 s
+        (30.0, 26.0, None, False),  # 0.4 of 4 cores are a tenth, and not more
+        (30.0, 31.0, None, False),  # ticks are coarser than what is known of ours
+        (30.0, 20.0, "others         used 1.00 of 4 cores on average", False),  # a quarter, and not more
+        (30.0, 19.0, "others         used 1.10 of 4 cores on average", True),
     ],
 )
 def test_what_neither_we_nor_ours_used_is_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: float, own: float, said: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: float, own: float, said: str | None, warned: bool
 ) -> None:
     file = tmp_path / "stat"
     file.write_text(stat(1000.0))
@@ -40,5 +42,13 @@ def test_what_neither_we_nor_ours_used_is_others(
     others = Others(60.0, file)
     file.write_text(stat(1000.0 + busy))
     monkeypatch.setattr(demo.others, "own_s", lambda: 7.0 + own)
-    line = others.line(70.0, 4)
+    cores = others.cores(70.0)
+    line = told(cores, 4)
     assert (None if line is None else line.split(":")[0]) == said
+    head = warning(cores, 4)
+    assert (head is not None) == warned
+    if head is not None:
+        assert head == (
+            "! this machine was too busy for the numbers below to be the product's: others used 1.10 of 4 cores on average; "
+            "end them and run it again"
+        )

@@ -12,8 +12,10 @@ from agent.advisor.culprits import Blamed
 from agent.advisor.latency import Situation, lend
 from agent.advisor.state import Memory
 from agent.advisor.waits import alarmed, contention
-from agent.config import AdvisorConfig, LatencyConfig
-from api.facts import Wait
+from agent.config import AdvisorConfig, Config, LatencyConfig
+from agent.policy import Remembered, judge
+from api.facts import ThreadStates, Wait
+from api.knobs import Verdict
 from api.qos import QoSLevel
 from api.samples import CgroupSample, Snapshot, SourceStatus
 from tests.agent.advisor.builders import S, pod, snapshot, waits
@@ -204,6 +206,79 @@ def test_pods_that_nobody_lists_freeze_growth_and_no_more() -> None:
     assert advice.verdict.text == (
         "No online pod runs here, but the list of pods is not up to date: some may be new, and nothing more is lent."
     )
+
+
+def starving(
+    at_s: float, total: dict[int, int], *, runnable: int | None, used_s: float = 0.0, periods: int = 0
+) -> Snapshot:
+    """The web pod with so many runnable threads; 1.6 of 2 CPUs are batch work's."""
+    seen = snapshot(
+        at_s,
+        [pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)],
+        usage_s={"web": used_s, "batch": 1.6 * at_s},
+        wait={"web": waits(total), "batch": waits({10: 1})},
+    )
+    states = None
+    if runnable is not None:
+        states = ThreadStates(runnable=runnable, uninterruptible=0, iowait=0, sleeping=4)
+    web = msgspec.structs.replace(
+        seen.cgroups["/web"], threads_by_state=states, periods=periods, throttled_periods=periods
+    )
+    return msgspec.structs.replace(seen, cgroups={**seen.cgroups, "/web": web})
+
+
+def replayed(*seen: Snapshot, lent: float) -> list[tuple[float, Verdict]]:
+    """Lent cores and verdict of each round, by the way that an agent, a shadow and a replay go."""
+    known, told = Remembered(advisor=Memory(lent_cores=lent)), []
+    config = Config(advisor=AdvisorConfig(latency=CONFIG))
+    for one in seen:
+        judged, known = judge(one, config, known, one.taken_at_ns)
+        assert judged.advice is not None
+        told.append((judged.advice.lent_cores, judged.advice.verdict))
+    return told
+
+
+def test_a_round_in_which_no_wait_ended_lends_no_more_while_threads_wait() -> None:
+    """A wait counts when it ends; calm for long, a short round between ticks finds all of them under way."""
+    calm = {10: 1000}
+    before, now = starving(10, calm, runnable=0), starving(10.05, calm, runnable=8)
+    lent, verdict = replayed(before, now, lent=1.0)[-1]
+    assert (lent, verdict.rule) == (1.0, "wait_under_way")
+    assert verdict.text == (
+        "No wait of /web for a CPU ended in this round, but it has 8 runnable threads and used 0.00 cores: nothing more "
+        "is lent."
+    )
+    assert [verdict.inputs[name] for name in ("cgroup", "waits", "wait_ms", "runnable")] == ["/web", 0, None, 8]
+    lent, verdict = replayed(before, now, lent=2.0)[-1]
+    assert (lent, verdict.rule) == (2.0, "wait_under_way"), "the whole node is not said to be lent for short waits"
+
+
+def test_starvation_that_lasts_never_lends_more() -> None:
+    rounds = [starving(10 + second, {10: 1000}, runnable=8) for second in range(20)]
+    assert {verdict.rule for _, verdict in replayed(*rounds, lent=1.0)} == {"wait_unknown", "wait_under_way"}
+    assert {lent for lent, _ in replayed(*rounds, lent=1.0)} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("now", "rule"),
+    [
+        # one thread that ran all the time without a break waits for nothing
+        (starving(11, {10: 1000}, runnable=1, used_s=0.97), "wait_below_target"),
+        (starving(11, {10: 1000}, runnable=2, used_s=0.97), "wait_under_way"),
+        # nobody wants a CPU, or nobody counts threads
+        (starving(11, {10: 1000}, runnable=0), "wait_below_target"),
+        (starving(11, {10: 1000}, runnable=None), "wait_below_target"),
+        # waits ended: they say it
+        (starving(11, {10: 1100}, runnable=8), "wait_below_target"),
+        # its own quota holds it back
+        (starving(11, {10: 1000}, runnable=8, periods=7), "wait_below_target"),
+    ],
+)
+def test_who_is_taken_for_starving(now: Snapshot, rule: str) -> None:
+    lent, verdict = replayed(starving(10, {10: 1000}, runnable=0), now, lent=1.0)[-1]
+    assert (verdict.rule, lent) == (rule, 1.0 if rule == "wait_under_way" else pytest.approx(1.2))
+    nothing = now.cgroups["/web"].wait == waits({10: 1000}) and rule == "wait_below_target"
+    assert verdict.text.startswith("No wait of an online pod for a CPU ended in this round: 1.2 of 2") == nothing
 
 
 def played(*rounds: tuple[dict[int, int] | None, int]) -> list[tuple[float, str]]:

@@ -26,7 +26,7 @@ def pod(name: str, uid: str = "", /, **changes: Any) -> dict[str, Any]:
         elif key in ("labels", "deletionTimestamp", "namespace"):
             metadata[key] = value
         else:
-            (status if key.endswith("tatuses") or key in ("phase", "qosClass") else spec)[key] = value
+            (status if key.endswith("tatuses") or key in ("phase", "qosClass", "podIP") else spec)[key] = value
     return {"metadata": metadata, "spec": spec, "status": status}
 
 

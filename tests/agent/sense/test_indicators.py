@@ -38,7 +38,15 @@ def pod(port: int | str, **extra: str) -> Pod:
         "dioptase.io/latency-metric": "lat_seconds",
         **{key.replace("_", "/", 1): value for key, value in extra.items()},
     }
-    return Pod(uid="u", namespace="n", name="web", qos=QoSLevel.SHARED, containers=(), annotations=annotations)
+    return Pod(
+        uid="u",
+        namespace="n",
+        name="web",
+        qos=QoSLevel.SHARED,
+        containers=(),
+        annotations=annotations,
+        address="127.0.0.1",
+    )
 
 
 def test_series_of_one_histogram_are_added_up() -> None:
@@ -101,6 +109,30 @@ def test_a_pod_without_annotations_is_not_asked() -> None:
     assert target(Pod(uid="u", namespace="n", name="x", qos=QoSLevel.SHARED, containers=())) is None
 
 
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [("10.88.0.7", "http://10.88.0.7:8080/stats"), ("fd00::7", "http://[fd00::7]:8080/stats")],
+)
+def test_a_pod_is_asked_at_its_own_address(address: str, url: str) -> None:
+    asked = msgspec.structs.replace(pod(8080, **{"prometheus.io_path": "/stats"}), address=address)
+    assert target(asked) == (url, "lat_seconds")
+
+
+async def test_a_pod_with_a_network_of_its_own_makes_the_agent_ask_nobody_on_loopback() -> None:
+    """Its annotations name any port and path: that would be a way to every service that listens to the node alone."""
+    asked = []
+
+    async def secret(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(text=GOOD)
+
+    async with endpoint(secret) as port:
+        elsewhere = await ask(port, lambda i: bool(i.errors()), "127.0.0.2")
+        unknown = await ask(port, lambda i: bool(i.errors()), None)
+    assert (asked, elsewhere.latest(), unknown.latest()) == ([], {}, {})
+    assert "nobody says what IP address it has" in unknown.errors()["n/web"]
+
+
 @asynccontextmanager
 async def endpoint(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[int]:
     app = web.Application()
@@ -115,9 +147,10 @@ async def endpoint(handler: Callable[[web.Request], Awaitable[web.StreamResponse
         await runner.cleanup()
 
 
-async def ask(port: int, until: Callable[[Indicators], bool]) -> Indicators:
+async def ask(port: int, until: Callable[[Indicators], bool], address: str | None = "127.0.0.1") -> Indicators:
     indicators = Indicators()
-    task = asyncio.create_task(indicators.run(lambda: (pod(port),)))
+    asked = msgspec.structs.replace(pod(port), address=address)
+    task = asyncio.create_task(indicators.run(lambda: (asked,)))
     try:
         async with asyncio.timeout(10):
             while not until(indicators):

@@ -56,6 +56,16 @@ def test_a_pod_is_read_with_the_cgroups_that_its_annotations_name() -> None:
     assert (proxy.cgroup, proxy.sidecar, pod.problems) == ("/kubepods/proxy", True, ())
 
 
+def test_it_is_asked_at_its_own_address_and_on_loopback_where_it_has_none() -> None:
+    its, hosts, nobodys = (
+        parse_pods(json.dumps(manifest() | {"spec": {"containers": [{"name": "a"}], **spec}, "status": status}), "f")[0]
+        for spec, status in (
+            ({}, {"podIP": "10.88.0.7"}), ({"hostNetwork": True}, {"podIP": "192.0.2.1"}), ({}, {"phase": "Pending"}),
+        )
+    )  # fmt: skip
+    assert (its.address, hosts.address, nobodys.address) == ("10.88.0.7", "127.0.0.1", "127.0.0.1")
+
+
 @pytest.mark.parametrize("kind", ["List", "PodList"])
 def test_a_list_is_read_without_the_pods_that_have_ended(kind: str) -> None:
     ended = manifest(name="job") | {"status": {"phase": "Succeeded"}}

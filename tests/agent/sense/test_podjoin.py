@@ -66,6 +66,28 @@ def test_a_pod_has_the_containers_that_run_and_what_they_ask_for(cgroups: Cgroup
     assert [each.grace_s for each in patient.pods()] == [90.0]
 
 
+@pytest.mark.parametrize(
+    ("said", "address"),
+    [
+        ({"podIP": "10.88.0.7"}, "10.88.0.7"),
+        ({"podIP": "fd00::7"}, "fd00::7"),
+        ({"podIP": "192.0.2.1", "hostNetwork": True}, "127.0.0.1"),
+        ({}, None),
+        ({"podIP": "127.0.0.1"}, None),
+        ({"podIP": "::ffff:127.0.0.1"}, None),
+        ({"podIP": "169.254.169.254"}, None),
+        ({"podIP": "0.0.0.0"}, None),
+        ({"podIP": "x.example/"}, None),
+    ],
+)
+def test_its_address_is_what_the_kubelet_says_and_no_loopback_that_is_not_its_own(
+    cgroups: Cgroups, said: dict[str, Any], address: str | None
+) -> None:
+    cgroups.make("uid-web", "web-main")
+    (web,) = joined(cgroups, [pod("web", **said)]).pods()
+    assert web.address == address
+
+
 def test_a_new_pod_is_there_before_its_containers(cgroups: Cgroups) -> None:
     fresh = pod("web", containerStatuses=None, phase="Pending")
     first = joined(cgroups, [fresh], runs())

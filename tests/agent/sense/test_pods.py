@@ -62,6 +62,7 @@ def test_pods_mean() -> None:
             ),
         ),
         annotations={"katalyst.kubewharf.io/qos_level": "shared_cores", "prometheus.io/scrape": "true"},
+        address="127.0.0.1",
     )
     assert (batch.key, batch.qos) == ("jobs/batch", QoSLevel.RECLAIMED)
     sorter, mapper = batch.containers
