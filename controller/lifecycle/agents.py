@@ -88,7 +88,8 @@ class AgentHealth:
                 "node %s: its agent has not been ready for %.0f s, no more reclaimed pods there", node, lasted_s
             )
             await self._write_taints("taint", node)
-        lending = [node for node in judged.away if self._nodes.store[node].lent]
+        # One that went while another was written lends nothing any more.
+        lending = [node for node in judged.away if (found := self._nodes.store.get(node)) is not None and found.lent]
         for node in self._taking_back.pick(lending, tick_s, self._promises):
             await self._take_back(node)
         for node in self._evicting.pick(judged.evict, tick_s, self._evictions):

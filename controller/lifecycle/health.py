@@ -105,6 +105,8 @@ def judge(
     due = [node for node, since in since_s.items() if now_s - since >= config.taint_after_s]
     out = [node for node, since in since_s.items() if now_s - since >= config.evict_after_s]
     halted = halt is not Halt.NONE
+    # Nobody is evicted while many have just become unwell: what hit them may be what made the others due.
+    stormy = disruption(len(unwell), len(nodes), config.disruption_threshold) is not Halt.NONE
     return Judged(
         at_s=now_s,
         unwell_since_s=since_s,
@@ -113,7 +115,7 @@ def judge(
         away=() if halted else _longest(since_s, due),
         # Nodes that nobody asks about any longer (`nodeSelector`) are not kept tainted either.
         untaint=tuple(sorted(tainted - unwell)),
-        evict=() if halted else _longest(since_s, out),
+        evict=() if halted or stormy else _longest(since_s, out),
     )
 
 

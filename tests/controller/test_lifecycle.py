@@ -148,6 +148,8 @@ GONE, SICK = Agent.NOT_FOUND, Agent.NOT_READY
         (of({"a": SICK, "b": GONE}, ago={"a": 11, "b": 15}), ("b", "a"), (), ()),
         (of({}, cnrs={"w0": tainted(30)}), (), ("w0",), ()),
         (of({}, cnrs={"elsewhere": tainted(30)}), (), ("elsewhere",), ()),
+        # Whose time has come while many others are hit: it may be one and the same thing.
+        (of({"a": GONE, **dict.fromkeys("bcdef", GONE)}, 15, ago={"a": 25}), ("a",), (), ()),
         (of({"a": GONE}, cnrs={"a": tainted(60)}), (), (), ()),  # a new leader does not evict at its first look
     ],
 )
