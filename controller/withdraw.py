@@ -20,7 +20,8 @@ from controller.kcc import owners, targets
 from controller.kinds import CNRS, KCCS, NODE_GROUP, NODES, CnrSpec, Node
 from controller.lifecycle.health import is_ours
 from controller.working import settled
-from kube.client import Body, Client
+from kube.client import Body, Client, Listing
+from kube.discovery import lacks
 from kube.errors import ApiError, Unreachable
 from kube.objects import Bare, Resource, key_of
 
@@ -139,9 +140,11 @@ def _is_configuration(kind: Kind) -> bool:
 
 async def _of(client: Client, resource: Resource[Any], steps: Callable[[Any], Sequence[Step]]) -> list[str]:
     try:
-        listing = await client.list(resource)
+        listing = await _listed(client, resource)
     except (ApiError, Unreachable) as error:
-        return [] if isinstance(error, ApiError) and error.missing else [f"{resource.plural}: {error}"]
+        return [f"{resource.plural}: {error}"]
+    if listing is None:
+        return []
     at_once = asyncio.Semaphore(AT_ONCE)
 
     async def take_back(key: str, wanted: Sequence[Step]) -> str:
@@ -158,6 +161,16 @@ async def _of(client: Client, resource: Resource[Any], steps: Callable[[Any], Se
     ]
     unread = [f"{resource.plural} {key}: cannot be read: {why}" for key, why in sorted(listing.problems.items())]
     return [*unread, *(each for each in await asyncio.gather(*told) if each)]
+
+
+async def _listed(client: Client, resource: Resource[Any]) -> Listing[Any] | None:
+    """All of a kind; None where the API server says that it has no such kind. Raises ApiError or Unreachable."""
+    try:
+        return await client.list(resource)
+    except ApiError as error:
+        if error.status == 404 and await lacks(client, resource):
+            return None
+        raise
 
 
 async def _gone(client: Client, resource: Resource[Bare], key: str, until_s: float) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from click.testing import CliRunner
 
 from api.crds.kinds import KINDS
@@ -15,8 +17,9 @@ from controller.kcc.owners import FINALIZER as KCC_FINALIZER
 from controller.kcc.targets import FINALIZER, OLD_FINALIZERS
 from controller.kinds import CnrSpec, Node, NodeSpec, NodeStatus
 from controller.lifecycle.health import with_taint
-from controller.withdraw import Cnr, everything, of_configuration, of_node, of_resource, workload
+from controller.withdraw import Cnr, _of, everything, of_configuration, of_node, of_resource, workload
 from kube.objects import Bare, Meta
+from tests.kube.test_client import asking, says
 
 META = Meta(name="n1", resource_version="7")
 AS_OF = {"resourceVersion": "7"}
@@ -112,3 +115,20 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, options: list[str], stat
     result = CliRunner().invoke(command, options, env={"KUBECONFIG": str(tmp_path / "kubeconfig")})
     assert result.exit_code == status
     assert said in result.output
+
+
+@pytest.mark.parametrize(("served", "left"), [(True, 10), (False, 0)])
+async def test_a_kind_that_is_not_installed_has_nothing_and_a_proxys_404_is_told(served: bool, left: int) -> None:
+    """Of the API server's own kinds there is a Node; its list of groups has ours, or not."""
+    groups = [{"versions": [{"groupVersion": f"{name}.katalyst.kubewharf.io/v1alpha1"}]} for name in ("config", "node")]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path == "/api/v1/nodes":
+            return says(200, '{"metadata": {"resourceVersion": "1"}, "items": []}')
+        if request.path == "/apis":
+            return says(200, json.dumps({"kind": "APIGroupList", "groups": groups if served else []}))
+        return says(404, "404 page not found\n")
+
+    async with asking(answer) as client:
+        told = [each for resource, steps in everything() for each in await _of(client, resource, steps)]
+    assert len(told) == left
