@@ -27,8 +27,8 @@ NODES = Resource("", "v1", "nodes", "Node", Bare)
 LOOK_S = 5.0
 AGAIN_S = 30.0
 SILENT_LOOKS = 12
-"""Looks without a round in between: an agent that judges nothing for a minute takes nothing back either, and does not promise
-anew what the controller has taken from its Node meanwhile."""
+"""Looks without a judged round in between: an agent that judges nothing for a minute, or does not see its pods, takes nothing
+back either, and does not promise anew what the controller has taken from its Node meanwhile."""
 NOTHING: Mapping[str, str | int | None] = {RECLAIMED_CPU: None, RECLAIMED_MEMORY: None}
 WITHDRAW_S = 3.0
 PACE = Backoff(first_s=2.0, most_s=60.0)
@@ -52,11 +52,12 @@ class ExtendedResources:
 
     def publish(self, finished: Round) -> None:
         """Take what this round advertises; never waits. What is not known yet leaves everything as it is."""
-        self._silent_looks = 0
         advertised = None if finished.advice is None else finished.advice.advertised
         if not self._lends:
-            self._wanted = NOTHING
+            self._silent_looks, self._wanted = 0, NOTHING
         elif advertised is not None:
+            if finished.snapshot.pods_known:
+                self._silent_looks = 0
             self._wanted = dict(promised(advertised.cores, advertised.memory_bytes)) or self._wanted
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:  # noqa: ARG002 - as every source is asked

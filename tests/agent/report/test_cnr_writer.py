@@ -22,6 +22,7 @@ from api.evictions import Evictions, KillEvent, KillReason, Victim
 from api.knobs import Verdict
 from api.pods import RECLAIMED_MEMORY
 from api.reports import Part, ReportedField
+from api.samples import SourceStatus
 from tests.agent.report.test_cnr import ADVERTISED, BATCH, LIFECYCLE, OURS, finished
 from tests.kube.test_client import asking, says
 
@@ -379,6 +380,13 @@ async def test_an_agent_that_judges_nothing_any_more_promises_nothing_anew() -> 
         writer.publish(quiet())
         await writer.look(now_s + 300)
         assert len(server.told) == 3
+        blind = quiet()
+        unlisted = (SourceStatus(name="pods", ok=False, error="refused", remedy=""),)
+        blind = msgspec.structs.replace(blind, snapshot=msgspec.structs.replace(blind.snapshot, sources=unlisted))
+        for look in range(60):
+            writer.publish(quiet(None) if look % 2 else blind)
+            await writer.look(now_s + 300 + 5 * look)
+        assert len(server.told) == 4, "nor after a minute of rounds that judge nothing, or see no pods"
 
 
 async def test_in_a_dry_run_what_others_say_stays_theirs() -> None:
