@@ -56,7 +56,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $nodes := list -}}
 {{- range $label, $value := .Values.agent.nodeSelector -}}{{- $nodes = append $nodes (printf "%s=%s" $label $value) -}}{{- end -}}
 {{- $agents := printf "app.kubernetes.io/name=dioptase,app.kubernetes.io/instance=%s,app.kubernetes.io/component=agent" .Release.Name -}}
-{{- $health := dict "agents" (dict "dioptase-agent" $agents) "namespace" .Release.Namespace "nodeSelector" (join "," $nodes) -}}
+{{- $health := dict "agents" (dict "dioptase-agent" $agents) "nodeSelector" (join "," $nodes) -}}
+{{- /* Agents that somebody names beside ours may be anywhere. */ -}}
+{{- if not (dig "health" "agents" dict .Values.controller.settings) }}{{ $_ := set $health "namespace" .Release.Namespace }}{{ end -}}
 {{- /* Where agents lend nothing, nobody is evicted because one of them is gone. */ -}}
 {{- if ne (toString .Values.agent.act) "on" }}{{ $_ := set $health "dryRun" true }}{{ end -}}
 {{- $said := dict "tokenReview" .Values.tokenReview "lease" (printf "%s-controller" (include "dioptase.name" .)) "health" $health -}}
