@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from ipaddress import ip_address
 from typing import Any
 
 import pytest
@@ -303,6 +304,25 @@ def test_hostile_objects_are_refused_by_the_fields_path_and_the_last_good_one_st
     good = tell(server, reserved(1))
     wait("it goes on", lambda: obeys(agent, good), 90)
     assert agent.pid == pid
+
+
+def test_a_pod_is_asked_at_the_address_that_the_kubelet_says(node: Cluster, agent: Agent) -> None:
+    asked = {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": agent.url.rpartition(":")[2].strip("/"),
+        "dioptase.io/latency-metric": "x",
+    }
+    made = run(node, CONSENT, "asked", "shared_cores", annotations=asked)
+    address = node.server.ask("GET", made.path)["status"]["podIP"]
+    assert ip_address(address).is_loopback is False
+
+    def known() -> bool:
+        pods = agent.ask("/api/v1/snapshot")["pods"]
+        return [one.get("address") for one in pods if one["name"] == "asked"] == [address]
+
+    wait("its address is known", known)
+    wait("and nobody answers there", lambda: "indicator-pods" in agent.troubles())
+    node.server.ask("DELETE", made.path, {"gracePeriodSeconds": 0})
 
 
 def test_hostile_annotations_are_told_by_pod_and_name_and_stop_nobody(node: Cluster, agent: Agent) -> None:
