@@ -31,7 +31,7 @@ from agent.eviction import (
 )
 from agent.eviction.choosing import chosen, claims
 from agent.eviction.judgement import PLUGIN_FAILED, Finding, missing, not_met
-from agent.eviction.situation import NS_PER_S, Situation, counts_as_gone_ns
+from agent.eviction.situation import NS_PER_S, Situation, counts_as_gone_ns, grace_of
 from agent.eviction.state import EvictionMemory, Plugins, Sent
 from api.evictions import Evictions, Met, Shown, Threshold, Victim
 
@@ -73,7 +73,7 @@ def judge(
         latest=evictions,
         met_since_ns=met_since,
         conditions=conditions,
-        sent=(*sent, *(_sent(victim, situation.now_ns) for victim in gone)),
+        sent=(*sent, *(_sent(victim, situation) for victim in gone)),
         evicted_at_ns={**memory.evicted_at_ns, **{victim.plugin: situation.now_ns for victim in gone}},
         plugins=plugins,
     )
@@ -175,8 +175,11 @@ def _lasting(
     return tuple(thresholds), since
 
 
-def _sent(victim: Victim, now_ns: int) -> Sent:
-    until_ns = now_ns + counts_as_gone_ns(victim.grace_s)
+def _sent(victim: Victim, situation: Situation) -> Sent:
+    pod = next((each for each in situation.snapshot.pods if each.uid == victim.uid), None)
+    # Whoever takes its own time to end is not sent once more in it, nor another one in its place.
+    grace_s = victim.grace_s if pod is None else grace_of(pod, victim.grace_s)
+    until_ns = situation.now_ns + counts_as_gone_ns(grace_s)
     return Sent(pod=victim.pod, uid=victim.uid, plugin=victim.plugin, until_ns=until_ns, dry_run=victim.dry_run)
 
 

@@ -24,9 +24,15 @@ LEAST_WAIT_S, WAIT_FACTOR, USUAL_GRACE_S = 10.0, 1.5, 30.0
 """A pod may take its grace and half of that again to go. Kubernetes gives 30 s to a pod that says nothing."""
 
 
+MOST_GRACE_S = 600.0
+"""Of pods that ask for hours themselves: the node is in trouble now."""
+
+
 def grace_of(pod: Pod, grace_s: float | None) -> float:
     """Seconds that a pod is given by whoever ends it without the API server: its plugin's, else what it asks for itself."""
-    return next(each for each in (grace_s, pod.grace_s, USUAL_GRACE_S) if each is not None)
+    if grace_s is not None:
+        return grace_s
+    return USUAL_GRACE_S if pod.grace_s is None else min(pod.grace_s, MOST_GRACE_S)
 
 
 def counts_as_gone_ns(grace_s: float | None) -> int:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent.eviction.situation import grace_of
+from agent.eviction.situation import MOST_GRACE_S, grace_of
 from agent.eviction.ways import LEAST_GRACE_S, REFUSED_WAIT_S, Answer, Fate, Sight
 from agent.rpc import NotOffered, Peer, Refused
 from agent.sense.cri import joined
@@ -20,8 +20,6 @@ from api.pods import Pod
 from api.ports import Unavailable
 from api.proto import cri_runtime_pb2 as wire
 
-MOST_GRACE_S = 600.0
-"""Of pods that ask for hours: one that is waited for takes one of few turns, and the node is in trouble now."""
 SLACK_S = 10.0
 """After the grace a runtime kills, and takes a while for it."""
 _SERVICE = wire.DESCRIPTOR.services_by_name["RuntimeService"]
@@ -37,6 +35,7 @@ class ContainerWay:
 
     async def ask(self, pod: Pod, grace_s: float | None) -> Answer:
         """Stop all containers of the pod that run, at the same time."""
+        # One that is waited for takes one of few turns, whoever asked for hours.
         seconds = max(LEAST_GRACE_S, math.ceil(min(grace_of(pod, grace_s), MOST_GRACE_S)))
         try:
             looked = await self._look()

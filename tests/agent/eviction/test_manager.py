@@ -22,7 +22,7 @@ from agent.eviction.choosing import CRITICAL_PRIORITY, EVICT_SCORE, SOFT_NOTIFY,
 from agent.eviction.judgement import Candidate, Finding, judged
 from agent.eviction.manager import judge
 from agent.eviction.network import SELECTED
-from agent.eviction.situation import RootfsUse, Situation
+from agent.eviction.situation import NS_PER_S, RootfsUse, Situation, grace_of
 from agent.eviction.state import EvictionMemory
 from api.advice import Headroom
 from api.evictions import Evictions, Met, Threshold
@@ -579,3 +579,20 @@ def test_everything_is_wrong_and_somebody_does_leave() -> None:
     assert {each.plugin for each in first.thresholds} == set(NAMES)
     assert HARD in {each.met for each in first.thresholds}
     assert not {each.uid for each in first.victims} & {each.uid for each in second.victims}
+
+
+@pytest.mark.parametrize(
+    ("own_s", "plugins_s", "seconds"),
+    [(None, None, 30), (120.0, None, 120), (86400.0, None, 600), (86400.0, 5.0, 5), (5.0, 700.0, 700), (0.0, None, 0)],
+)
+def test_a_pods_own_grace_is_bounded_and_a_plugins_is_not(
+    own_s: float | None, plugins_s: float | None, seconds: float
+) -> None:
+    assert grace_of(msgspec.structs.replace(pod("a"), grace_s=own_s), plugins_s) == seconds
+
+
+def test_who_takes_its_own_time_to_end_counts_as_gone_for_as_long() -> None:
+    slow = msgspec.structs.replace(pod("slow", memory=1), grace_s=120.0)
+    at = situation(100, [slow], samples={"slow": {"memory_stat": {"rss": 9}}})
+    _, memory = play([at], config(RSS))
+    assert [each.until_ns for each in memory.sent] == [(100 + 180) * NS_PER_S]
