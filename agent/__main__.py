@@ -188,6 +188,7 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         )
         cluster.start(loop.obey, tending)
         runtime.start(lambda: loop.basis)
+        stack.callback(runtime.leave, files)
         heap.few_collections()
         probes.start()
         tending.begin("asking pods for indicators", partial(indicators.run, loop.pods))
@@ -196,7 +197,6 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         finally:
             runtime.end(files, originals)
             left = put_back(originals, files, node_knobs, loop.latest, journals[0]) if act is Act.ON else 0
-            runtime.leave(files)
             _say_what_was_not_done(options.act, act, act_missing)
     return 1 if left else 0
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from api.ports import Probe, Unavailable
 
 log = logging.getLogger("dioptase")
 NRI_SOCKET = Path("/var/run/nri/nri.sock")
+MADE_S, LOOK_S = 2.0, 0.05
+"""A container's cgroup is there so soon after its runtime was answered, and how often that is looked for at the end."""
 
 
 class RuntimeSide:
@@ -72,19 +75,26 @@ class RuntimeSide:
             self._plugin.start()
 
     def end(self, files: KnobFiles, originals: Originals | None) -> None:
-        """Nobody is made with values of ours any more, and what was is known to the journal. Idempotent."""
+        """Nobody is made with values of ours any more, and what was is known to the journal, those included that a runtime is
+        just making. Idempotent."""
         if self._plugin is not None:
             self._plugin.silence()
-        if originals is not None:
-            try:
+        if originals is None:
+            return
+        began = time.monotonic()
+        try:
+            self.foretold.adopt(files, originals)
+            while self.foretold.pending(began - MADE_S) and time.monotonic() < began + MADE_S:
+                time.sleep(LOOK_S)
                 self.foretold.adopt(files, originals)
-            except Unavailable as error:
-                log.error("%s: %s", error.reason, error.remedy)
+        except Unavailable as error:
+            log.error("%s: %s", error.reason, error.remedy)
 
     def leave(self, files: KnobFiles) -> None:
         """The runtime believes of nobody that he has values of ours, and hears of us no more. Idempotent."""
         if self._plugin is not None:
-            self._plugin.leave(files)
+            # What a cgroup has that came after everything was put back is the agent's.
+            self._plugin.leave(files, self.foretold.pending(0.0))
             self._plugin.close()
 
 

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -76,10 +76,11 @@ class Plugin:
         """Whoever is made or changed from now on is as he is wanted."""
         self._quiet = True
 
-    def leave(self, files: KnobFiles) -> None:
-        """Tell the runtime, when everything is put back, what those are now that were made with values of the agent's; within
-        LEAVING_S. Where it cannot be told, the log says so."""
-        due, left = time.monotonic() + LEAVING_S, farewells(files, dict(self._made))
+    def leave(self, files: KnobFiles, without: Collection[str] = ()) -> None:
+        """Tell the runtime, when everything is put back, what those are now that were made with values of the agent's, but for
+        the cgroups `without` whom nothing was put back; within LEAVING_S. Where it cannot be told, the log says so."""
+        made = {cgroup: one for cgroup, one in self._made.copy().items() if cgroup not in without}
+        due, left = time.monotonic() + LEAVING_S, farewells(files, made)
         while left:
             some, left = left[:TOGETHER], left[TOGETHER:]
             try:

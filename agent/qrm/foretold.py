@@ -75,6 +75,11 @@ class Foretold:
             }
             return frozenset(self._coming)
 
+    def pending(self, since_s: float) -> frozenset[str]:
+        """Those that were told since then, and had not come into being when it was last looked."""
+        with self._lock:
+            return frozenset(cgroup for cgroup, told in self._told.items() if told.at_s >= since_s)
+
     def adopt(self, files: KnobFiles, originals: Originals) -> int:
         """Journal the originals of those that exist by now; how many cgroups that were. Raises Unavailable where the journal
         cannot be written: then they stay told."""
