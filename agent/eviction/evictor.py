@@ -107,7 +107,7 @@ class Evictor:
         carry_out(found, snapshot.pods, self.killer)
         if self.notifier is not None:
             self.notifier.turn(found.victims, snapshot.pods, now_ns)
-        self._wished = wished(found, self._wished, self.killer.held, now_ns)
+        self._wished = wished(found, self._wished, self.killer.held, snapshot.pods, now_ns)
         if self._memory.judged_at_ns == now_ns:
             for pod, why in over(self._wished, self.killer.held, found, snapshot.pods, self._config, now_ns):
                 self.killer.withdraw(pod, why)

@@ -6,7 +6,7 @@ here, and the plugin's word is the truth: where it finds nothing any more, or ca
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -25,12 +25,14 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """So long it counts as gone (CLOCK_MONOTONIC)."""
 
 
-def wished(found: Evictions, before: Mapping[str, Wish], held: Mapping[str, Held], now_ns: int) -> dict[str, Wish]:
-    """By pod, with those of this round; those of earlier ones while they are held."""
+def wished(
+    found: Evictions, before: Mapping[str, Wish], held: Mapping[str, Held], pods: Sequence[Pod], now_ns: int
+) -> dict[str, Wish]:
+    """By pod, with those of this round, whose `pods` are given; those of earlier ones while they are held."""
     kept = {pod: wish for pod, wish in before.items() if pod in held or now_ns < wish.until_ns}
     for victim in found.victims:
         if not victim.dry_run and not victim.notify:
-            until_ns = now_ns + counts_as_gone_ns(victim.grace_s)
+            until_ns = now_ns + counts_as_gone_ns(victim, pods)
             kept[victim.pod] = Wish(plugin=victim.plugin, until_ns=until_ns)
     return kept
 

@@ -31,7 +31,7 @@ from agent.eviction import (
 )
 from agent.eviction.choosing import chosen, claims
 from agent.eviction.judgement import PLUGIN_FAILED, Finding, missing, not_met
-from agent.eviction.situation import NS_PER_S, Situation, counts_as_gone_ns, grace_of
+from agent.eviction.situation import NS_PER_S, Situation, counts_as_gone_ns
 from agent.eviction.state import EvictionMemory, Plugins, Sent
 from api.evictions import Evictions, Met, Shown, Threshold, Victim
 
@@ -176,10 +176,7 @@ def _lasting(
 
 
 def _sent(victim: Victim, situation: Situation) -> Sent:
-    pod = next((each for each in situation.snapshot.pods if each.uid == victim.uid), None)
-    # Whoever takes its own time to end is not sent once more in it, nor another one in its place.
-    grace_s = victim.grace_s if pod is None else grace_of(pod, victim.grace_s)
-    until_ns = situation.now_ns + counts_as_gone_ns(grace_s)
+    until_ns = situation.now_ns + counts_as_gone_ns(victim, situation.snapshot.pods)
     return Sent(pod=victim.pod, uid=victim.uid, plugin=victim.plugin, until_ns=until_ns, dry_run=victim.dry_run)
 
 

@@ -12,6 +12,7 @@ from functools import cached_property
 import msgspec
 
 from api.advice import CpuAdvice, Headroom
+from api.evictions import Victim
 from api.memory_advice import MemoryEviction
 from api.node_advice import PowerAction
 from api.pods import Container, Pod
@@ -35,8 +36,11 @@ def grace_of(pod: Pod, grace_s: float | None) -> float:
     return USUAL_GRACE_S if pod.grace_s is None else min(pod.grace_s, MOST_GRACE_S)
 
 
-def counts_as_gone_ns(grace_s: float | None) -> int:
-    """For so long, from when it was sent; None is the usual grace."""
+def counts_as_gone_ns(victim: Victim, pods: Iterable[Pod]) -> int:
+    """For so long, from when it was sent: whoever takes its own time to end is not sent once more in it, nor another one in its
+    place."""
+    pod = next((each for each in pods if each.uid == victim.uid), None)
+    grace_s = victim.grace_s if pod is None else grace_of(pod, victim.grace_s)
     return round(max(LEAST_WAIT_S, WAIT_FACTOR * (USUAL_GRACE_S if grace_s is None else grace_s)) * NS_PER_S)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from agent.config.eviction import EvictionConfig
@@ -19,6 +20,10 @@ BATCH = pod("batch")
 WISH = {"default/batch": Wish(plugin=RSS, until_ns=100 * S)}
 
 
+SLOW = msgspec.structs.replace(pod("slow"), grace_s=120.0)
+"""Takes two minutes of its own to end."""
+
+
 def found(met: Met = Met.HARD, plugin: str = RSS, **victim: object) -> Evictions:
     thresholds = (Threshold(plugin=plugin, met=met, verdict=WHY),)
     if not victim:
@@ -31,6 +36,8 @@ def found(met: Met = Met.HARD, plugin: str = RSS, **victim: object) -> Evictions
     ("victim", "until_s"),
     [
         ({"grace_s": None}, 45),
+        ({"grace_s": None, "uid": SLOW.uid}, 180),
+        ({"grace_s": 2.0, "uid": SLOW.uid}, 10),
         ({"grace_s": 2.0}, 10),
         ({"grace_s": 60.0}, 90),
         ({"dry_run": True}, None),
@@ -40,7 +47,7 @@ def found(met: Met = Met.HARD, plugin: str = RSS, **victim: object) -> Evictions
 def test_a_wish_counts_the_pod_as_gone_for_one_and_a_half_times_its_grace(
     victim: dict[str, object], until_s: int | None
 ) -> None:
-    kept = wished(found(**victim), {}, {}, 0)
+    kept = wished(found(**victim), {}, {}, [SLOW], 0)
     assert [wish.until_ns for wish in kept.values()] == ([] if until_s is None else [until_s * S])
 
 
@@ -48,7 +55,7 @@ def test_a_wish_counts_the_pod_as_gone_for_one_and_a_half_times_its_grace(
     ("now_s", "held", "kept"), [(99, {}, True), (100, {}, False), (1000, {"default/batch": Held.BUDGET}, True)]
 )
 def test_a_wish_is_kept_while_the_pod_counts_as_gone_or_is_held(now_s: int, held: dict[str, Held], kept: bool) -> None:
-    assert ("default/batch" in wished(Evictions(), WISH, held, now_s * S)) is kept
+    assert ("default/batch" in wished(Evictions(), WISH, held, (), now_s * S)) is kept
 
 
 @pytest.mark.parametrize(
