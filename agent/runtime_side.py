@@ -18,7 +18,7 @@ from agent.qrm.knobs import KnobFiles
 from agent.qrm.originals import Originals
 from agent.sense.kubepods import KubePods
 from agent.sense.podspec import Door
-from api.decisions import Act
+from api.decisions import Act, Outcome
 from api.ports import Probe, Unavailable
 
 log = logging.getLogger("dioptase")
@@ -71,8 +71,9 @@ class RuntimeSide:
         if self._plugin is not None:
             self._plugin.start()
 
-    def end(self, files: KnobFiles, originals: Originals | None) -> None:
-        """Nobody is made with values of ours any more, and what was is known to the journal. Idempotent."""
+    def end(self, files: KnobFiles, originals: Originals | None) -> tuple[Outcome, ...]:
+        """Nobody is made with values of ours any more, and what was is known to the journal; what came of those since the
+        latest round. Idempotent."""
         if self._plugin is not None:
             self._plugin.silence()
         if originals is not None:
@@ -80,6 +81,7 @@ class RuntimeSide:
                 self.foretold.adopt(files, originals)
             except Unavailable as error:
                 log.error("%s: %s", error.reason, error.remedy)
+        return self.foretold.outcomes()
 
     def leave(self, files: KnobFiles) -> None:
         """The runtime believes of nobody that he has values of ours, and hears of us no more. Idempotent."""

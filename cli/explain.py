@@ -27,6 +27,7 @@ LABEL = 11
 TRIGGERS = {
     "tick": "at its time",
     "wait": "between ticks, because online pods waited too long",
+    "nri": "before it, by the container runtime, which asks the agent whenever it makes or changes a container",
     "psi": "between ticks, because a pressure trigger fired",
 }
 STATUSES = {

@@ -189,6 +189,13 @@ def test_a_pod_is_not_answered_for_by_one_that_had_its_name_before() -> None:
     assert [one.gone for one in asked("default/batch", told).knobs] == [True, True]
 
 
+def test_what_a_container_was_made_with_is_told_as_the_runtimes_doing() -> None:
+    newest = TOLD.entries[-1]
+    told = msgspec.structs.replace(TOLD, entries=[msgspec.structs.replace(newest, trigger="nri")])
+    said = " ".join("\n".join(text(asked("default/batch", told), LATER_NS, 300)).split())
+    assert f"round {newest.round_seq}, before it, by the container runtime, which asks the agent" in said
+
+
 def test_who_read_no_cgroup_calls_none_gone() -> None:
     last = TOLD.rounds[-1]
     seen = msgspec.structs.replace(last.snapshot, cgroups={})
