@@ -195,8 +195,8 @@ async def _run(options: Options, file: Mapping[str, Any], config: Config, pods: 
         try:
             await _until_told(loop, options)
         finally:
-            runtime.end(files, originals)
-            left = put_back(originals, files, node_knobs, loop.latest, journals[0]) if act is Act.ON else 0
+            made = runtime.end(files, originals)
+            left = put_back(originals, files, node_knobs, loop.latest, journals[0], made) if act is Act.ON else 0
             _say_what_was_not_done(options.act, act, act_missing)
     return 1 if left else 0
 

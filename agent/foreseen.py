@@ -14,6 +14,7 @@ import msgspec
 from agent.config import Config
 from agent.policy import Remembered, Told, judge
 from agent.qrm.placing.state import CpuState
+from api.decisions import Decision
 from api.knobs import Knob
 from api.pods import Pod
 from api.samples import CgroupSample, Snapshot
@@ -38,8 +39,8 @@ class Basis(msgspec.Struct, frozen=True, kw_only=True):
 class Foreseen(NamedTuple):
     """What a round would make of it."""
 
-    values: Mapping[Knob, str]
-    """Of the cgroup that was asked about."""
+    decisions: Mapping[Knob, Decision]
+    """On the cgroup that was asked about."""
     cpus: CpuState
     """Who would have which CPUs."""
 
@@ -58,8 +59,7 @@ def foreseen(basis: Basis, coming: Sequence[Pod], cgroup: str) -> Foreseen:
     one_more = msgspec.structs.replace(snapshot, cgroups=groups, pods=listed)
     judged, after = judge(one_more, basis.config, basis.known, basis.now_ns, basis.told)
     decisions = judged.decisions(one_more, {**basis.knobs, **dict.fromkeys(fresh, there)})
-    values = {decision.knob: decision.value for decision in decisions if decision.cgroup == cgroup}
-    return Foreseen(values, after.cpus)
+    return Foreseen({decision.knob: decision for decision in decisions if decision.cgroup == cgroup}, after.cpus)
 
 
 def joined(listed: Pod | None, coming: Pod) -> Pod:

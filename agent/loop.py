@@ -155,8 +155,7 @@ class Loop:
         memory: MemoryAdvice | None = None
         node: NodeAdvice | None = None
         forecasts: tuple[Outlook, ...] = ()
-        outcomes: tuple[Outcome, ...] = ()
-        stage = "advisor"
+        stage, outcomes = "advisor", tuple[Outcome, ...]()
         try:
             inside = members(snapshot.cgroups, (container.cgroup for container in online_containers(snapshot)))
             self._online_ids = {path: [snapshot.cgroups[p].id for p in paths] for path, paths in inside.items()}
@@ -192,6 +191,7 @@ class Loop:
             node=node,
             forecasts=forecasts,
             shadow=shadow,
+            made=self._actuator.foretold.outcomes(),
             outcomes=outcomes,
             evictions=evictions,
             kills=kills,

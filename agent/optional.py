@@ -23,7 +23,7 @@ from agent.settings import built, load_document
 from agent.tending import Tending
 from api.checks import Check
 from api.configuration import Configuration
-from api.decisions import Act
+from api.decisions import Act, Outcome
 from api.ports import PodSource, Probe, Sink, Unavailable
 
 if TYPE_CHECKING:
@@ -163,7 +163,8 @@ class Nobody:
 
     def start(self, basis: Callable[[], Basis | None]) -> None: ...
 
-    def end(self, files: KnobFiles, originals: Originals | None) -> None: ...
+    def end(self, files: KnobFiles, originals: Originals | None) -> tuple[Outcome, ...]:  # noqa: ARG002 - as the other's
+        return ()
 
     def leave(self, files: KnobFiles) -> None: ...
 

@@ -19,9 +19,15 @@ log = logging.getLogger("dioptase")
 
 
 def put_back(
-    originals: Originals | None, files: KnobFiles, node_knobs: NodeKnobs | None, latest: Round | None, journal: Sink
+    originals: Originals | None,
+    files: KnobFiles,
+    node_knobs: NodeKnobs | None,
+    latest: Round | None,
+    journal: Sink,
+    made: tuple[Outcome, ...] = (),
 ) -> int:
-    """Restore everything; how many values could not be. Never raises: what is left, `dioptase reset` tries again."""
+    """Restore everything, what was `made` since the latest round too; how many values could not be. Never raises: what is left,
+    `dioptase reset` tries again."""
     if originals is None:
         return 0
     outcomes, left = originals.restore(files), 0
@@ -29,7 +35,7 @@ def put_back(
         more, left = _of_the_node(node_knobs)
         outcomes += more
     if latest is not None:
-        journal.publish(msgspec.structs.replace(latest, trigger="end", advice=None, outcomes=outcomes))
+        journal.publish(msgspec.structs.replace(latest, trigger="end", advice=None, made=made, outcomes=outcomes))
     done = sum(outcome.status in (Status.APPLIED, Status.UNCHANGED) for outcome in outcomes)
     log.info("%d changed values were put back", done)
     for outcome in outcomes:

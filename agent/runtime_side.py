@@ -19,7 +19,7 @@ from agent.qrm.knobs import KnobFiles
 from agent.qrm.originals import Originals
 from agent.sense.kubepods import KubePods
 from agent.sense.podspec import Door
-from api.decisions import Act
+from api.decisions import Act, Outcome
 from api.ports import Probe, Unavailable
 
 log = logging.getLogger("dioptase")
@@ -74,13 +74,13 @@ class RuntimeSide:
         if self._plugin is not None:
             self._plugin.start()
 
-    def end(self, files: KnobFiles, originals: Originals | None) -> None:
+    def end(self, files: KnobFiles, originals: Originals | None) -> tuple[Outcome, ...]:
         """Nobody is made with values of ours any more, and what was is known to the journal, those included that a runtime is
-        just making. Idempotent."""
+        just making; what came of those since the latest round. Idempotent."""
         if self._plugin is not None:
             self._plugin.silence()
         if originals is None:
-            return
+            return ()
         began = time.monotonic()
         try:
             self.foretold.adopt(files, originals)
@@ -89,6 +89,7 @@ class RuntimeSide:
                 self.foretold.adopt(files, originals)
         except Unavailable as error:
             log.error("%s: %s", error.reason, error.remedy)
+        return self.foretold.outcomes()
 
     def leave(self, files: KnobFiles) -> None:
         """The runtime believes of nobody that he has values of ours, and hears of us no more. Idempotent."""

@@ -131,6 +131,9 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     """What online work is foretold to use at the most, by resource; empty where nothing was judged."""
     shadow: Advice | None = None
     """What another policy would have advised; nothing is done about it."""
+    made: tuple[Outcome, ...] = ()
+    """What containers were made with, or changed to, before this round by the runtime that asked the agent (NRI): `before` is
+    what their owners asked for."""
     outcomes: tuple[Outcome, ...] = ()
     evictions: Evictions | None = None
     """Who has to leave, and why; None where no eviction plugin is configured."""
@@ -139,6 +142,11 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     duration_ns: int = 0
     banner: tuple[str, ...] = ()
     """What is missing on this node and how to get it, one sentence each."""
+
+    @property
+    def done(self) -> tuple[Outcome, ...]:
+        """All outcomes, in the order in which they came about."""
+        return (*self.made, *self.outcomes)
 
 
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,5 +157,6 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     wall_time_ns: int
     round_seq: int
     trigger: str
+    """The round's; `nri` of what the container runtime did because the agent had said so when it asked."""
     policy: str
     outcome: Outcome

@@ -56,7 +56,9 @@ class PodStory(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
     """What its labels and annotations say that cannot be taken as said."""
     untouched: bool = False
-    """Whether no knob of it was ever decided on."""
+    """Whether the journal has no decision on a cgroup of it that is there."""
+    past: int | None = None
+    """The newest decision on a cgroup that is gone, of an earlier container of it or an earlier pod that had its name."""
 
     @property
     def troubled(self) -> bool:

@@ -27,6 +27,7 @@ LABEL = 11
 TRIGGERS = {
     "tick": "at its time",
     "wait": "between ticks, because online pods waited too long",
+    "nri": "before it, by the container runtime, which asks the agent whenever it makes or changes a container",
     "psi": "between ticks, because a pressure trigger fired",
 }
 STATUSES = {
@@ -42,10 +43,10 @@ STATUSES = {
 def knob_text(story: KnobStory, now: Now, now_ns: int) -> Iterator[tuple[str, str]]:
     """Label and text of each part; the first is the heading."""
     # An agent that does not act has put back whatever an earlier one wrote, without a word in the journal.
-    holds = now.act == Act.ON.value and story.later is None
+    holds = now.act == Act.ON.value and story.later is None and not story.gone
     verb = "is" if holds else f"was, at {words.clock(story.newest.wall_time_ns / 1e6)},"
     yield "", f"{story.knob} of {words.clean(story.pod or story.cgroup)} {verb} {_value(story.knob, story.value)}"
-    yield "cgroup", words.clean(story.cgroup)
+    yield "cgroup", words.clean(story.cgroup) + (", which is gone" if story.gone else "")
     yield from _entry_text("decided", story.newest, now_ns)
     if story.in_force is not None:
         yield from _entry_text("in force", story.in_force, now_ns)

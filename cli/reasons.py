@@ -38,6 +38,8 @@ class KnobStory(msgspec.Struct, frozen=True, kw_only=True):
     """Up to three before it, newest first."""
     later: JournalEntry | None = None
     """Where a decision was asked for by its number: the newest one on this knob, if that is another."""
+    gone: bool = False
+    """Whether that cgroup is not there any more: an earlier container's, or an earlier pod's that had the same name."""
 
 
 class EvictionStory(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +103,11 @@ def answer(
 
     Entries are oldest first. `now_ns` is CLOCK_REALTIME.
     """
-    knobs = tuple(story for story in stories(_until(target, entries)) if target is None or about(story, target))
+    known = stories(_until(target, entries), snapshot)
+    here = {pod.key for pod in snapshot.pods}
+    # Who asks about a pod that is here means this one: what was decided of another that had its name is told by itself.
+    past = [story for story in known if story.gone and story.pod in here and target and _is_pod(story.pod, target)]
+    knobs = tuple(story for story in known if (target is None or about(story, target)) and story not in past)
     if _event(target) is not None:
         knobs = tuple(msgspec.structs.replace(story, later=_later(story, entries)) for story in knobs)
     wanted = troubled(view, snapshot)
@@ -113,16 +119,23 @@ def answer(
         action=view.action, rule=view.rule, text=view.reason, threshold=view.threshold, shadow=view.shadow,
         answers=view.answers, forecasts=view.forecasts, sources=snapshot.sources, readings=readings(snapshot),
     )  # fmt: skip
+    touched = {story.pod for story in knobs if not story.gone}
     thresholds = view.evictions.thresholds if view.evictions is not None else ()
     return Answer(
         now=now,
         knobs=knobs,
-        pods=pods(wanted, {story.pod for story in knobs}, view, snapshot),
+        pods=tuple(_with_past(each, past) for each in pods(wanted, touched, view, snapshot)),
         pools=pools(target, view),
         memory=memory(target, view),
         evictions=_evictions(target, view, evicted),
         thresholds=tuple(t for t in thresholds if target == t.plugin or (target is None and t.met != "not-met")),
     )
+
+
+def _with_past(pod: PodStory, past: Sequence[KnobStory]) -> PodStory:
+    """With the newest decision of those on cgroups of its name that are gone."""
+    newest = max((story.newest.seq for story in past if story.pod == pod.pod), default=None)
+    return msgspec.structs.replace(pod, past=newest)
 
 
 def _evictions(target: str | None, view: View, evicted: Sequence[EvictionEntry]) -> tuple[EvictionStory, ...]:
@@ -160,12 +173,25 @@ def _key(entry: JournalEntry) -> tuple[str, str, str]:
     return (decision.pod, decision.cgroup, decision.knob.value)
 
 
-def stories(entries: Sequence[JournalEntry]) -> list[KnobStory]:
-    """One story per knob and cgroup, in order of pod and knob."""
+def stories(entries: Sequence[JournalEntry], snapshot: Snapshot | None = None) -> list[KnobStory]:
+    """One story per knob and cgroup, in order of pod and knob; of cgroups that the snapshot does not have any more, as such."""
     by_knob: dict[tuple[str, str, str], list[JournalEntry]] = {}
     for entry in entries:
         by_knob.setdefault(_key(entry), []).append(entry)
-    return [_story(key, by_knob[key]) for key in sorted(by_knob)]
+    found = [_story(key, by_knob[key]) for key in sorted(by_knob)]
+    if snapshot is None:
+        return found
+    return [msgspec.structs.replace(story, gone=_is_gone(story.newest, snapshot)) for story in found]
+
+
+def _is_gone(entry: JournalEntry, snapshot: Snapshot) -> bool:
+    """Whether the cgroup of that entry was there once and is not now, or another one took its path."""
+    decision = entry.outcome.decision
+    # The node's knobs have no cgroup, and who read none knows of none.
+    if not decision.cgroup_id or not snapshot.cgroups or entry.wall_time_ns > snapshot.wall_time_ns:
+        return False
+    there = snapshot.cgroups.get(decision.cgroup)
+    return there is None or there.id != decision.cgroup_id
 
 
 def _story(key: tuple[str, str, str], entries: Sequence[JournalEntry]) -> KnobStory:

@@ -21,10 +21,13 @@ def pod_text(story: PodStory) -> Parts:
     """How one pod stands beside what was decided of it."""
     name = words.clean(story.pod)
     if story.untouched:
-        yield "", f"No knob of {name} was decided on: its cgroup is as its owner made it"
+        yield "", f"No change of a knob of {name} is in the journal"
     else:
         yield "", f"Pod {name} as it stands"
     yield "level", story.qos
+    if story.past is not None:
+        before = "there are decisions on an earlier pod or container of this name, whose cgroup is gone"
+        yield "before", f"{before}; the newest is #{story.past} (explain '#{story.past}')"
     for problem in story.problems:
         yield "problem", words.clean(problem)
     if story.rejected is not None:

@@ -98,7 +98,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
         snapshot = finished.snapshot
         exemplar = Exemplar(exemplar_labels(snapshot, traced=known.traced), 1, snapshot.wall_time_ns)
         decisions, repairs = dict(self.decisions), dict(self.repairs)
-        for outcome in finished.outcomes:
+        for outcome in finished.done:
             decision = outcome.decision
             _count(decisions, (decision.knob.value, decision.verdict.rule, outcome.status.value), exemplar)
             if outcome.repaired:

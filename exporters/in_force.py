@@ -18,7 +18,7 @@ def with_limits_in_force(finished: Round) -> Snapshot:
     """The round's snapshot, with every limit that its outcomes have read back."""
     snapshot = finished.snapshot
     changed: dict[str, Limits] = {}
-    for outcome in finished.outcomes:
+    for outcome in finished.done:
         path, sample = outcome.decision.cgroup, snapshot.cgroups.get(outcome.decision.cgroup)
         if sample is None or outcome.status not in _TRUE or outcome.after is None:
             continue

@@ -111,8 +111,8 @@ class Sender:
         began = finished.snapshot.wall_time_ns
         ended = began + finished.duration_ns
         taken = tuple(steps(finished))
-        changed_first = sorted(finished.outcomes, key=lambda outcome: outcome.status is OutcomeStatus.UNCHANGED)
-        failed = [outcome.error for outcome in finished.outcomes if outcome.status in FAILURES]
+        changed_first = sorted(finished.done, key=lambda outcome: outcome.status is OutcomeStatus.UNCHANGED)
+        failed = [outcome.error for outcome in finished.done if outcome.status in FAILURES]
         return ReadableSpan(
             name="round",
             context=SpanContext(trace_id, span_id, False, TraceFlags(TraceFlags.SAMPLED)),  # noqa: FBT003
@@ -183,7 +183,7 @@ def _about(finished: Round) -> dict[str, Value | None]:
         "dioptase.seq": finished.snapshot.seq,
         "dioptase.trigger": finished.trigger,
         "dioptase.act": finished.act.value,
-        "dioptase.outcomes": len(finished.outcomes),
+        "dioptase.outcomes": len(finished.done),
         "dioptase.banner": list(finished.banner),
     }
     if advice is None:

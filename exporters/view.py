@@ -182,7 +182,7 @@ def build(finished: Round) -> View:
         containers=containers,
         others=_others(snapshot, previous, change, reclaims, ours) if previous and change else (),
         other_cgroups=sum(path not in ours for path in snapshot.cgroups),
-        changes=tuple(change_view(o) for o in finished.outcomes if o.status is not Status.UNCHANGED),
+        changes=tuple(change_view(o) for o in finished.done if o.status is not Status.UNCHANGED),
         evictions=eviction_view(finished),
         sources=snapshot.sources,
         banner=finished.banner,

@@ -18,6 +18,7 @@ from agent.nri.resources import asked_for, bounded, owners, set_in
 from agent.qrm.foretold import Foretold
 from agent.qrm.placing.state import Allocation
 from agent.sense.podspec import Door
+from api.decisions import Decision, Outcome, Status
 from api.knobs import Knob
 from api.pods import Pod
 
@@ -49,6 +50,8 @@ class Found(NamedTuple):
     owners: dict[Knob, str]
     places: Mapping[str, Allocation]
     """CPUs of the pod's containers, by name, as they are to stay."""
+    outcomes: Mapping[Knob, Outcome]
+    """What will have come of each value once the container is there, and why it has it."""
 
 
 class Answers:
@@ -137,9 +140,25 @@ class Answers:
         cgroup = cgroup_of(request.container)
         pod = pod_of(request, cgroup, self._around.listed, self._around.door)
         known = msgspec.structs.replace(basis.known, cpus=self._around.foretold.promised.kept(basis.known.cpus))
-        wanted, cpus = foreseen(msgspec.structs.replace(basis, known=known), [*coming, pod], cgroup)
+        decisions, cpus = foreseen(msgspec.structs.replace(basis, known=known), [*coming, pod], cgroup)
+        wanted = {knob: decision.value for knob, decision in decisions.items()}
         bounds = around(cgroup, self._around.hierarchy)
         asked = asked_for(resources, bounds)
         values = bounded(wanted, asked, resources, bounds)
         values = {knob: value for knob, value in values.items() if knob in knobs}
-        return Found(pod, cgroup, values, owners(values, asked, resources), cpus.pod(pod.uid))
+        outcomes = {knob: _outcome(knob, value, asked[knob], decisions) for knob, value in values.items()}
+        return Found(pod, cgroup, values, owners(values, asked, resources), cpus.pod(pod.uid), outcomes)
+
+
+def _outcome(knob: Knob, given: str, asked: str, decisions: Mapping[Knob, Decision]) -> Outcome:
+    """From what the owner asked for to what the container is given, because of what was decided."""
+    # The least weight stands in for cpu.idle, whatever weight was decided beside it.
+    idle = knob is Knob.WEIGHT and Knob.IDLE in decisions and decisions[Knob.IDLE].value == "1"
+    why = decisions[Knob.IDLE if idle else knob]
+    return Outcome(
+        decision=msgspec.structs.replace(why, knob=knob, value=given),
+        status=Status.APPLIED,
+        before=asked,
+        after=given,
+        clamped_from=None if idle or why.value == given else why.value,
+    )

@@ -210,7 +210,7 @@ class Plugin:
                 response.adjust.linux.resources.CopyFrom(resources_of(found.values))
                 note = {knob: (asked, found.values[knob]) for knob, asked in found.owners.items()}
                 response.adjust.annotations[AS_ASKED] = self._notes.write(request.container.id, note)
-                self._around.foretold.tell(found.cgroup, found.owners, time.monotonic())
+                self._around.foretold.tell(found.cgroup, found.owners, time.monotonic(), done=found.outcomes)
         return response
 
     async def _updated(self, request: Any) -> wire.UpdateContainerResponse:
@@ -222,7 +222,7 @@ class Plugin:
             self._made[found.cgroup] = before._replace(knobs=before.knobs | found.values.keys())
             update = response.update.add(container_id=request.container.id, ignore_failure=True)
             update.linux.resources.CopyFrom(resources_of(found.values))
-            self._around.foretold.tell(found.cgroup, found.owners, time.monotonic(), anew=True)
+            self._around.foretold.tell(found.cgroup, found.owners, time.monotonic(), anew=True, done=found.outcomes)
         return response
 
     def _stopped(self, request: Any) -> wire.StopContainerResponse:

@@ -11,12 +11,16 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from agent.qrm.knobs import KnobFiles, Original, RawValue
+import msgspec
+
+from agent.qrm.knobs import KnobFiles, Original, RawValue, canonical
 from agent.qrm.originals import Originals
 from agent.qrm.paths import below
 from agent.qrm.places import MIGRATE
+from agent.qrm.plans import failed
 from agent.qrm.promised import Promised
 from agent.qrm.restore import key_of
+from api.decisions import Outcome, Status
 from api.knobs import Knob
 from api.ports import Unavailable, Vanished
 
@@ -26,6 +30,7 @@ LONGEST_S = 120.0
 LISTED_S = 20.0
 """So long after it was told a cgroup may be missing in the list of pods: what is slow is the start of the container."""
 MOST = 4096
+OTHERWISE = "the kernel shows another value than the one that the runtime was told: look for another plugin of it"
 
 
 class _Told(NamedTuple):
@@ -33,6 +38,7 @@ class _Told(NamedTuple):
     values: Mapping[Knob, str]
     anew: bool
     given: Mapping[Knob, str]
+    done: Mapping[Knob, Outcome]
 
 
 class Foretold:
@@ -42,6 +48,7 @@ class Foretold:
         self._lock = threading.Lock()
         self._told: dict[str, _Told] = {}
         self._coming: dict[str, float] = {}
+        self._outcomes: list[Outcome] = []
         self.promised = Promised()
         """CPUs that they were made with."""
 
@@ -53,14 +60,16 @@ class Foretold:
         *,
         anew: bool = False,
         given: Mapping[Knob, str] | None = None,
+        done: Mapping[Knob, Outcome] | None = None,
     ) -> None:
         """What the owner of this cgroup wanted of each knob that is made with another value: in version 2's notation, but of
         the weight the very shares, of which several are one weight. `anew` if he wants it only now, and the cgroup is there.
-        Where it was told long ago, what it was made with is `given`: a knob that holds something else is its owner's again."""
+        Where it was told long ago, what it was made with is `given`: a knob that holds something else is its owner's again.
+        What will have been `done` once the cgroup is there is told as an outcome then."""
         with self._lock:
             self._told = {path: told for path, told in self._told.items() if now_s - told.at_s < LONGEST_S}
             if values and len(self._told) < MOST:
-                self._told[cgroup] = _Told(now_s, values, anew, given or {})
+                self._told[cgroup] = _Told(now_s, values, anew, given or {}, done or {})
                 if not anew:
                     self._coming[cgroup] = now_s
 
@@ -96,22 +105,42 @@ class Foretold:
                 continue
             except Unavailable:
                 found = []  # made otherwise than anybody could know: nothing of it was ours
-            _journal([entry for entry in found if entry is not None], files, originals, anew=one.anew)
+            new = _journal([entry for entry in found if entry is not None], files, originals, anew=one.anew)
+            self._outcomes += [_come(one.done[entry.knob], entry, files) for entry in new if entry.knob in one.done]
             done += 1
             with self._lock:
                 if self._told.get(cgroup) is one:
                     del self._told[cgroup]
         return done
 
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """What came of those that were adopted since this was last asked; by the thread that adopts."""
+        come, self._outcomes = tuple(self._outcomes), []
+        return come
 
-def _journal(found: list[Original], files: KnobFiles, originals: Originals, *, anew: bool) -> None:
+
+def _journal(found: list[Original], files: KnobFiles, originals: Originals, *, anew: bool) -> list[Original]:
+    """Those that were not known."""
     new = [entry for entry in found if anew or originals.find(entry.cgroup, entry.cgroup_id, entry.knob) is None]
     if not new:
-        return
+        return []
     originals.record(*new, replace={key_of(entry) for entry in new} if anew else ())
     for entry in new:
         with suppress(Unavailable, Vanished):
             originals.hands.note(entry, files.read_raw(entry.cgroup, entry.cgroup_id, entry.knob).texts)
+    return new
+
+
+def _come(told: Outcome, entry: Original, files: KnobFiles) -> Outcome:
+    """What was told, with the cgroup that it came to be of and what the kernel shows there."""
+    decision = msgspec.structs.replace(told.decision, cgroup_id=entry.cgroup_id)
+    try:
+        after = files.read(entry.cgroup, entry.cgroup_id, entry.knob)
+    except (Unavailable, Vanished) as error:
+        return failed(decision, error, before=told.before, clamped_from=told.clamped_from)
+    if after == canonical(entry.knob, decision.value):
+        return msgspec.structs.replace(told, decision=decision, after=after)
+    return msgspec.structs.replace(told, decision=decision, status=Status.MISMATCH, after=after, error=OTHERWISE)
 
 
 def _original(files: KnobFiles, cgroup: str, cgroup_id: int, knob: Knob, one: _Told) -> Original | None:

@@ -17,6 +17,8 @@ from api.decisions import JournalEntry, Outcome, Round, Status
 
 ONCE = frozenset({Status.DRY_RUN, Status.REFUSED, Status.VANISHED, Status.MISMATCH})
 """Outcomes that come again every round for as long as their cause lasts."""
+BY_RUNTIME = "nri"
+"""Trigger of what the runtime did between rounds."""
 Seen = tuple[int, Status, str]
 
 
@@ -32,9 +34,10 @@ class DecisionJournal:
 
     def publish(self, finished: Round) -> None:
         """Record what is new in this round. Never raises: a disk's refusal is logged once and shown in `problem`."""
-        for outcome in finished.outcomes:
-            if self._is_news(outcome):
-                self._record(finished, outcome)
+        for trigger, outcomes in ((BY_RUNTIME, finished.made), (finished.trigger, finished.outcomes)):
+            for outcome in outcomes:
+                if self._is_news(outcome):
+                    self._record(finished, trigger, outcome)
         self._ledger.flush()
 
     def entries(
@@ -67,14 +70,14 @@ class DecisionJournal:
             self._last.popitem(last=False)
         return outcome.status is not Status.UNCHANGED and (outcome.status not in ONCE or before != now)
 
-    def _record(self, finished: Round, outcome: Outcome) -> None:
+    def _record(self, finished: Round, trigger: str, outcome: Outcome) -> None:
         outcome = self._with_pod(outcome)
         self._ledger.add(
             JournalEntry(
                 seq=self._ledger.next,
                 wall_time_ns=finished.snapshot.wall_time_ns,
                 round_seq=finished.snapshot.seq,
-                trigger=finished.trigger,
+                trigger=trigger,
                 policy=finished.advice.policy if finished.advice else "",
                 outcome=outcome,
             )

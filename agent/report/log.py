@@ -37,7 +37,7 @@ class RoundLog:
         self._tell_pods(finished)
         self._tell_sources(finished.snapshot.sources)
         self._tell_rejected({} if finished.advice is None else finished.advice.rejected)
-        for outcome in finished.outcomes:
+        for outcome in finished.done:
             self._tell(outcome)
         self._evictions.publish(finished)
 

@@ -17,6 +17,8 @@ from agent.loop import Loop
 from agent.policy import judge
 from agent.qrm.checkpoint import Checkpoint
 from agent.qrm.foretold import Foretold
+from agent.qrm.knobs import KnobFiles
+from agent.qrm.originals import Originals
 from agent.qrm.placing.state import Allocation
 from api.decisions import Act, Decision, Outcome, Round, Status
 from api.facts import Limits, Wait
@@ -25,6 +27,7 @@ from api.pods import Pod
 from api.qos import QoSLevel
 from api.samples import Snapshot, SourceStatus
 from tests.agent.advisor.builders import S, pod, snapshot, waits
+from tests.agent.qrm.trees import Tree
 
 WEB, BATCH = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
 
@@ -99,6 +102,21 @@ async def test_a_round_publishes_what_it_judged_and_did() -> None:
     assert finished.advice is not None
     assert [outcome.decision.knob for outcome in finished.outcomes] == [Knob.IDLE, Knob.QUOTA]
     assert finished.previous is None
+
+
+async def test_what_the_runtime_made_before_a_round_is_told_with_it(tmp_path: Path) -> None:
+    script, tree = Scripted(seen), Tree(tmp_path / "cgroup", "v1")
+    tree.make("/batch")
+    tree.file("/batch", "cpuset.cpus").write_text("1\n")
+    decision = tree.decision("/batch", Knob.CPUSET, "1")
+    told = Outcome(decision=decision, status=Status.APPLIED, before="0-3", after="1")
+    script.foretold.tell("/batch", {Knob.CPUSET: "0-3"}, 1.0, done={Knob.CPUSET: told})
+    files, originals = KnobFiles(tree.hierarchy), Originals(tmp_path / "originals.json", "boot")
+    assert script.foretold.adopt(files, originals) == 1
+    loop = loop_over(script)
+    script.failure = RuntimeError("boom")
+    assert loop.turn("tick").made == (told,), "whatever becomes of the round"
+    assert loop.turn("tick").made == ()
 
 
 async def test_what_an_agent_left_reclaimed_pods_is_lent_on_and_no_online_pod_s_quota_counts() -> None:

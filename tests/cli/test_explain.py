@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from api.decisions import Status
 from api.knobs import Knob, Verdict
+from api.pods import Container
 from api.samples import SourceStatus
 from cli import words
 from cli.explain import explain, text
@@ -145,7 +146,61 @@ def test_a_pod_that_was_never_touched_is_known() -> None:
     found = asked("default/web")
     assert found.found
     assert [(pod.pod, pod.untouched) for pod in found.pods] == [("default/web", True)]
-    assert "No knob of default/web was decided on" in "\n".join(text(found, LATER_NS, 80))
+    assert "No change of a knob of default/web is in the journal" in "\n".join(text(found, LATER_NS, 80))
+
+
+def test_a_pod_is_not_answered_for_by_one_that_had_its_name_before() -> None:
+    """As of a StatefulSet: the cgroup of the pod that was decided on is gone, and another pod of that name is here."""
+    last = TOLD.rounds[-1]
+    sample = last.snapshot.cgroups["/dioptase-demo-batch"]
+    new = msgspec.structs.replace(sample, path="/new-batch", id=999)
+    others = {path: one for path, one in last.snapshot.cgroups.items() if one is not sample}
+    batch = msgspec.structs.replace(story.BATCH, uid="2", containers=(Container(name="batch", cgroup=new.path),))
+    seen = msgspec.structs.replace(
+        last.snapshot,
+        cgroups={**others, new.path: new},
+        pods=(batch, *(pod for pod in last.snapshot.pods if pod.key != batch.key)),
+    )
+    told = msgspec.structs.replace(TOLD, rounds=[msgspec.structs.replace(last, snapshot=seen)])
+    newest = max(e.seq for e in TOLD.entries if e.outcome.decision.pod == "default/batch")
+
+    found = asked("default/batch", told)
+    assert found.knobs == ()
+    assert [(pod.untouched, pod.past) for pod in found.pods] == [(True, newest)]
+    said = " ".join("\n".join(text(found, LATER_NS, 200)).split())
+    assert "No change of a knob of default/batch is in the journal" in said
+    assert f"an earlier pod or container of this name, whose cgroup is gone; the newest is #{newest} (" in said
+
+    # One decision, and that cgroup, can still be asked about, and are said to be past.
+    for target in (f"#{newest}", "/dioptase-demo-batch", "cpu.max", None):
+        quota = next(one for one in asked(target, told).knobs if one.knob in ("cpu.max", "cpu.idle"))
+        assert quota.gone
+        said = "\n".join(text(asked(target, told), LATER_NS, 200))
+        assert "of default/batch is " not in said
+        assert "/dioptase-demo-batch, which is gone" in said
+
+    # The same path made anew is another cgroup; and so is a pod that has only its past.
+    again = msgspec.structs.replace(sample, id=999)
+    seen = msgspec.structs.replace(last.snapshot, cgroups={**others, again.path: again})
+    told = msgspec.structs.replace(TOLD, rounds=[msgspec.structs.replace(last, snapshot=seen)])
+    assert asked("default/batch", told).knobs == ()
+    gone = msgspec.structs.replace(seen, pods=(), cgroups=others)
+    told = msgspec.structs.replace(TOLD, rounds=[msgspec.structs.replace(last, snapshot=gone)])
+    assert [one.gone for one in asked("default/batch", told).knobs] == [True, True]
+
+
+def test_what_a_container_was_made_with_is_told_as_the_runtimes_doing() -> None:
+    newest = TOLD.entries[-1]
+    told = msgspec.structs.replace(TOLD, entries=[msgspec.structs.replace(newest, trigger="nri")])
+    said = " ".join("\n".join(text(asked("default/batch", told), LATER_NS, 300)).split())
+    assert f"round {newest.round_seq}, before it, by the container runtime, which asks the agent" in said
+
+
+def test_who_read_no_cgroup_calls_none_gone() -> None:
+    last = TOLD.rounds[-1]
+    seen = msgspec.structs.replace(last.snapshot, cgroups={})
+    told = msgspec.structs.replace(TOLD, rounds=[msgspec.structs.replace(last, snapshot=seen)])
+    assert [one.gone for one in asked("default/batch", told).knobs] == [False, False]
 
 
 def test_a_pool_is_its_cpus_and_what_is_lent(agent: Agent) -> None:

@@ -23,6 +23,7 @@ from agent.qrm.originals import Originals
 from agent.sense.podlist import KubePod
 from agent.sense.podspec import Door
 from agent.settings import parse
+from api.decisions import Status
 from api.knobs import Knob
 from api.proto import nri_pb2 as wire
 from api.proto import ttrpc_pb2 as rpc
@@ -119,6 +120,14 @@ async def test_a_container_is_made_with_what_the_next_round_would_give_it(tmp_pa
         assert json.loads(made.adjust.annotations[AS_ASKED])["knobs"] == {"cpuset.cpus": ["0-3", cpus]}
         assert NOTES.read("id-batch", made.adjust.annotations[AS_ASKED]) == {Knob.CPUSET: ("0-3", cpus)}
         assert plugin.counts == {"adjusted": 1, "unchanged": 0, "unknown": 0, "late": 0, "refused": 0}
+    agent.tree.make(BATCH)
+    agent.tree.file(BATCH, "cpuset.cpus").write_text(f"{cpus}\n")
+    originals = Originals(tmp_path / "originals.json", "boot")
+    agent.foretold.adopt(KnobFiles(agent.tree.hierarchy), originals)
+    (outcome,) = agent.foretold.outcomes()
+    decision = outcome.decision
+    assert (outcome.before, decision.value, outcome.after, outcome.clamped_from) == ("0-3", cpus, cpus, None)
+    assert cpus in decision.verdict.text
 
 
 async def test_what_was_given_is_put_back_to_what_the_owner_asked_for(tmp_path: Path, runtime: Runtime) -> None:
@@ -129,9 +138,17 @@ async def test_what_was_given_is_put_back_to_what_the_owner_asked_for(tmp_path: 
         assert made.adjust.linux.resources.cpu.shares.value == 10, "the least weight, until cpu.idle can be set"
     files, originals = KnobFiles(agent.tree.hierarchy), Originals(tmp_path / "originals.json", "boot")
     assert agent.foretold.adopt(files, originals) == 0, "the runtime has not made the cgroup yet"
+    assert agent.foretold.outcomes() == ()
     agent.tree.make(BATCH)
     agent.tree.file(BATCH, "cpu.shares").write_text("10\n")
     assert agent.foretold.adopt(files, originals) == 1
+    (outcome,) = agent.foretold.outcomes()
+    decision = outcome.decision
+    assert (decision.pod, decision.cgroup, decision.knob) == ("shop/batch", BATCH, Knob.WEIGHT)
+    assert decision.cgroup_id == originals.entries()[0].cgroup_id > 0
+    assert (outcome.status, outcome.before, outcome.after) == (Status.APPLIED, "20", "1")
+    assert decision.verdict.rule == "yield_to_online", "the least weight stands in for cpu.idle"
+    assert agent.foretold.outcomes() == (), "once"
     assert [(entry.cgroup, entry.knob, dict(entry.raw.texts)) for entry in originals.entries()] == [
         (BATCH, Knob.WEIGHT, {"cpu.shares": "205\n"})
     ]

@@ -10,7 +10,7 @@ from agent.qrm.actuator import Actuator
 from agent.qrm.foretold import LISTED_S, LONGEST_S, Foretold
 from agent.qrm.knobs import KnobFiles
 from agent.qrm.originals import Originals
-from api.decisions import Act, Status
+from api.decisions import Act, Outcome, Status
 from api.knobs import Knob
 from tests.agent.qrm.trees import Tree
 
@@ -93,6 +93,22 @@ def test_an_original_that_is_known_stays_unless_it_is_told_anew(stage: Stage) ->
     stage.foretold.tell(BATCH, {Knob.WEIGHT: "205"}, 2.0, anew=True)
     stage.foretold.adopt(stage.files, stage.originals)
     assert [dict(entry.raw.texts) for entry in stage.originals.entries()] == [{"cpu.shares": "205\n"}]
+
+
+@pytest.mark.parametrize(("held", "status"), [("3", Status.APPLIED), ("2", Status.MISMATCH)])
+def test_what_came_of_it_is_told_once_and_with_what_the_kernel_shows(stage: Stage, held: str, status: Status) -> None:
+    decision = stage.tree.decision(BATCH, Knob.CPUSET, "3", cgroup_id=0)
+    told = Outcome(decision=decision, status=Status.APPLIED, before="0-3", after="3", clamped_from="3-4")
+    stage.foretold.tell(BATCH, {Knob.CPUSET: "0-3"}, 1.0, done={Knob.CPUSET: told})
+    stage.made(cpuset_cpus=held)
+    again = stage.actuator.apply([stage.tree.decision(BATCH, Knob.CPUSET, held)])
+    assert [one.status for one in again] == [Status.UNCHANGED]
+    (outcome,) = stage.foretold.outcomes()
+    assert (outcome.status, outcome.before, outcome.after, outcome.clamped_from) == (status, "0-3", held, "3-4")
+    assert outcome.decision.cgroup_id == again[0].decision.cgroup_id
+    stage.foretold.tell(BATCH, {Knob.CPUSET: "0-3"}, 2.0, done={Knob.CPUSET: told})
+    stage.actuator.apply([])
+    assert stage.foretold.outcomes() == (), "that is known already"
 
 
 def test_a_journal_that_cannot_be_written_is_tried_again(stage: Stage, tmp_path: Path) -> None:

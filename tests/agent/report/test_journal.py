@@ -58,6 +58,15 @@ def test_an_entry_knows_its_round() -> None:
     ]
 
 
+def test_what_the_runtime_did_before_the_round_is_an_entry_too() -> None:
+    """The round finds it as it is to be, of which there is nothing to say."""
+    journal, made = DecisionJournal(None), outcome(before="0-3", value="1", after="1")
+    same = msgspec.structs.replace(made, status=Status.UNCHANGED, before="1")
+    journal.publish(msgspec.structs.replace(turn(7, same), made=(made,)))
+    journal.publish(turn(8, same))
+    assert [(entry.trigger, entry.round_seq, entry.outcome) for entry in journal.entries()] == [("nri", 7, made)]
+
+
 def test_the_newest_entries_after_one_are_told_oldest_first() -> None:
     journal = DecisionJournal(None)
     numbered(journal, 10)
