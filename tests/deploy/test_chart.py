@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,23 @@ def test_the_chart_is_of_the_version_that_it_installs() -> None:
     said = msgspec.yaml.decode((chart.CHART / "Chart.yaml").read_bytes())
     assert said["appVersion"] == VERSION
     assert f"newTag: {VERSION}" in (chart.BASE.parent / "kustomization.yaml").read_text()
+
+
+def test_the_image_is_built_under_the_name_that_the_base_asks_for(tmp_path: Path) -> None:
+    """By the script itself; what it calls for the long work only makes the files that were asked for."""
+    script = (
+        '#!/bin/sh\nfor last; do :; done\nlast=${last#docker-archive:}\ncase $last in *.tar*) : >"${last%%:*}";; esac\n'
+    )
+    for name in ("buildah", "mmdebstrap"):
+        program = tmp_path / name
+        program.write_text(script)
+        program.chmod(0o755)
+    settings = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "XDG_CACHE_HOME": str(tmp_path)}
+    command = [ROOT / "deploy/image", tmp_path / "made.tar"]
+    said = subprocess.run(command, cwd=tmp_path, env=settings, check=True, capture_output=True, text=True).stdout
+    assert said.splitlines()[-1] == f"localhost/dioptase:{VERSION} in {tmp_path}/made.tar"
+    asked = re.findall(r"image: (\S+)", chart.BASE.read_text())
+    assert asked == [f"localhost/dioptase:{VERSION}"] * 2
 
 
 def test_the_settings_that_the_chart_makes_are_settings() -> None:
