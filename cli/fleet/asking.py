@@ -126,7 +126,7 @@ class Asker:
     async def one(self, member: Member, path: str, kind: type[T], most: int = LARGEST_BYTES) -> Told[T]:
         """What one agent says."""
         if member.problem:
-            return Told(member, None, member.problem)
+            return Told(member, None, member.problem, member.remedy)
         try:
             async with self._turns:
                 raw = await self._get(member, path, most)

@@ -99,6 +99,18 @@ def test_the_settings_that_the_chart_makes_are_settings() -> None:
     assert controller.health.node_selector == "kubernetes.io/os=linux", "the nodes that have an agent"
 
 
+def test_whoever_ends_by_an_error_leaves_its_words_in_the_pods_status() -> None:
+    made = [msgspec.yaml.decode(one) for one in chart.BASE.read_text().split("\n---\n")]
+    kept = {
+        one["kind"]: [
+            container["terminationMessagePolicy"] for container in one["spec"]["template"]["spec"]["containers"]
+        ]
+        for one in made
+        if one and one["kind"] in ("DaemonSet", "Deployment")
+    }
+    assert kept == {"DaemonSet": ["FallbackToLogsOnError"], "Deployment": ["FallbackToLogsOnError"]}
+
+
 def test_every_host_path_has_its_reason_and_nothing_is_privileged() -> None:
     assert "privileged: false" in DAEMONSET
     assert "hostIPC" not in DAEMONSET
