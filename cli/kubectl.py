@@ -135,10 +135,11 @@ def config(names: tuple[str, ...], door: Door, *, differing: bool) -> None:
     async def question(_client: Client, asker: Asker, members: list[Member]) -> list[Told[Configuration]]:
         return await asker.all(members, "/api/v1/config", Configuration)
 
-    fleet = settings.compare(door.ask("config", question), names, differing=differing)
-    if names and fleet.nodes and not fleet.settings and not differing:
+    told = door.ask("config", question)
+    fleet = settings.compare(told, names, differing=differing)
+    if names and fleet.nodes and not settings.compare(told, names).settings:
         raise click.UsageError(f"there is no setting {names[0]!r:.80}; without a name all are listed")
-    show([to_json(fleet).decode()] if door.as_json else list(settings.text(fleet, time.time_ns())))
+    show([to_json(fleet).decode()] if door.as_json else list(settings.text(fleet, time.time_ns(), differing=differing)))
     sys.exit(0 if fleet.nodes else 1)
 
 
