@@ -26,6 +26,7 @@ DEFAULT_URL = "http://127.0.0.1:9102"
 SPAN_MS = 300_000
 KEEP_ENTRIES = 200
 _MAX_BODY = 256 << 20
+KUBECTL = "an agent that the chart installed is asked from outside its pod, by kubectl dioptase"
 T = TypeVar("T")
 
 
@@ -96,17 +97,20 @@ def _silent(url: str, error: object) -> Unavailable:
     remedy = f"start it with dioptase agent or dioptase demo, or name another with --url ({DEFAULT_URL} is the default)"
     if isinstance(error, ssl.SSLCertVerificationError):
         remedy = (
-            "name the authority that signed its certificate: SSL_CERT_FILE=authority.crt, and the host as it is signed"
+            "name the authority that signed its certificate: SSL_CERT_FILE=authority.crt, and the host as it is signed; "
+            f"{KUBECTL}"
         )
     elif isinstance(error, ssl.SSLError):
         remedy = f"if it has no --web-config with a certificate, ask {url.replace('https:', 'http:', 1)}; "
         remedy += "if it wants a certificate of its clients, top and explain have none to show"
     elif isinstance(error, (ConnectionResetError, http.client.HTTPException)) and url.startswith("http:"):
-        remedy = f"if it has a --web-config with a certificate, ask {url.replace('http:', 'https:', 1)}"
+        remedy = f"if it has a --web-config with a certificate, ask {url.replace('http:', 'https:', 1)}; {KUBECTL}"
     return Unavailable(f"the agent at {url} does not answer: {_reason(error)}", remedy)
 
 
 def _refused(url: str, error: HTTPError) -> Unavailable:
+    if error.code == HTTPStatus.UNAUTHORIZED and error.headers.get("WWW-Authenticate", "").startswith("Bearer"):
+        return Unavailable(f"{url} asks for a token of an account of the cluster", KUBECTL)
     if error.code == HTTPStatus.UNAUTHORIZED:
         scheme, _, address = url.partition("://")
         return Unavailable(
@@ -135,6 +139,8 @@ class Watch:
         self.entries: list[JournalEntry] = []
         """Oldest first."""
         self.failure: Unavailable | None = None
+        self.failures = 0
+        """How many times in a row it was asked in vain."""
 
     def poll(self) -> list[JournalEntry]:
         """Ask for what is new; the new decisions, oldest first. Failures are kept in `failure`, not raised."""
@@ -142,8 +148,9 @@ class Watch:
             new = self._poll()
         except Unavailable as error:
             self.failure = error
+            self.failures += 1
             return []
-        self.failure = None
+        self.failure, self.failures = None, 0
         return new
 
     def _poll(self) -> list[JournalEntry]:

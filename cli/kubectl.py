@@ -1,4 +1,4 @@
-"""`kubectl dioptase`: top, explain, config and doctor for all nodes of a cluster, through its API server.
+"""`kubectl dioptase`: top, explain, config and doctor for all nodes of a cluster, and the page of one, through its API server.
 
 kubectl runs the program `kubectl-dioptase` that it finds on PATH; `dioptase kubectl` is the same. The agents are asked
 what `dioptase top` and its siblings ask of one, all at once; one that cannot be reached is a row with the reason.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from contextlib import suppress
 from typing import TypeVar
 
 import click
@@ -134,10 +135,11 @@ def config(names: tuple[str, ...], door: Door, *, differing: bool) -> None:
     async def question(_client: Client, asker: Asker, members: list[Member]) -> list[Told[Configuration]]:
         return await asker.all(members, "/api/v1/config", Configuration)
 
-    fleet = settings.compare(door.ask("config", question), names, differing=differing)
-    if names and fleet.nodes and not fleet.settings and not differing:
+    told = door.ask("config", question)
+    fleet = settings.compare(told, names, differing=differing)
+    if names and fleet.nodes and not settings.compare(told, names).settings:
         raise click.UsageError(f"there is no setting {names[0]!r:.80}; without a name all are listed")
-    show([to_json(fleet).decode()] if door.as_json else list(settings.text(fleet, time.time_ns())))
+    show([to_json(fleet).decode()] if door.as_json else list(settings.text(fleet, time.time_ns(), differing=differing)))
     sys.exit(0 if fleet.nodes else 1)
 
 
@@ -162,6 +164,22 @@ def doctor(door: Door) -> None:
         print_table(findings.text(found, nodes))
         show(["", findings.summary(found, nodes)])
     sys.exit(0 if all(one.ok for one in found) else 1)
+
+
+@kubectl.command()
+@click.argument("node")
+@options
+def page(node: str, door: Door) -> None:
+    """Serve the page of NODE's agent on this machine until Ctrl-C, to whoever is logged in here; prints where."""
+
+    async def question(_client: Client, asker: Asker, members: list[Member]) -> None:
+        # Nobody else needs an HTTP server.
+        from cli.fleet.page import Page, serve  # noqa: PLC0415
+
+        await serve(Page(asker, members[0]), lambda url: click.echo(f"{url} shows {words.clean(node)}; Ctrl-C ends it"))
+
+    with suppress(KeyboardInterrupt):
+        _only(door, (node,)).ask("page", question)
 
 
 async def _kinds(client: Client) -> str:

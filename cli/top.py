@@ -1,7 +1,8 @@
 """`dioptase top`: the live view of a running agent in the terminal, from the same numbers as its page.
 
 In a terminal it redraws every second until q, Ctrl-C or its duration ends it. Without one it prints a line a round and
-every decision on a line of its own; `--once` prints one frame and ends. An agent that is away is said to be, and asked again.
+every decision on a line of its own; `--once` prints one frame and ends. An agent that is away is said to be, and asked again;
+without a terminal, where nobody may be there to end it, not for ever.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from rich.live import Live
 
 from api.decisions import JournalEntry
 from api.forecasts import Resource
+from api.ports import Unavailable
 from cli import foretold, words
 from cli.client import Client, Watch, url_option
 from cli.frame import fit, lines, render, screen_lines
@@ -35,6 +37,8 @@ from exporters.view import View
 __all__ = ["decision_line", "render", "run_top", "top"]
 
 EVERY_S = 1.0
+TRIES, TRIES_MORE = 5, 120
+"""How often an agent is asked in vain without a terminal: one that never answered, and one that did and may be restarting."""
 STEP_S = 0.2
 """How often keys, `stop` and `each` are looked at between two frames."""
 QUIT = "q"
@@ -54,7 +58,8 @@ def run_top(
     """Show the agent at `url` until `stop` is set, the duration is over, `each` says so or q is pressed.
 
     `each` is called several times a second, between frames, and ends the view by returning true. KeyboardInterrupt passes
-    through, with the terminal as it was before.
+    through, with the terminal as it was before. Raises Unavailable without a terminal, once the agent was asked in vain for
+    so long that nothing is to be expected of it.
     """
     shown = console or Console(highlight=False)
     watch = Watch(Client(url))
@@ -68,7 +73,9 @@ def run_top(
         with _typed() as typed, Live(console=shown, screen=True, auto_refresh=False) as live:
             _interact(live, watch, typed, over, begin or Choice())
     else:
-        _loop(lambda: _print_round(shown, watch), over)
+        _loop(lambda: _print_round(shown, watch), lambda: _given_up(watch) or over())
+        if watch.failure is not None and _given_up(watch):
+            raise watch.failure
 
 
 def _loop(show: Callable[[], None], over: Callable[[], bool]) -> None:
@@ -114,6 +121,10 @@ def notice(watch: Watch) -> str:
     if watch.view is None:
         return f"{text}; asking again every second. {words.clean(watch.failure.remedy)}"
     return f"{text}; the numbers are of {words.clock(watch.view.wall_time_ms)}; asking again every second"
+
+
+def _given_up(watch: Watch) -> bool:
+    return watch.failures >= (TRIES if watch.view is None else TRIES_MORE)
 
 
 def _print_round(console: Console, watch: Watch) -> None:
@@ -191,7 +202,7 @@ def once(url: str, console: Console, choice: Choice) -> bool:
     watch = Watch(Client(url))
     new: list[JournalEntry] = watch.poll()
     if watch.failure is not None:
-        click.echo(f"dioptase top: {watch.failure.reason}\n  remedy: {watch.failure.remedy}", err=True)
+        _complain(watch.failure)
         return False
     assert watch.view is not None
     width, height = console.size
@@ -204,6 +215,10 @@ def once(url: str, console: Console, choice: Choice) -> bool:
     for line in made:
         console.print(fit(line, width))
     return True
+
+
+def _complain(failure: Unavailable) -> None:
+    click.echo(f"dioptase top: {failure.reason}\n  remedy: {failure.remedy}", err=True)
 
 
 VIEWS = {screen.short: screen.key for screen in SCREENS.values()} | {key: key for key in SCREENS}
@@ -220,7 +235,7 @@ def top(url: str, one_frame: bool, view: str) -> None:
     """Watch a running agent: lent and used CPU, waits, throttling, and each change of a cgroup with its reason.
 
     Keys switch between the overview, who waits on whom, memory, threads, and disk and network; ? lists them, q or Ctrl-C
-    ends it. Without a terminal: a line a round and a line a decision.
+    ends it. Without a terminal: a line a round and a line a decision; exit status 1 where no agent answers.
     """
     console = Console(highlight=False)
     begin = Choice(screen=VIEWS[view])
@@ -233,5 +248,8 @@ def top(url: str, one_frame: bool, view: str) -> None:
         signal.signal(signum, lambda _signum, _frame: stop.set())
     try:
         run_top(url, stop=stop, console=console, begin=begin)
+    except Unavailable as failure:
+        _complain(failure)
+        sys.exit(1)
     except (KeyboardInterrupt, BrokenPipeError):
         stop.set()

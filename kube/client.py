@@ -79,6 +79,7 @@ class Raw(msgspec.Struct, frozen=True):
 
     status: int
     body: bytes
+    content_type: str = ""
 
 
 class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
@@ -148,7 +149,7 @@ class Client:
                 self._count(request, str(answer.status))
         except NOT_THERE as failed:
             raise self._unreachable(request, failed) from failed
-        return Raw(answer.status, body)
+        return Raw(answer.status, body, answer.headers.get("Content-Type", ""))
 
     async def token(self, account: str, lasts_s: int) -> str:
         """A new token of a service account by its key; the API server gives none for less than ten minutes."""

@@ -106,7 +106,8 @@ class ExtendedResources:
             self._not_before_s = now_s + PACE.wait_s(self._failures, random.random())
             remedy = "it is tried again; the scheduler goes by what was written last"
             if isinstance(error, ApiError) and error.status == 403:
-                remedy = "give the agent's role patch of nodes/status, or set report.extendedResources: false"
+                remedy = "give the agent's role patch of nodes/status (the chart: --set agent.extendedResources=true), "
+                remedy += "or set report.extendedResources: false"
             self._trouble = Unavailable(f"what is lent cannot be written to Node {self._node}: {error}", remedy)
         else:
             self._failures, self._trouble = 0, None

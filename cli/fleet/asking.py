@@ -7,6 +7,7 @@ none on; an agent that wants some takes a token from a header of its own.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, Generic, TypeVar
@@ -114,8 +115,8 @@ class Asker:
     def __init__(self, client: Client, account: str) -> None:
         self._client, self._account = client, account
         self._turns = asyncio.Semaphore(AT_ONCE)
-        self._tokens: dict[str, asyncio.Task[str]] = {}
-        """By namespace."""
+        self._tokens: dict[str, tuple[float, asyncio.Task[str]]] = {}
+        """By namespace, and when each was asked for."""
         self._wanting: set[str] = set()
         """Pods that want one, by path."""
 
@@ -126,12 +127,11 @@ class Asker:
     async def one(self, member: Member, path: str, kind: type[T], most: int = LARGEST_BYTES) -> Told[T]:
         """What one agent says."""
         if member.problem:
-            return Told(member, None, member.problem)
+            return Told(member, None, member.problem, member.remedy)
         try:
-            async with self._turns:
-                raw = await self._get(member, path, most)
+            raw = await self.raw(member, path, most)
         except Unreachable as error:
-            return Told(member, None, *_unanswered(error))
+            return Told(member, None, *unanswered(error))
         except Unavailable as error:
             return Told(member, None, error.reason, error.remedy)
         if raw.status != HTTPStatus.OK:
@@ -141,13 +141,18 @@ class Asker:
         except (ValueError, RecursionError) as error:  # msgspec's own are ones
             return Told(member, None, f"what it answers is not what an agent of this version says: {error}", UPGRADE)
 
+    async def raw(self, member: Member, path: str, most: int = LARGEST_BYTES) -> Raw:
+        """What one agent answers, or the API server in its place. Raises Unreachable, and Unavailable without a token."""
+        async with self._turns:
+            return await self._get(member, path, most)
+
     async def _get(self, member: Member, path: str, most: int) -> Raw:
         """The agent's answer, asked again with a token where it wants one, and later where it asks for patience."""
         left = PATIENCE
         while True:
             headers = await self._headers(member)
             raw = await self._client.raw(member.path + path, "pods/proxy", headers, most)
-            if _said(raw.body).kind == "Status":
+            if from_api_server(raw):
                 return raw
             if raw.status == HTTPStatus.UNAUTHORIZED and not headers:
                 self._wanting.add(member.path)
@@ -160,9 +165,12 @@ class Asker:
     async def _headers(self, member: Member) -> dict[str, str]:
         if member.path not in self._wanting:
             return {}
-        if member.namespace not in self._tokens:
-            self._tokens[member.namespace] = asyncio.create_task(self._token(member.namespace))
-        return {BESIDE: f"Bearer {await self._tokens[member.namespace]}"}
+        now_s = time.monotonic()
+        made_s, token = self._tokens.get(member.namespace, (now_s - TOKEN_S, None))
+        if token is None or now_s - made_s > TOKEN_S / 2:
+            token = asyncio.create_task(self._token(member.namespace))
+            self._tokens[member.namespace] = now_s, token
+        return {BESIDE: f"Bearer {await token}"}
 
     async def _token(self, namespace: str) -> str:
         try:
@@ -174,7 +182,13 @@ class Asker:
             ) from error
 
 
-def _unanswered(error: Unreachable) -> tuple[str, str]:
+def from_api_server(raw: Raw) -> bool:
+    """Whether it is the API server that answers, and not the agent."""
+    return _said(raw.body).kind == "Status"
+
+
+def unanswered(error: Unreachable) -> tuple[str, str]:
+    """Why nothing came back, and what helps."""
     if isinstance(error.__cause__, TimeoutError):
         return (
             "no answer in time",

@@ -12,7 +12,7 @@ from api.checks import Findings
 from cli import words
 from cli.fleet.asking import Told
 from cli.fleet.lines import named
-from cli.fleet.members import Pod
+from cli.fleet.members import Pod, trouble
 from exporters.health import Health
 
 
@@ -38,6 +38,11 @@ def _controller(pods: Sequence[Pod]) -> Finding:
     ready = sum(pod.ready for pod in pods)
     said = f"{ready} of {len(pods)} ready" if pods else "none runs"
     remedy = "kubectl logs of a pod that is not ready says why" if pods else "without it no configuration is rolled out"
+    for pod in pods:
+        problem, look = trouble(pod)
+        if problem:
+            said, remedy = f"{said}; {pod.metadata.name}: {problem}", look
+            break
     return Finding(name="controller", ok=ready > 0, detail=said, remedy="" if ready and ready == len(pods) else remedy)
 
 

@@ -6,6 +6,7 @@ it came from is good enough.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -19,6 +20,8 @@ CONTROLLERS = f"{NAME}=dioptase,{COMPONENT}=controller"
 USUAL_PORT = 9102
 PORT_NAMES = ("https", "https-metrics", "http", "http-metrics", "metrics")
 HEALTH = ("/healthz", "/readyz")
+MOST_LINES, MOST_LETTERS = 3, 300
+"""Of what a program said before it ended."""
 
 
 class _Struct(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -68,6 +71,7 @@ class _ContainerStatus(_Struct, frozen=True, kw_only=True):
     ready: bool = False
     restart_count: int = 0
     state: _State = _State()
+    last_state: _State = _State()
 
 
 class _PodStatus(_Struct, frozen=True, kw_only=True):
@@ -118,7 +122,9 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     allocatable_cpu: str = ""
     """A quantity; empty where nobody listed the node."""
     problem: str = ""
-    """Why it cannot be asked at all."""
+    """Why it cannot be asked at all,"""
+    remedy: str = ""
+    """and what helps."""
 
     @property
     def path(self) -> str:
@@ -155,6 +161,7 @@ def _member(node: str, pod: Pod | None, cpu: str) -> Member:
     if pod is None:
         return Member(node=node, allocatable_cpu=cpu, problem="no agent runs here")
     scheme, port = address(pod)
+    problem, remedy = trouble(pod)
     return Member(
         node=node,
         namespace=pod.metadata.namespace,
@@ -164,7 +171,8 @@ def _member(node: str, pod: Pod | None, cpu: str) -> Member:
         image=pod.spec.containers[0].image if pod.spec.containers else "",
         restarts=sum(status.restart_count for status in pod.status.container_statuses),
         allocatable_cpu=cpu,
-        problem=_trouble(pod),
+        problem=f"its agent {pod.metadata.name} does not run: {problem}" if problem else "",
+        remedy=remedy,
     )
 
 
@@ -185,16 +193,38 @@ def address(pod: Pod) -> tuple[str, int]:
     return "http", USUAL_PORT
 
 
-def _trouble(pod: Pod) -> str:
-    """Why a pod cannot be asked; empty where it can. One that is not ready is asked: it may say why."""
+def trouble(pod: Pod) -> tuple[str, str]:
+    """Why a pod cannot be asked, and where more is to be read; empty where it can. One that is not ready is asked: it may say
+    why."""
+    at = f"-n {pod.metadata.namespace} {pod.metadata.name}"
+    statuses = pod.status.container_statuses
     if pod.status.phase == "Running":
-        for status in pod.status.container_statuses:
-            why = status.state.waiting or status.state.terminated
-            if why is not None:
-                return f"its agent {pod.metadata.name} does not run: {' '.join((why.reason, why.message)).strip()}"
-        return ""
-    said = pod.status.reason or next(
-        (one.state.waiting.reason for one in pod.status.container_statuses if one.state.waiting), ""
-    )
-    shown = f"{pod.status.phase or 'unknown'}{f', {said}' if said else ''}"
-    return f"its agent {pod.metadata.name} does not run: {shown}"
+        for one in statuses:
+            if one.state.terminated is not None:
+                return f"it ended with {_ended(one.state.terminated)}", f"kubectl logs {at}"
+            if one.state.waiting is not None:
+                last = one.last_state.terminated
+                if last is None:
+                    return _why(one.state.waiting), f"kubectl describe pod {at}"
+                return f"{one.state.waiting.reason}; it ended with {_ended(last)}", f"kubectl logs {at} --previous"
+        return "", ""
+    said = pod.status.reason or next((one.state.waiting.reason for one in statuses if one.state.waiting), "")
+    return f"{pod.status.phase or 'unknown'}{f', {said}' if said else ''}", f"kubectl describe pod {at}"
+
+
+def _why(why: _Why) -> str:
+    return " ".join((why.reason, why.message)).strip()
+
+
+def _ended(how: _Why) -> str:
+    """The reason, such as OOMKilled, and the program's own words, which tell more than the word Error."""
+    said = last_words(how.message)
+    return said if said and how.reason in ("", "Error") else ": ".join(part for part in (how.reason, said) if part)
+
+
+def last_words(message: str) -> str:
+    """What a program said before it ended, on one line: its error where it names one, else its last lines."""
+    error = re.search(r"^Error: ", message, re.MULTILINE)
+    lines = [line for part in message[error.start() if error else 0 :].splitlines() if (line := " ".join(part.split()))]
+    said = " / ".join(lines[:MOST_LINES] if error else lines[-MOST_LINES:])
+    return said if len(said) <= MOST_LETTERS else f"{said[: MOST_LETTERS - 1]}…"

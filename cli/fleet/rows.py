@@ -15,6 +15,8 @@ from cli.fleet.lines import Cell, table
 from exporters.cgroup_view import ContainerView
 from exporters.view import View
 
+MOST_NAMED = 3
+"""Of one kind of trouble in a row."""
 RECLAIMED = "reclaimed_cores"
 ONLINE = ("shared_cores", "dedicated_cores")
 
@@ -48,6 +50,12 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     act: str = ""
     action: str = ""
     reason: str = ""
+    conditions: tuple[str, ...] = ()
+    """What the node is short of, as its taints say,"""
+    leaving: tuple[str, ...] = ()
+    """the pods that were asked to leave for it and are still here,"""
+    held: dict[str, str] = {}
+    """and those that have to and stay for now, with why."""
     failed: tuple[str, ...] = ()
     """Sources that gave nothing."""
 
@@ -78,7 +86,7 @@ def node_row(told: Told[View]) -> NodeRow:
         )
     waits = [(c.wait.p99_us, c.pod) for c in view.containers if _online(c) and c.wait and c.wait.p99_us is not None]
     worst = max(waits, default=(None, ""))
-    advertised = view.advertised or view.headroom
+    advertised, evictions = view.advertised or view.headroom, view.evictions
     return NodeRow(
         node=member.node,
         pod=member.pod,
@@ -95,6 +103,9 @@ def node_row(told: Told[View]) -> NodeRow:
         act=view.act,
         action=view.action,
         reason=view.reason,
+        conditions=() if evictions is None else tuple(each.name for each in evictions.conditions),
+        leaving=() if evictions is None else evictions.leaving,
+        held={} if evictions is None else dict(evictions.held),
         failed=tuple(source.name for source in view.sources if not source.ok),
     )
 
@@ -178,8 +189,14 @@ def status(row: NodeRow) -> str:
     """What the agent does, or why it cannot be asked."""
     if row.problem:
         return f"✕ {words.clean(row.problem)}"
-    failed = f"✕ without {', '.join(map(words.clean, row.failed))}" if row.failed else ""
-    return words.join([words.join([words.clean(row.act), words.clean(row.action) or "no advice"], ", "), failed])
+    held = sorted(f"{pod} ({why})" for pod, why in row.held.items())
+    troubles = ((row.conditions, ""), (row.leaving, "leaving: "), (held, "has to leave: "), (row.failed, "without "))
+    said = [f"✕ {label}{words.clean(_few(names))}" for names, label in troubles if names]
+    return words.join([words.join([words.clean(row.act), words.clean(row.action) or "no advice"], ", "), *said])
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join([*names[:MOST_NAMED], *([f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else [])])
 
 
 def _total(rows: Sequence[NodeRow]) -> list[str]:

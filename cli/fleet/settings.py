@@ -118,10 +118,12 @@ def _latest(same: Sequence[ObeyedObject]) -> ObeyedObject:
     return max(same, key=lambda one: one.since_wall_ns or 0)
 
 
-def text(fleet: Fleet, now_ns: int) -> Iterator[str]:
+def text(fleet: Fleet, now_ns: int, *, differing: bool = False) -> Iterator[str]:
     """For people."""
     width = max((len(one.name) for one in fleet.settings), default=0)
     of = len(fleet.nodes)
+    if differing and of and not fleet.settings:
+        yield f"no setting differs: {of} {'node has' if of == 1 else 'nodes have'} answered"
     for one in fleet.settings:
         if len(one.values) == 1 and not one.differs:
             yield f"{one.name.ljust(width)}  {words.clean(one.values[0].value)}  {_source(one.name, one.values[0], now_ns)}"

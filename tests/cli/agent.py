@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from agent.report.evictions import EvictionJournal
 from api.decisions import JournalEntry, Round
 from exporters.http import Server
+from exporters.tokens import Tokens
 from exporters.webconfig import WebConfig
 from tests.cli.story import Entries
 
@@ -16,11 +17,13 @@ from tests.cli.story import Entries
 class Agent:
     """What a reader sees of an agent: it can be shown rounds, go away, and come back on the same port."""
 
-    def __init__(self, entries: Sequence[JournalEntry] = (), web_config: WebConfig | None = None) -> None:
+    def __init__(
+        self, entries: Sequence[JournalEntry] = (), web_config: WebConfig | None = None, tokens: Tokens | None = None
+    ) -> None:
         self.journal = Entries(entries)
         self.evictions = EvictionJournal(None)
         self.port = 0
-        self._web_config = web_config
+        self._web_config, self._tokens = web_config, tokens
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -34,8 +37,9 @@ class Agent:
     def start(self) -> None:
         """Listen; on the same port as before, with nothing remembered."""
         self._server = Server(
-            journal=self.journal, evictions=self.evictions, version="test", web_config=self._web_config
-        )
+            journal=self.journal, evictions=self.evictions, version="test", web_config=self._web_config,
+            tokens=self._tokens,
+        )  # fmt: skip
         started = asyncio.run_coroutine_threadsafe(self._server.start("127.0.0.1", self.port), self._loop)
         self.port = started.result(10)
 

@@ -11,6 +11,7 @@ import pytest
 from agent.sense.documents import check
 from api.ports import Unavailable
 from cli.client import Client
+from exporters.tokens import Tokens
 from exporters.webconfig import WebConfig
 from tests.cli import story
 from tests.cli.agent import Agent
@@ -44,6 +45,7 @@ def test_an_authority_that_nobody_knows(secured: tuple[Agent, Path]) -> None:
     assert "does not answer: " in found.reason
     assert "certificate verify failed" in found.reason.lower()
     assert "SSL_CERT_FILE=" in found.remedy
+    assert "kubectl dioptase" in found.remedy
 
 
 def test_a_user_and_a_password_that_are_missing_or_wrong(
@@ -60,7 +62,19 @@ def test_a_user_and_a_password_that_are_missing_or_wrong(
 
 def test_plain_http_where_tls_is_spoken(secured: tuple[Agent, Path]) -> None:
     found = refusal(f"http://localhost:{secured[0].port}")
-    assert found.remedy == f"if it has a --web-config with a certificate, ask https://localhost:{secured[0].port}"
+    assert f"if it has a --web-config with a certificate, ask https://localhost:{secured[0].port}" in found.remedy
+    assert "kubectl dioptase" in found.remedy, "as in the pod of an agent that the chart installed"
+
+
+def test_a_token_that_it_does_not_have() -> None:
+    async def nobodys(_token: str, _path: str) -> bool | None:
+        return None
+
+    agent = Agent(tokens=Tokens(nobodys))
+    found = refusal(agent.url)
+    agent.close()
+    assert found.reason == f"http://127.0.0.1:{agent.port} asks for a token of an account of the cluster"
+    assert "kubectl dioptase" in found.remedy
 
 
 def test_tls_where_plain_http_is_spoken() -> None:

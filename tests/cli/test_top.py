@@ -23,11 +23,12 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from api.decisions import JournalEntry
 from api.ports import Unavailable
 from cli import words
 from cli.charts import waits
 from cli.client import Client, Watch
-from cli.top import notice, round_line, run_top
+from cli.top import TRIES_MORE, notice, round_line, run_top
 from exporters.view import build
 from tests.cli import story
 from tests.cli.agent import Agent
@@ -220,6 +221,16 @@ def test_once_without_an_agent_says_how_to_start_one() -> None:
     assert "remedy: start it with dioptase agent" in done.stderr
 
 
+def test_without_a_terminal_it_does_not_ask_for_ever() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    done = run(["top", "--url", f"http://127.0.0.1:{port}"])
+    assert done.returncode == 1
+    assert done.stdout.count("does not answer: Connection refused; asking again every second") == 1
+    assert "remedy: start it with dioptase agent" in done.stderr
+
+
 @pytest.mark.parametrize("url", ["bogus", "ftp://127.0.0.1", "http://", "http://127.0.0.1:99999", "file:///etc/passwd"])
 def test_addresses_that_cannot_be_are_refused(url: str) -> None:
     done = run(["top", "--once", "--url", url])
@@ -246,6 +257,28 @@ def test_before_the_first_round_the_agents_own_words_are_shown(agent: Agent) -> 
     assert watch.poll() == []
     assert "no round has finished yet" in notice(watch)
     assert "ask again in a second" in notice(watch)
+
+
+def test_an_agent_that_answered_before_is_waited_for_longer(
+    agent: Agent, told: story.Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be restarting."""
+    asked: list[Watch] = []
+    poll = Watch.poll
+
+    def counted(watch: Watch) -> list[JournalEntry]:
+        asked.append(watch)
+        if len(asked) == 2:
+            agent.go_away()
+        return poll(watch)
+
+    agent.show(told.rounds[:5])
+    monkeypatch.setattr(Watch, "poll", counted)
+    monkeypatch.setattr("cli.top.EVERY_S", 0.0)
+    monkeypatch.setattr("cli.top.STEP_S", 0.0)
+    with pytest.raises(Unavailable, match="Connection refused"):
+        run_top(agent.url, console=Console(file=io.StringIO()))
+    assert len(asked) == 1 + TRIES_MORE
 
 
 def test_watch_follows_an_agent_that_began_anew(agent: Agent, told: story.Story) -> None:

@@ -233,6 +233,23 @@ def test_the_kustomize_base_is_the_chart(ours: Cluster) -> None:
     assert f"image: {IMAGE}:0.1.0" in shown
 
 
+@pytest.mark.parametrize(
+    ("values", "granted"),
+    [
+        ((), False),
+        (("agent.extendedResources=true",), True),
+        (("agent.settings.report.extendedResources=true",), True),
+        (("agent.extendedResources=true", "agent.settings.report.extendedResources=false"), False),
+    ],
+)
+def test_who_writes_the_nodes_capacity_may(ours: Cluster, values: tuple[str, ...], *, granted: bool) -> None:
+    """By the value or by the setting: what the agent is told to write is what its role lets it write."""
+    chosen = [word for value in values for word in ("--set", value)]
+    made = helm(ours, "template", "x", CHART, *chosen, "--show-only", "templates/agent-rbac.yaml")
+    role = next(one for one in map(msgspec.yaml.decode, made.split("\n---\n")) if one["kind"] == "ClusterRole")
+    assert any("nodes/status" in rule["resources"] for rule in role["rules"]) == granted
+
+
 EVERYTHING = {
     "agent": {
         "extendedResources": True,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,23 @@ def test_the_chart_is_of_the_version_that_it_installs() -> None:
     assert f"newTag: {VERSION}" in (chart.BASE.parent / "kustomization.yaml").read_text()
 
 
+def test_the_image_is_built_under_the_name_that_the_base_asks_for(tmp_path: Path) -> None:
+    """By the script itself; what it calls for the long work only makes the files that were asked for."""
+    script = (
+        '#!/bin/sh\nfor last; do :; done\nlast=${last#docker-archive:}\ncase $last in *.tar*) : >"${last%%:*}";; esac\n'
+    )
+    for name in ("buildah", "mmdebstrap"):
+        program = tmp_path / name
+        program.write_text(script)
+        program.chmod(0o755)
+    settings = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "XDG_CACHE_HOME": str(tmp_path)}
+    command = [ROOT / "deploy/image", tmp_path / "made.tar"]
+    said = subprocess.run(command, cwd=tmp_path, env=settings, check=True, capture_output=True, text=True).stdout
+    assert said.splitlines()[-1] == f"localhost/dioptase:{VERSION} in {tmp_path}/made.tar"
+    asked = re.findall(r"image: (\S+)", chart.BASE.read_text())
+    assert asked == [f"localhost/dioptase:{VERSION}"] * 2
+
+
 def test_the_settings_that_the_chart_makes_are_settings() -> None:
     """As the base has them, which is what helm made of the templates."""
     made = (msgspec.yaml.decode(one) for one in chart.BASE.read_text().split("\n---\n"))
@@ -78,6 +97,18 @@ def test_the_settings_that_the_chart_makes_are_settings() -> None:
     controller = controller_settings(texts["controller.yaml"], check, complaint)
     assert controller.token_review
     assert controller.health.node_selector == "kubernetes.io/os=linux", "the nodes that have an agent"
+
+
+def test_whoever_ends_by_an_error_leaves_its_words_in_the_pods_status() -> None:
+    made = [msgspec.yaml.decode(one) for one in chart.BASE.read_text().split("\n---\n")]
+    kept = {
+        one["kind"]: [
+            container["terminationMessagePolicy"] for container in one["spec"]["template"]["spec"]["containers"]
+        ]
+        for one in made
+        if one and one["kind"] in ("DaemonSet", "Deployment")
+    }
+    assert kept == {"DaemonSet": ["FallbackToLogsOnError"], "Deployment": ["FallbackToLogsOnError"]}
 
 
 def test_every_host_path_has_its_reason_and_nothing_is_privileged() -> None:

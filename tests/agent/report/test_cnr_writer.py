@@ -354,6 +354,7 @@ async def test_extended_resources_are_written_again_for_the_kubelet_may_have_set
         await writer.look(now_s + 90)
         problem = writer.problem()
         assert problem is not None
+        assert "--set agent.extendedResources=true" in problem.remedy
         assert "report.extendedResources: false" in problem.remedy
 
 

@@ -82,6 +82,18 @@ def test_the_controller_is_well_while_one_is_ready() -> None:
     ]
 
 
+def test_a_controller_that_does_not_run_is_told_with_its_last_words() -> None:
+    last = {"terminated": {"reason": "Error", "message": "Usage: …\n\nError: controller.yaml: no such setting"}}
+    state = {"ready": False, "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": last}
+    pod = {
+        "metadata": {"name": "c-1", "namespace": "dioptase"},
+        "status": {"phase": "Running", "containerStatuses": [state]},
+    }
+    row = findings([], [], pods(READY, pod), "")[0]
+    assert row.detail == "1 of 2 ready; c-1: CrashLoopBackOff; it ended with Error: controller.yaml: no such setting"
+    assert row.remedy == "kubectl logs -n dioptase c-1 --previous"
+
+
 def test_the_sum_counts_nodes_not_troubles() -> None:
     rows = findings([health("n1", Failed("a", "x", ""), Failed("b", "y", "")), health("n2")], [], [], "no kinds")
     assert summary(rows, 2) == "1 of 2 nodes lack something that is needed; 2 of the cluster's own parts"

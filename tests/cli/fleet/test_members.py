@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cli.fleet.members import Member, Node, Pod, address, members
+from cli.fleet.members import MOST_LETTERS, Member, Node, Pod, address, last_words, members
 
 
 def pod(name: str = "agent-1", node: str = "n1", **other: object) -> Pod:
@@ -87,25 +87,63 @@ def test_while_an_agent_is_replaced_the_one_that_stays_answers() -> None:
     assert (one.pod, one.problem) == ("new", "its agent new does not run: Pending")
 
 
+DESCRIBE = "kubectl describe pod -n dioptase agent-1"
+USAGE = "Usage: dioptase agent [OPTIONS]\nTry 'dioptase agent -h' for help.\n\nError: agent.yaml: report: no such field `x`\n"
+
+
+def crashed(reason: str, message: str) -> dict[str, object]:
+    """As a kubelet tells of a container that it will start again later."""
+    return {
+        "state": {
+            "waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container=agent"}
+        },
+        "lastState": {"terminated": {"reason": reason, "message": message}},
+    }
+
+
 @pytest.mark.parametrize(
-    ("status", "problem"),
+    ("status", "problem", "remedy"),
     [
         (
             {"containerStatuses": [{"state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}}]},
             "its agent agent-1 does not run: CrashLoopBackOff back-off 5m0s",
+            DESCRIBE,
         ),
         (
             {"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]},
             "its agent agent-1 does not run: Pending, ImagePullBackOff",
+            DESCRIBE,
         ),
         (
             {"phase": "Failed", "reason": "Evicted", "containerStatuses": []},
             "its agent agent-1 does not run: Failed, Evicted",
+            DESCRIBE,
         ),
-        ({"phase": "", "containerStatuses": []}, "its agent agent-1 does not run: unknown"),
+        ({"phase": "", "containerStatuses": []}, "its agent agent-1 does not run: unknown", DESCRIBE),
+        (
+            {"containerStatuses": [crashed("Error", USAGE)]},
+            "its agent agent-1 does not run: CrashLoopBackOff; it ended with Error: agent.yaml: report: no such field `x`",
+            "kubectl logs -n dioptase agent-1 --previous",
+        ),
+        (
+            {"containerStatuses": [crashed("OOMKilled", "")]},
+            "its agent agent-1 does not run: CrashLoopBackOff; it ended with OOMKilled",
+            "kubectl logs -n dioptase agent-1 --previous",
+        ),
+        (
+            {"containerStatuses": [{"state": {"terminated": {"reason": "Error", "message": "a\nb\n\n c\td\ne\n"}}}]},
+            "its agent agent-1 does not run: it ended with b / c d / e",
+            "kubectl logs -n dioptase agent-1",
+        ),
         # One that is not ready is asked: it may say why.
-        ({"containerStatuses": [{"ready": False}]}, ""),
+        ({"containerStatuses": [{"ready": False}]}, "", ""),
     ],
 )
-def test_a_pod_that_does_not_run_says_why(status: dict[str, object], problem: str) -> None:
-    assert members(None, [pod(status=status)])[0].problem == problem
+def test_a_pod_that_does_not_run_says_why(status: dict[str, object], problem: str, remedy: str) -> None:
+    (one,) = members(None, [pod(status=status)])
+    assert (one.problem, one.remedy) == (problem, remedy)
+
+
+def test_last_words_are_no_longer_than_a_line_that_is_read() -> None:
+    assert len(last_words("x" * 2048)) == MOST_LETTERS
+    assert last_words("INFO Error: of the log\nlast") == "INFO Error: of the log / last"

@@ -9,11 +9,12 @@ from cli import words
 from cli.fleet.asking import Told
 from cli.fleet.lines import Cell, named, table
 from cli.fleet.members import Member
-from cli.fleet.rows import NODE_SORTS, POD_SORTS, NodeRow, harm, node_row, nodes_text, pod_rows, pods_text
+from cli.fleet.rows import NODE_SORTS, POD_SORTS, NodeRow, harm, node_row, nodes_text, pod_rows, pods_text, status
 from exporters.cgroup_view import BlameView
+from exporters.evictions import eviction_view
 from exporters.view import View, build
 from tests.fakes import BATCH, bare_round
-from tests.rich import rich_round
+from tests.rich import RICH_EVICTIONS, rich_round
 
 VIEW = build(rich_round())
 BATCH_CGROUP = BATCH.containers[0].cgroup
@@ -32,6 +33,20 @@ def test_a_row_has_the_numbers_of_the_round() -> None:
     assert (row.cpus, row.allocatable_cores, row.lent_cores, row.used_cores) == (4, 3.92, 2.5, 2.25)
     assert row.advertised_cores == pytest.approx(0.5)
     assert (row.wait_pod, row.pools, row.act, row.failed) == ("default/web", {"reclaim": 2, "share": 4}, "on", ("psi",))
+
+
+def test_a_node_that_is_short_says_so_and_who_leaves_for_it() -> None:
+    found = eviction_view(msgspec.structs.replace(rich_round(), evictions=RICH_EVICTIONS))
+    assert found is not None
+    row = node_row(told(view=msgspec.structs.replace(VIEW, evictions=found)))
+    assert status(row) == (
+        f"on, {VIEW.action} · ✕ MemoryPressure · ✕ leaving: default/batch · "
+        "✕ has to leave: default/needed (budget) · ✕ without psi"
+    )
+    many = msgspec.structs.replace(row, conditions=(), held={}, leaving=tuple(f"a/{i}" for i in range(5)))
+    assert "✕ leaving: a/0, a/1, a/2, 2 more ·" in status(many)
+    calm = msgspec.structs.replace(VIEW, evictions=None)
+    assert status(node_row(told(view=calm))) == f"on, {VIEW.action} · ✕ without psi"
 
 
 def test_one_that_gave_nothing_has_the_reason_and_what_the_cluster_knows() -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+from click.testing import CliRunner
+
 from api.configuration import Configuration, ObeyedObject, Setting
 from cli.fleet.asking import Told
+from cli.fleet.door import Door
 from cli.fleet.members import Member
 from cli.fleet.settings import compare, text
+from cli.kubectl import kubectl
 
 S = 1_000_000_000
 ALL = {"source": "AdminQoSConfiguration", "object": "kube-system/all", "hash": "h1", "field": "spec.x"}
@@ -22,7 +27,7 @@ def setting(name: str, value: str, source: str = "default", **other: str) -> Set
 
 
 def shown(*told: Told[Configuration], names: tuple[str, ...] = (), differing: bool = False) -> list[str]:
-    return list(text(compare(told, names, differing=differing), 0))
+    return list(text(compare(told, names, differing=differing), 0, differing=differing))
 
 
 def test_where_all_agree_there_is_one_line() -> None:
@@ -47,7 +52,24 @@ def test_where_they_differ_each_value_has_its_nodes_the_usual_one_first() -> Non
 def test_the_same_value_of_another_origin_is_told_and_does_not_differ() -> None:
     told = (node("n1", setting("a.b", "1")), node("n2", setting("a.b", "1", "file")))
     assert shown(*told)[0] == "a.b  the same, of different origin:"
-    assert shown(*told, differing=True) == []
+    assert shown(*told, differing=True) == ["no setting differs: 2 nodes have answered"]
+    assert shown(told[0], node("n3", setting("a.b", "2")), differing=True)[0] == "a.b  differs:"
+
+
+def test_a_name_that_there_is_not_is_refused_and_not_the_same_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Door, "ask", lambda *_: [node("n1", setting("a.b", "1"))])
+    done = CliRunner().invoke(kubectl, ["config", "--differing", "a.x"])
+    assert (done.exit_code, "there is no setting 'a.x'" in done.output) == (2, True)
+    done = CliRunner().invoke(kubectl, ["config", "--differing", "a"])
+    assert (done.exit_code, done.output) == (0, "no setting differs: 1 node has answered\n")
+
+
+def test_where_nobody_answered_nothing_is_said_to_be_the_same() -> None:
+    silent: Told[Configuration] = Told(Member(node="n1"), None, "gone")
+    assert shown(silent, differing=True) == ["✕ n1: gone"]
+    assert shown(silent, node("n2", setting("a.b", "1")), differing=True) == [
+        "no setting differs: 1 node has answered", "✕ n1: gone",
+    ]  # fmt: skip
 
 
 def test_a_setting_that_another_version_lacks_differs() -> None:

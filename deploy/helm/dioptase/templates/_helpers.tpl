@@ -46,6 +46,12 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{ mergeOverwrite $said (deepCopy .Values.agent.settings) | toYaml }}
 {{- end -}}
 
+{{/* Whether agents write into the Node's own capacity, by whichever of the two ways that was said. */}}
+{{- define "dioptase.extendedResources" -}}
+{{- $report := (include "dioptase.agentSettings" . | fromYaml).report | default dict -}}
+{{- if $report.extendedResources -}}true{{- end -}}
+{{- end -}}
+
 {{/* Folder with the runtime's socket for plugins; only an agent that acts is one. */}}
 {{- define "dioptase.nri" -}}
 {{- if eq .Values.agent.act "on" -}}{{ .Values.agent.nriDir }}{{- end -}}
