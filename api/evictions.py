@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Literal
@@ -12,6 +13,27 @@ from api.knobs import Verdict
 
 TAINT_PREFIX = "node.katalyst.kubewharf.io/"
 """Of conditions that are shown as taints; all taints below it are the agent's."""
+
+
+_BYTES = re.compile(
+    r"(NumaMemory|NumaMemoryBalance|rootfs) .*|SystemMemory free|SystemRootfs bytes|.*reclaimed_memory "
+)
+"""Scope and subject."""
+
+
+def size(value: float) -> str:
+    """Bytes for a person, in the largest unit of which there is one, but at least MiB."""
+    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB")):
+        if value >= unit:
+            return f"{value / unit:.2f} {name}"
+    return f"{value / (1 << 20):.1f} MiB"
+
+
+def amount(value: float | None, scope: str, subject: str) -> str:
+    """A number of a threshold for a person. Their units differ: ratios, seconds, and bytes."""
+    if value is None:
+        return "not known"
+    return size(value) if _BYTES.fullmatch(f"{scope} {subject}") else f"{value:.12g}"
 
 
 class Met(StrEnum):
@@ -91,6 +113,8 @@ class Victim(msgspec.Struct, frozen=True, kw_only=True):
     """how it relates to that,"""
     since_ns: int | None = None
     """and since when it does without a break (CLOCK_MONOTONIC)."""
+    subject: str = ""
+    """Of its threshold."""
     cgroup: str = ""
     """Of the pod, or of its first container where they share none."""
 

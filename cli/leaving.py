@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from api.evictions import EvictionEntry, Victim
+from api.evictions import EvictionEntry, Victim, amount
 from api.knobs import Verdict
 from cli import words
 from cli.reasons import EvictionStory
@@ -18,20 +18,27 @@ def eviction_text(story: EvictionStory, now_ns: int) -> Iterator[tuple[str, str]
         "",
         f"Evictions of {words.clean(story.pod)}{': it was asked to leave, and is still here' if story.leaving else ''}",
     )
+    newest = next((entry.victim for entry in story.entries if entry.victim is not None), None)
+    why = newest.verdict.text if newest is not None else ""
     for i, entry in enumerate(story.entries):
         age = words.age((now_ns - entry.wall_time_ns) / 1e9)
         yield (
             "" if i else "evictions",
-            f"#{entry.seq}, {words.clock(entry.wall_time_ns / 1e6)}, {age} ago: {_fate(entry)}",
+            f"#{entry.seq}, {words.clock(entry.wall_time_ns / 1e6)}, {age} ago: {_fate(entry, why)}",
         )
-    newest = next((entry.victim for entry in story.entries if entry.victim is not None), None)
     if newest is not None:
         yield from verdict_text(newest.verdict)
 
 
-def _fate(entry: EvictionEntry) -> str:
+def _fate(entry: EvictionEntry, why: str) -> str:
+    """`why` is told by itself."""
     if entry.victim is None:
-        return words.clean(f"{entry.kill.reason.value}: {entry.kill.message}") if entry.kill is not None else ""
+        if entry.kill is None:
+            return ""
+        message = entry.kill.message
+        if why:
+            message = message.replace(f"; reason: {why}", "").replace(why, "see below")
+        return words.clean(f"{entry.kill.reason.value}: {message}")
     return f"{_sentence(entry.victim)}, says {words.clean(entry.victim.plugin)}"
 
 
@@ -52,7 +59,8 @@ def threshold_text(threshold: ThresholdView) -> Iterator[tuple[str, str]]:
     if which:
         yield "scope", which
     if threshold.observed is not None and threshold.value is not None:
-        yield "observed", f"{threshold.observed:.12g}, met when {threshold.operator} {threshold.value:.12g}"
+        observed, value = (amount(n, threshold.scope, threshold.subject) for n in (threshold.observed, threshold.value))
+        yield "observed", f"{observed}, met when {threshold.operator} {value}"
     if threshold.met_s is not None:
         yield "met for", f"{words.age(threshold.met_s)}; it acts after {threshold.tolerance_s:g} s"
     verdict = Verdict(rule=threshold.rule, text=threshold.text, threshold=threshold.value, inputs=threshold.inputs)

@@ -12,7 +12,7 @@ from agent.config.eviction import EvictionConfig
 from agent.eviction.judgement import Candidate, Finding
 from agent.eviction.situation import NS_PER_S
 from agent.eviction.state import Sent
-from api.evictions import Met, Threshold, Victim
+from api.evictions import Met, Threshold, Victim, amount
 from api.knobs import Verdict
 from api.pods import Pod
 from api.qos import QoSLevel
@@ -143,15 +143,17 @@ def protected(pod: Pod, config: EvictionConfig) -> bool:
 
 def _victim(claim: Claim, *, dry: bool) -> Victim:
     threshold, pod = claim.finding.threshold, claim.candidate.pod
+    observed, target = (amount(n, threshold.scope, threshold.subject) for n in (threshold.observed, threshold.value))
     text = claim.candidate.text or (
-        f"plugin {threshold.plugin} met threshold in scope {threshold.scope}, target {threshold.value:.12g}, "
-        f"observed {threshold.observed:.12g}: {threshold.verdict.text}"
+        f"plugin {threshold.plugin} met threshold in scope {threshold.scope}, target {target}, "
+        f"observed {observed}: {threshold.verdict.text}"
     )
     return Victim(
         pod=pod.key,
         uid=pod.uid,
         plugin=threshold.plugin,
         scope=threshold.scope,
+        subject=threshold.subject,
         verdict=Verdict(
             rule=threshold.verdict.rule, text=text, threshold=threshold.value, inputs=threshold.verdict.inputs
         ),

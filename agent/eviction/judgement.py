@@ -85,11 +85,6 @@ def judged(  # noqa: PLR0913 - the fields of a threshold
     )
 
 
-def gib(size: float) -> str:
-    """Bytes for a person, in GiB, or MiB where that is less than one."""
-    return f"{size / (1 << 30):.2f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"
-
-
 def mean(values: Sequence[float]) -> float:
     """0 of none."""
     return sum(values) / len(values) if values else 0.0

@@ -18,10 +18,10 @@ import msgspec
 from agent.config.eviction_cpu import KoordinatorCpuConfig
 from agent.config.eviction_memory import KoordinatorMemoryConfig
 from agent.eviction.cpu_use import CpuSample, due, sampled, used
-from agent.eviction.judgement import Candidate, Finding, gib, judged, mean, missing, not_met
+from agent.eviction.judgement import Candidate, Finding, judged, mean, missing, not_met
 from agent.eviction.situation import NS_PER_S, Situation, held_bytes, reclaimed, reclaimed_cores
 from api.advice import UNBOUND
-from api.evictions import Met
+from api.evictions import Met, size
 from api.pods import Pod
 from api.qos import QoSLevel
 from api.rates import delta
@@ -203,7 +203,7 @@ def judge_memory(situation: Situation, config: KoordinatorMemoryConfig) -> tuple
         key=lambda pod: (pod.qos is not QoSLevel.RECLAIMED, pod.priority, -(sizes[pod.key] or 0.0), pod.key),
     )
     met = observed >= threshold
-    text = f"{gib(in_use)} of {gib(total)} memory are in use, {observed:.1%}; the threshold is {threshold:.0%}."
+    text = f"{size(in_use)} of {size(total)} memory are in use, {observed:.1%}; the threshold is {threshold:.0%}."
     release = in_use - lower * total if met else 0.0
     victims = _until(release, ranked, lambda pod: sizes[pod.key], config.grace_s)
     return (_finding(MEMORY_NAME, MEMORY, _Numbers(threshold, observed, met), text, victims, config),)

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import msgspec
 
 from agent.config.eviction_memory import NumaMemoryConfig
-from agent.eviction.judgement import Candidate, Finding, gib, judged, missing
+from agent.eviction.judgement import Candidate, Finding, judged, missing
 from agent.eviction.ranking import by_memory
 from agent.eviction.situation import PAGE_BYTES, Situation, numa_bytes
-from api.evictions import Met, Threshold
+from api.evictions import Met, Threshold, size
 from api.pods import Pod
 from api.qos import QoSLevel
 from api.samples import NodeSample
@@ -132,8 +132,8 @@ def _finding(situation: Situation, number: int, marks: Marks, rounds: int, confi
     met = Met.HARD if critical or (short and rounds > config.reclaimed_rounds) or any_level else Met.NOT_MET
     bound = marks.min if critical else marks.low
     text = (
-        f"NUMA node {number} has {gib(marks.free)} free, {'below' if short else 'not below'} the "
-        f"{'minimum' if critical else 'low mark'} of {gib(bound)}, counted {rounds} rounds; "
+        f"NUMA node {number} has {size(marks.free)} free, {'below' if short else 'not below'} the "
+        f"{'minimum' if critical else 'low mark'} of {size(bound)}, counted {rounds} rounds; "
         f"above {config.reclaimed_rounds} reclaimed pods leave, from {config.any_rounds} on any."
     )
     candidates: tuple[Candidate, ...] = ()

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 from agent.config.eviction_memory import ReclaimedConfig
 from agent.eviction.choosing import asks_to_be_told
-from agent.eviction.judgement import Candidate, Finding, gib, judged, missing, not_met
+from agent.eviction.judgement import Candidate, Finding, judged, missing, not_met
 from agent.eviction.situation import Situation, reclaimed, reclaimed_cores, reclaimed_memory
-from api.evictions import Met
+from api.evictions import Met, size
 from api.pods import Pod
 
 NAME = "reclaimed-resource-pressure-eviction-plugin"
@@ -68,7 +68,7 @@ def _resource(
     )
     shares = {pod.key: _share(pod, request, scope) for pod in pods}
     used = sum(shares.values())
-    shown = (f"{used:.0f}m", f"{total:.0f}m") if cpu else (gib(used), gib(total))
+    shown = (f"{used:.0f}m", f"{total:.0f}m") if cpu else (size(used), size(total))
     if total <= 0:
         text = f"Reclaimed pods requested {shown[0]}; nothing is promised, and that alone evicts nobody."
         return not_met(plugin, "nothing_promised", text, scope)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from agent.config.eviction_memory import Amount, RootfsOveruseConfig, RootfsPressureConfig
-from agent.eviction.judgement import Candidate, Finding, gib, judged, missing, not_met
+from agent.eviction.judgement import Candidate, Finding, judged, missing, not_met
 from agent.eviction.situation import RootfsUse, Situation
-from api.evictions import Met
+from api.evictions import Met, size
 from api.facts import Filesystem
 from api.qos import QoSLevel
 
@@ -41,7 +41,7 @@ def judge_pressure(situation: Situation, config: RootfsPressureConfig) -> tuple[
         return (missing(PRESSURE_NAME, f"room on {config.mount}", SCOPE),)
     if room.size_bytes < config.minimum_capacity_bytes:
         text = (
-            f"{config.mount} has {gib(room.size_bytes)}: below {gib(config.minimum_capacity_bytes)} it is left alone."
+            f"{config.mount} has {size(room.size_bytes)}: below {size(config.minimum_capacity_bytes)} it is left alone."
         )
         return (not_met(PRESSURE_NAME, "file_system_small", text, SCOPE),)
     kinds = (
@@ -112,7 +112,7 @@ def judge_overuse(situation: Situation, config: RootfsOveruseConfig) -> tuple[Fi
         if pod.qos is QoSLevel.SHARED and pod.namespace not in config.shared_namespaces:
             continue
         if use.used_bytes > bound:
-            text = f"rootfs overuse threshold met: writable layers hold {gib(use.used_bytes)}, above {gib(bound)}."
+            text = f"rootfs overuse threshold met: writable layers hold {size(use.used_bytes)}, above {size(bound)}."
             candidate = Candidate(pod=pod, text=text, grace_s=config.grace_s)
             over.append((-use.used_bytes, pod.key, bound, candidate))
     if not over:

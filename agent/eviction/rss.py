@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from agent.config.eviction_memory import RssConfig
-from agent.eviction.judgement import Candidate, Finding, gib, judged, not_met
+from agent.eviction.judgement import Candidate, Finding, judged, not_met
 from agent.eviction.situation import Situation, rss_bytes
-from api.evictions import Met
+from api.evictions import Met, size
 from api.pods import Pod
 from api.qos import QoSLevel
 
@@ -29,7 +29,7 @@ def judge(situation: Situation, config: RssConfig) -> tuple[Finding, ...]:
         ratio = config.ratio if own is None else own
         if rss > ratio * request:
             text = (
-                f"Resident memory is {gib(rss)}, above {ratio:g} times the {gib(request)} that were requested "
+                f"Resident memory is {size(rss)}, above {ratio:g} times the {size(request)} that were requested "
                 f"(hit rss overuse policy, threshold is {ratio:.2f})."
             )
             over.append((rss / request, Candidate(pod=pod, text=text, grace_s=config.grace_s)))

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 import msgspec
 
 from agent.config.eviction_memory import SystemMemoryConfig
-from agent.eviction.judgement import Candidate, Finding, Input, gib, judged, mean, missing, not_met
+from agent.eviction.judgement import Candidate, Finding, Input, judged, mean, missing, not_met
 from agent.eviction.ranking import by_memory
 from agent.eviction.situation import NS_PER_S, Situation, memory_bytes
-from api.evictions import Met, Threshold
+from api.evictions import Met, Threshold, size
 from api.pods import Pod
 from api.samples import Snapshot
 
@@ -77,7 +77,7 @@ def _free(situation: Situation, config: SystemMemoryConfig) -> Finding:
     bound = max(config.free_minimum_bytes, total * scale / SCALE_PARTS)
     going = sum(memory_bytes(situation, pod) or 0.0 for pod in situation.going)
     observed = free + going
-    text = f"{gib(observed)} of memory are free or about to be; the watermark is {gib(bound)}."
+    text = f"{size(observed)} of memory are free or about to be; the watermark is {size(bound)}."
     inputs: dict[str, Input] = {"free_bytes": free, "leaving_bytes": going, "total_bytes": total, "scale_factor": scale}
     threshold = _judged(FREE, (bound, observed), observed < bound, text, inputs)
     return _found(situation, config, threshold, any_level=False)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from api.decisions import Round
-from api.evictions import KillEvent, Victim
+from api.evictions import KillEvent, Victim, amount
 from api.pods import Pod
 from api.ports import Seen, Unavailable
 from kube.client import Client
@@ -68,7 +68,8 @@ def _numbers(victim: Victim, at_wall_ns: int, at_ns: int | None) -> str:
     """What the plugin held against what, since when, and whom it is about."""
     parts = []
     if victim.observed is not None and victim.verdict.threshold is not None:
-        parts.append(f"observed {victim.observed:.12g} {victim.operator} threshold {victim.verdict.threshold:.12g}")
+        held = [amount(value, victim.scope, victim.subject) for value in (victim.observed, victim.verdict.threshold)]
+        parts.append(f"observed {held[0]} {victim.operator} threshold {held[1]}")
     if victim.since_ns is not None and at_ns is not None:
         parts.append(f"since {stamp((at_wall_ns - at_ns + victim.since_ns) / 1e9)}")
     if victim.cgroup:

@@ -9,12 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 from api.decisions import Round
-from api.evictions import Evictions, Met, Threshold
+from api.evictions import EvictionEntry, Evictions, KillEvent, KillReason, Met, Threshold
 from api.knobs import Verdict
 from cli.explain import explain
 from cli.frame import lines
-from cli.leaving import threshold_text
+from cli.leaving import eviction_text, threshold_text
 from cli.notices import notices
+from cli.reasons import EvictionStory
+from exporters.evictions import ThresholdView
 from exporters.view import build
 from tests.cli.agent import Agent
 from tests.fakes import busy_round
@@ -69,6 +71,35 @@ def test_a_pod_is_explained_by_why_it_had_to_leave_and_what_became_of_it(agent: 
     assert "because plugin met threshold: 64.0 MiB are free rule hard_threshold_met, threshold 100,663,296" in told
     assert f"inputs free_bytes {64 << 20:,} (from files of the node, up to 5 s old)" in told
     assert "default/stuck" not in told
+
+
+def test_the_reason_is_told_once_and_what_became_of_it_without_it() -> None:
+    text = "plugin met threshold: 64.0 MiB are free"
+    victim = EvictionEntry(seq=1, wall_time_ns=0, round_seq=1, victim=RICH_EVICTIONS.victims[0])
+    kills = [
+        KillEvent(pod="default/batch", reason=reason, message=f"{message}; reason: {text}", at_ns=1)
+        for reason, message in ((KillReason.CREATED, "created"), (KillReason.SUCCEEDED, "it is gone"))
+    ]
+    entries = (
+        *(EvictionEntry(seq=n, wall_time_ns=0, round_seq=2, kill=kill) for n, kill in enumerate(reversed(kills), 2)),
+        victim,
+    )
+    told = list(eviction_text(EvictionStory(pod="default/batch", leaving=False, entries=entries), 10**9))
+    assert [content.partition("ago: ")[2] for _, content in told[1:3]] == [
+        "EvictSucceeded: it is gone",
+        "EvictCreated: created",
+    ]
+    assert "\n".join(content for _, content in told).count(text) == 1
+
+
+def test_bytes_of_a_threshold_are_told_as_such() -> None:
+    threshold = ThresholdView(
+        plugin=MEMORY_PLUGIN, scope="SystemMemory", subject="free", met="hard", value=100 * 2.0**40, observed=93.5 * 2**30,
+        operator="<", judged=True, text="t", rule="r", inputs={}, met_s=None, tolerance_s=0.0, dry_run=False,
+    )  # fmt: skip
+    assert ("observed", "93.50 GiB, met when < 100.00 TiB") in list(threshold_text(threshold))
+    seconds = msgspec.structs.replace(threshold, subject="psi", value=60.0, observed=12.5)
+    assert ("observed", "12.5, met when < 60") in list(threshold_text(seconds))
 
 
 def test_a_dry_victim_is_said_to_be_one(agent: Agent) -> None:

@@ -25,7 +25,7 @@ from agent.eviction.network import SELECTED
 from agent.eviction.situation import NS_PER_S, RootfsUse, Situation, grace_of
 from agent.eviction.state import EvictionMemory
 from api.advice import Headroom
-from api.evictions import Evictions, Met, Threshold
+from api.evictions import Evictions, Met, Threshold, size
 from api.facts import Filesystem, Pressure
 from api.knobs import Verdict
 from api.memory_advice import MemoryEviction
@@ -299,6 +299,22 @@ def test_a_plugin_cools_down_after_a_victim() -> None:
     pods = [pod(name) for name in "abcd"]
     result, _ = play([free_memory(at, pods) for at in (100, 105, 134, 140)], config(SYSTEM))
     assert [victims(each) for each in result] == [["a"], [], [], ["b"]]
+
+
+def test_sizes_are_told_in_a_persons_units() -> None:
+    (evictions,), _ = play([free_memory(100, [pod("a")], free=round(0.5 * GIB))], config(SYSTEM))
+    (victim,) = evictions.victims
+    assert (victim.scope, victim.subject) == ("SystemMemory", "free")
+    assert (
+        f"plugin {SYSTEM} met threshold in scope SystemMemory, target 1.00 GiB, observed 512.0 MiB: "
+        in victim.verdict.text
+    )
+    assert [size(value) for value in (100 * 2.0**40, 2.0**40, 2.0**40 - 2.0**30, 0.0)] == [
+        "100.00 TiB",
+        "1.00 TiB",
+        "1023.00 GiB",
+        "0.0 MiB",
+    ]
 
 
 def test_samples_from_before_a_victim_left_send_nobody_else() -> None:

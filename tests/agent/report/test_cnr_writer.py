@@ -474,6 +474,11 @@ def test_an_event_ends_with_what_was_held_against_what_since_when_and_whose_cgro
     )
     made = event(kill(), BATCH, numbers, "n1", *at)
     assert made["message"].endswith(f"above 1.05 times the 100.0 MiB) {ends}")
+    verdict = msgspec.structs.replace(VICTIM.verdict, threshold=100 * 2.0**40)
+    sizes = msgspec.structs.replace(
+        VICTIM, scope="SystemMemory", subject="free", verdict=verdict, observed=93.5 * 2**30, operator="<"
+    )
+    assert "; observed 93.50 GiB < threshold 100.00 TiB]" in event(kill(), BATCH, sizes, "n1", *at)["message"]
     long = event(msgspec.structs.replace(kill(), message="x" * 5000), BATCH, numbers, "n1", *at)
     assert (len(long["message"]), long["message"].endswith(f"... {ends}")) == (1024, True)
     deep = msgspec.structs.replace(numbers, cgroup="/c" * 4000)
