@@ -115,7 +115,7 @@ function showTimes(view, row, targetUs) {
   say(byId("wait"), wait);
   say(byId("wait-unit"), waitUnit);
   const goal = targetUs === null ? "" : `target ${chosen(targetUs)}`;
-  say(byId("wait-note"), waiter ? [mean ? "" : `p50 ${duration(waiter.wait.p50_us)}`, goal].filter(Boolean).join(" · ") : row.noneEnded ? "no wait ended in this round" : "not measured yet");
+  say(byId("wait-note"), waiter ? [mean ? "" : `p50 ${duration(waiter.wait.p50_us)}`, goal].filter(Boolean).join(" · ") : row.noneEnded ? "no wait ended" : "not measured yet");
   say(byId("wait-who"), waiter ? waiter.pod || shorten(waiter.cgroup) : "");
 }
 

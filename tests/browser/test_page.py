@@ -53,7 +53,7 @@ def test_a_round_without_a_finished_wait_is_told_from_waits_that_nobody_measures
     before = msgspec.structs.replace(last.snapshot, taken_at_ns=last.snapshot.taken_at_ns - 20_000_000)
     agent.show([*told.rounds[:-1], msgspec.structs.replace(last, previous=before)])
     page = opened(browser, agent)
-    assert (page.text("#wait"), page.text("#wait-note")) == (words.NONE, "no wait ended in this round")
+    assert (page.text("#wait"), page.text("#wait-note")) == (words.NONE, "no wait ended")
 
 
 def test_headroom_is_said_to_hold_what_is_used(browser: Browser, agent: Agent, told: story.Story) -> None:
