@@ -7,7 +7,7 @@ STAGE ?=
 KERNEL ?= 6.1
 ARGS ?=
 
-.PHONY: help run test test-vm test-vagrant test-cluster test-big-cluster test-katalyst cluster cluster-down check fmt setup setup-test setup-bench packages-run packages-test packages-vm packages-vagrant packages-cluster packages-image packages-bench bench image lock reset clean
+.PHONY: help run test test-vm test-vagrant test-cluster test-big-cluster test-katalyst cluster cluster-load cluster-down check fmt setup setup-test setup-bench packages-run packages-test packages-vm packages-vagrant packages-cluster packages-image packages-bench bench image lock reset clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ test-katalyst: setup-test packages-cluster ## have the stock Katalyst agent for 
 
 cluster: setup-test packages-cluster ## make a Kubernetes cluster here, in namespaces of its own; ARGS="--nodes 2"
 	@$(BIN)/python -m tests.cluster up $(ARGS)
+
+cluster-load: image ## give the image of this tree to the nodes of that cluster
+	@$(BIN)/python -m tests.cluster load
 
 cluster-down: setup-test ## remove it, and all that killed tests left of theirs
 	@$(BIN)/python -m tests.cluster down

@@ -1,6 +1,7 @@
 """`python -m tests.cluster`: a cluster to work with.
 
-up [--nodes N]    make it; the shell lines that point kubectl at it are printed
+up [--nodes N]    make it; the shell lines that point kubectl and helm at it are printed
+load [--image A]  have its nodes take an archive of images, build/dioptase.tar unless named
 down              remove it, and whatever tests that were killed left behind
 env               print these lines again
 programs          only compile what a cluster consists of
@@ -15,13 +16,14 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 from tests.cluster.binaries import BESIDE, PROGRAMS, Missing, beside, obtain
 from tests.cluster.cluster import Cluster, made
 from tests.cluster.daemons import Late
 from tests.cluster.leftovers import Taken, release_abandoned
 from tests.cluster.names import Names
-from tests.cluster.shipped import archive
+from tests.cluster.shipped import ROOT, archive
 from tests.cluster.stock import obtain_katalyst
 
 
@@ -29,13 +31,16 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.cluster", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("verb", choices=("up", "down", "env", "programs", "build", "katalyst"))
+    parser.add_argument("verb", choices=("up", "load", "down", "env", "programs", "build", "katalyst"))
     parser.add_argument("--nodes", type=int, choices=range(1, 4), default=1)
+    parser.add_argument("--image", type=Path, default=ROOT / "build/dioptase.tar", metavar="A")
     options = parser.parse_args(arguments)
     if options.verb not in ("programs", "build", "katalyst") and os.geteuid() != 0:
         print("namespaces and cgroups need root", file=sys.stderr)
         return 1
     try:
+        if options.verb == "load":
+            return load(options.image)
         verbs = {"up": up, "down": down, "env": env, "programs": programs, "build": build, "katalyst": katalyst}
         return verbs[options.verb](options.nodes)
     except (Missing, Taken, Late, OSError) as error:
@@ -45,6 +50,7 @@ def main(arguments: list[str]) -> int:
 
 def up(nodes: int) -> int:
     obtain()
+    beside("helm")
     began = time.monotonic()
     cluster = made(nodes, kept=True)
     print(f"{nodes} node{'s' * (nodes > 1)} ready after {time.monotonic() - began:.1f} s", flush=True)
@@ -60,13 +66,26 @@ def down(_nodes: int) -> int:
 
 
 def env(_nodes: int) -> int:
+    cluster = _kept()
+    folders = f"{cluster.programs['kubectl'].parent}:{beside('helm').parent}"
+    print(f"export KUBECONFIG={cluster.kubeconfig}\nexport PATH={folders}:$PATH")
+    return 0
+
+
+def load(image: Path) -> int:
+    if not image.is_file():
+        raise Missing(f"there is no {image}: make image")
+    for node in _kept().nodes:
+        node.load(image.absolute())
+        print(f"{node.name} has {image}", flush=True)
+    return 0
+
+
+def _kept() -> Cluster:
     names = Names(0)
     if not names.run.exists():
-        print("there is none: make cluster", file=sys.stderr)
-        return 1
-    cluster = Cluster(names, obtain())
-    print(f"export KUBECONFIG={cluster.kubeconfig}\nexport PATH={cluster.programs['kubectl'].parent}:$PATH")
-    return 0
+        raise Missing("there is none: make cluster")
+    return Cluster(names, obtain())
 
 
 def programs(_nodes: int) -> int:
