@@ -25,7 +25,8 @@ from api.ports import Probe, Unavailable
 log = logging.getLogger("dioptase")
 NRI_SOCKET = Path("/var/run/nri/nri.sock")
 MADE_S, LOOK_S = 2.0, 0.05
-"""A container's cgroup is there so soon after its runtime was answered, and how often that is looked for at the end."""
+"""So long after its runtime was answered a container's cgroup is waited for at the end, and how often it is looked for. Whoever
+comes later is told of to the runtime."""
 
 
 class RuntimeSide:
@@ -89,12 +90,14 @@ class RuntimeSide:
                 self.foretold.adopt(files, originals)
         except Unavailable as error:
             log.error("%s: %s", error.reason, error.remedy)
+        except Exception:
+            # Whatever is wrong here, all others are put back.
+            log.exception("what was made with values of this agent's a moment ago may keep them")
         return self.foretold.outcomes()
 
     def leave(self, files: KnobFiles) -> None:
         """The runtime believes of nobody that he has values of ours, and hears of us no more. Idempotent."""
         if self._plugin is not None:
-            # What a cgroup has that came after everything was put back is the agent's.
             self._plugin.leave(files, self.foretold.pending(0.0))
             self._plugin.close()
 

@@ -36,13 +36,33 @@ class Farewell(NamedTuple):
     update: Any
 
 
-def farewells(files: KnobFiles, made: Mapping[str, Made]) -> list[Farewell]:
-    """Of those that are still there, by their cgroups."""
+def farewells(files: KnobFiles, made: Mapping[str, Made], told: Mapping[str, Mapping[Knob, str]]) -> list[Farewell]:
+    """Of those that are still there, by their cgroups; and of those that are not there yet, or whom nothing was put back:
+    `told` has what their owners wanted."""
     found = []
     for cgroup, one in made.items():
-        with suppress(OSError, Unavailable, Vanished, ValueError):
-            found.append(_farewell(files, cgroup, one))
+        try:
+            farewell = _farewell(files, cgroup, one)
+        except (OSError, Unavailable, Vanished, ValueError):
+            if cgroup not in told:
+                continue
+            farewell = Farewell(cgroup, 0, {}, wire.ContainerUpdate(container_id=one.container_id))
+        wanted = told.get(cgroup, {})
+        farewell.update.linux.resources.MergeFrom(_wanted(files, cgroup, wanted))
+        texts = {knob: text for knob, text in farewell.texts.items() if knob not in wanted}
+        found.append(farewell._replace(texts=texts))
     return found
+
+
+def _wanted(files: KnobFiles, cgroup: str, told: Mapping[Knob, str]) -> Any:
+    values = dict(told)
+    shares = values.pop(Knob.WEIGHT, "")  # told as they are
+    for knob in LISTS & values.keys():
+        values[knob] = values[knob] or format_cpu_list(files.ceiling(cgroup, knob) or ())
+    resources = resources_of(values)
+    if shares:
+        resources.cpu.shares.value = int(shares)
+    return resources
 
 
 def as_before(files: KnobFiles, said: Iterable[Farewell]) -> None:

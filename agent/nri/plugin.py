@@ -12,7 +12,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from agent.nri.session import Session, connect
 from agent.nri.trials import Trials
 from agent.qrm.knobs import KnobFiles
 from agent.sense.kubepods import Source
+from api.knobs import Knob
 from api.ports import Unavailable
 from api.proto import nri_pb2 as wire
 
@@ -76,11 +77,11 @@ class Plugin:
         """Whoever is made or changed from now on is as he is wanted."""
         self._quiet = True
 
-    def leave(self, files: KnobFiles, without: Collection[str] = ()) -> None:
-        """Tell the runtime, when everything is put back, what those are now that were made with values of the agent's, but for
-        the cgroups `without` whom nothing was put back; within LEAVING_S. Where it cannot be told, the log says so."""
-        made = {cgroup: one for cgroup, one in self._made.copy().items() if cgroup not in without}
-        due, left = time.monotonic() + LEAVING_S, farewells(files, made)
+    def leave(self, files: KnobFiles, told: Mapping[str, Mapping[Knob, str]]) -> None:
+        """Tell the runtime, when everything is put back, what those are now that were made with values of the agent's, and what
+        those are to be whom nothing was put back: `told` is what was wanted, by cgroup. Takes no more than LEAVING_S; where the
+        runtime cannot be told, the log says so."""
+        due, left = time.monotonic() + LEAVING_S, farewells(files, self._made.copy(), told)
         while left:
             some, left = left[:TOGETHER], left[TOGETHER:]
             try:

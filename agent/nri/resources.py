@@ -68,8 +68,9 @@ def set_in(resources: Any) -> frozenset[Knob]:
 
 
 def bounded(wanted: Mapping[Knob, str], asked: Mapping[Knob, str], resources: Any, around: Around) -> dict[Knob, str]:
-    """What of these values the container may have: never more than was asked for, nothing outside the cgroup above, and no CPUs
-    but its own where the kubelet has chosen them already (its CPU or memory manager is static)."""
+    """What of these values the container may have: no limit looser and no protection less than was asked for, nothing outside
+    the cgroup above, and no CPUs but its own where the kubelet has chosen them already (its CPU or memory manager is static);
+    its weight is as wanted."""
     found: dict[Knob, str] = {}
     if wanted.get(Knob.IDLE) == "1":
         wanted = {**wanted, Knob.WEIGHT: LEAST_WEIGHT}
@@ -88,7 +89,8 @@ def bounded(wanted: Mapping[Knob, str], asked: Mapping[Knob, str], resources: An
     if Knob.MEMORY_MAX in wanted and _size(wanted[Knob.MEMORY_MAX]) < _size(asked[Knob.MEMORY_MAX]):
         found[Knob.MEMORY_MAX] = wanted[Knob.MEMORY_MAX]
     if around.unified:
-        found |= {knob: wanted[knob] for knob in UNIFIED if knob in wanted}
+        tightest = {Knob.MEMORY_HIGH: min, Knob.MEMORY_LOW: max, Knob.MEMORY_MIN: max}
+        found |= {knob: tightest[knob](wanted[knob], asked[knob], key=_size) for knob in UNIFIED if knob in wanted}
     return {knob: value for knob, value in found.items() if value != asked.get(knob)}
 
 

@@ -98,7 +98,7 @@ class Actuator:
         asked = [index for index in range(len(decisions)) if index not in recalled]
         settings = [index for index in asked if decisions[index].knob not in ONCE]
         for index in sorted(settings, key=lambda i: planning_order(decisions[i])):
-            planned = self._plan(decisions[index], state)
+            planned = self.foretold.awaiting(decisions[index]) or self._plan(decisions[index], state)
             if isinstance(planned, Outcome):
                 outcomes[index] = planned
             else:

@@ -7,7 +7,8 @@ original, before a round reads it: what is in its files then is the agent's own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from agent.qrm.places import MIGRATE
 from agent.qrm.plans import failed
 from agent.qrm.promised import Promised
 from agent.qrm.restore import key_of
-from api.decisions import Outcome, Status
+from api.decisions import Decision, Outcome, Status
 from api.knobs import Knob
 from api.ports import Unavailable, Vanished
 
@@ -30,6 +31,9 @@ LONGEST_S = 120.0
 LISTED_S = 20.0
 """So long after it was told a cgroup may be missing in the list of pods: what is slow is the start of the container."""
 MOST = 4096
+SETTLED_S = 2.0
+"""A runtime makes a cgroup, and then writes what it was answered: that is done so soon after."""
+MAKING = "the runtime has not written yet what it was told: the next round has its turn"
 OTHERWISE = "the kernel shows another value than the one that the runtime was told: look for another plugin of it"
 
 
@@ -44,9 +48,10 @@ class _Told(NamedTuple):
 class Foretold:
     """Told from any thread; adopted by the one that writes."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lock, self._clock = threading.Lock(), clock
         self._told: dict[str, _Told] = {}
+        self._making: dict[str, float] = {}
         self._coming: dict[str, float] = {}
         self._outcomes: list[Outcome] = []
         self.promised = Promised()
@@ -65,9 +70,10 @@ class Foretold:
         """What the owner of this cgroup wanted of each knob that is made with another value: in version 2's notation, but of
         the weight the very shares, of which several are one weight. `anew` if he wants it only now, and the cgroup is there.
         Where it was told long ago, what it was made with is `given`: a knob that holds something else is its owner's again.
-        What will have been `done` once the cgroup is there is told as an outcome then."""
+        What will have been `done` once the runtime has written it is told as an outcome then."""
         with self._lock:
             self._told = {path: told for path, told in self._told.items() if now_s - told.at_s < LONGEST_S}
+            self._making.pop(cgroup, None)
             if values and len(self._told) < MOST:
                 self._told[cgroup] = _Told(now_s, values, anew, given or {}, done or {})
                 if not anew:
@@ -84,22 +90,32 @@ class Foretold:
             }
             return frozenset(self._coming)
 
-    def pending(self, since_s: float) -> frozenset[str]:
-        """Those that were told since then, and had not come into being when it was last looked."""
+    def pending(self, since_s: float) -> Mapping[str, Mapping[Knob, str]]:
+        """What was told since then of those that the runtime had not made yet when it was last looked."""
         with self._lock:
-            return frozenset(cgroup for cgroup, told in self._told.items() if told.at_s >= since_s)
+            return {cgroup: told.values for cgroup, told in self._told.items() if told.at_s >= since_s}
+
+    def awaiting(self, decision: Decision) -> Outcome | None:
+        """What becomes of a decision on a cgroup that its runtime is about to write to: whatever is there now would be taken
+        for its owner's, and what the runtime writes for somebody else's. None for all others."""
+        if decision.cgroup not in self._making:
+            return None
+        return Outcome(decision=decision, status=Status.UNCHANGED, error=MAKING)
 
     def adopt(self, files: KnobFiles, originals: Originals) -> int:
-        """Journal the originals of those that exist by now; how many cgroups that were. Raises Unavailable where the journal
+        """Journal the originals of those that are made by now; how many cgroups that were. Raises Unavailable where the journal
         cannot be written: then they stay told."""
-        if not self._told:
-            return 0
         with self._lock:
             told = dict(self._told)
+            self._making = {cgroup: since_s for cgroup, since_s in self._making.items() if cgroup in told}
         done = 0
         for cgroup, one in told.items():
             try:
                 cgroup_id = below(files.hierarchy.primary, cgroup).stat(follow_symlinks=False).st_ino
+                if not _is_written(files, cgroup, cgroup_id, one):
+                    since_s = self._making.setdefault(cgroup, self._clock())
+                    if self._clock() < since_s + SETTLED_S:
+                        continue
                 found = [_original(files, cgroup, cgroup_id, knob, one) for knob in one.values]
             except (OSError, Vanished):
                 continue
@@ -108,6 +124,7 @@ class Foretold:
             new = _journal([entry for entry in found if entry is not None], files, originals, anew=one.anew)
             self._outcomes += [_come(one.done[entry.knob], entry, files) for entry in new if entry.knob in one.done]
             done += 1
+            self._making.pop(cgroup, None)
             with self._lock:
                 if self._told.get(cgroup) is one:
                     del self._told[cgroup]
@@ -117,6 +134,14 @@ class Foretold:
         """What came of those that were adopted since this was last asked; by the thread that adopts."""
         come, self._outcomes = tuple(self._outcomes), []
         return come
+
+
+def _is_written(files: KnobFiles, cgroup: str, cgroup_id: int, one: _Told) -> bool:
+    """Whether each knob holds what the runtime was answered. Raises Unavailable and Vanished."""
+    return all(
+        files.read(cgroup, cgroup_id, knob) == canonical(knob, outcome.decision.value)
+        for knob, outcome in one.done.items()
+    )
 
 
 def _journal(found: list[Original], files: KnobFiles, originals: Originals, *, anew: bool) -> list[Original]:

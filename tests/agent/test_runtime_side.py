@@ -7,11 +7,13 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from agent.config import Config
 from agent.qrm.knobs import KnobFiles
 from agent.qrm.originals import Originals
-from agent.runtime_side import MADE_S, RuntimeSide
-from api.decisions import Act
+from agent.runtime_side import LOOK_S, MADE_S, RuntimeSide
+from api.decisions import Act, Outcome, Status
 from api.knobs import Knob
 from tests.agent.qrm.trees import Tree
 
@@ -27,10 +29,13 @@ async def test_what_a_runtime_is_still_making_is_put_back_too_and_who_never_come
     side = RuntimeSide(Config(), Act.DRY_RUN, nobody, nobody, tree.hierarchy, tmp_path)
     side.foretold.tell(NEVER, {Knob.CPUSET: "0-3"}, time.monotonic() - MADE_S)
     side.end(files, originals)
-    side.foretold.tell(LATE, {Knob.CPUSET: "0-3"}, time.monotonic())
+    given = tree.decision(LATE, Knob.CPUSET, "3", cgroup_id=0)
+    told = Outcome(decision=given, status=Status.APPLIED, before="0-3", after="3")
+    side.foretold.tell(LATE, {Knob.CPUSET: "0-3"}, time.monotonic(), done={Knob.CPUSET: told})
 
     def make() -> None:
         tree.make(LATE)
+        time.sleep(LOOK_S * 3)  # as long as a runtime takes until it writes
         tree.file(LATE, "cpuset.cpus").write_text("3\n")
 
     making = threading.Timer(0.2, make)
@@ -38,6 +43,21 @@ async def test_what_a_runtime_is_still_making_is_put_back_too_and_who_never_come
     side.end(files, originals)
     making.join()
     assert [(entry.cgroup, entry.knob) for entry in originals.entries()] == [(LATE, Knob.CPUSET)]
-    assert side.foretold.pending(0.0) == {NEVER}
+    assert side.foretold.pending(0.0) == {NEVER: {Knob.CPUSET: "0-3"}}
     originals.restore(files)
     assert tree.file(LATE, "cpuset.cpus").read_text() == "0-3\n"
+
+
+async def test_whatever_is_wrong_with_what_was_foretold_the_others_are_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tree = Tree(tmp_path / "cgroup", "v1")
+    nobody = cast(Any, None)
+    side = RuntimeSide(Config(), Act.DRY_RUN, nobody, nobody, tree.hierarchy, tmp_path)
+
+    def bug(*_: object) -> int:
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(side.foretold, "adopt", bug)
+    assert side.end(KnobFiles(tree.hierarchy), Originals(tmp_path / "originals.json", "boot")) == ()
+    assert "TypeError: a bug" in caplog.text

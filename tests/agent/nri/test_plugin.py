@@ -141,8 +141,13 @@ async def test_what_was_given_is_put_back_to_what_the_owner_asked_for(tmp_path: 
     assert agent.foretold.outcomes() == ()
     agent.tree.make(BATCH)
     agent.tree.file(BATCH, "cpu.shares").write_text("10\n")
+    quota = made.adjust.linux.resources.cpu.quota.value
+    assert agent.foretold.adopt(files, originals) == 0, "it has not written all yet"
+    agent.tree.file(BATCH, "cpu.cfs_quota_us").write_text(f"{quota}\n")
     assert agent.foretold.adopt(files, originals) == 1
-    (outcome,) = agent.foretold.outcomes()
+    by_knob = {one.decision.knob: one for one in agent.foretold.outcomes()}
+    assert (by_knob[Knob.QUOTA].status, by_knob[Knob.QUOTA].after) == (Status.APPLIED, f"{quota} 100000")
+    outcome = by_knob[Knob.WEIGHT]
     decision = outcome.decision
     assert (decision.pod, decision.cgroup, decision.knob) == ("shop/batch", BATCH, Knob.WEIGHT)
     assert decision.cgroup_id == originals.entries()[0].cgroup_id > 0
@@ -150,7 +155,8 @@ async def test_what_was_given_is_put_back_to_what_the_owner_asked_for(tmp_path: 
     assert decision.verdict.rule == "yield_to_online", "the least weight stands in for cpu.idle"
     assert agent.foretold.outcomes() == (), "once"
     assert [(entry.cgroup, entry.knob, dict(entry.raw.texts)) for entry in originals.entries()] == [
-        (BATCH, Knob.WEIGHT, {"cpu.shares": "205\n"})
+        (BATCH, Knob.WEIGHT, {"cpu.shares": "205\n"}),
+        (BATCH, Knob.QUOTA, {"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n"}),
     ]
     originals.restore(files)
     assert agent.tree.file(BATCH, "cpu.shares").read_text().strip() == "205"
@@ -241,6 +247,7 @@ async def test_who_changes_a_container_changes_what_is_put_back_and_not_what_is_
         answer = await runtime.ask("UpdateContainer", request)
         assert not wire.UpdateContainerResponse.FromString(answer.payload).update, "nothing was said of its weight"
     agent.tree.make(BATCH)
+    agent.tree.file(BATCH, "cpu.shares").write_text("10\n")
     files, originals = KnobFiles(agent.tree.hierarchy), Originals(tmp_path / "originals.json", "boot")
     agent.foretold.adopt(files, originals)
     assert [dict(entry.raw.texts) for entry in originals.entries()] == [{"cpu.shares": "512\n"}]
@@ -332,7 +339,7 @@ async def test_at_the_end_the_runtime_hears_what_became_of_whom_it_made(tmp_path
         runtime.updating = lambda: None if len(runtime.updates) > 1 else written(shares, "2\n")
         plugin.silence()
         assert (await runtime.create(a_container("late", "reclaimed_cores", cgroup=f"{POD}/late"))).ByteSize() == 0
-        await asyncio.to_thread(plugin.leave, files)
+        await asyncio.to_thread(plugin.leave, files, {})
         said = {one.container_id: one.linux.resources for update in runtime.updates for one in update.update}
         assert [len(update.update) for update in runtime.updates] == [32, 9]
         assert (said["id-batch0"].cpu.cpus, said["id-batch1"].cpu.cpus) == ("0-2", "0-3")
@@ -340,6 +347,31 @@ async def test_at_the_end_the_runtime_hears_what_became_of_whom_it_made(tmp_path
         assert (cpu.shares.value, cpu.quota.value, cpu.cpus) == (206, -1, "")
         assert said.keys() == {"id-left", *(f"id-{name}" for name in names)}
         assert shares.read_text() == "77\n"
+
+
+async def test_who_is_made_and_has_not_begun_at_the_end_begins_as_his_owner_wanted(
+    tmp_path: Path, runtime: Runtime
+) -> None:
+    """Nobody puts back what is not there yet, and the runtime would write what it was answered."""
+    agent = Agent(tmp_path, basis_of("advisor: {policy: latency}"))
+    with agent.plugin(runtime.path) as plugin:
+        await runtime.plugin()
+        for name in ("late", "there"):
+            made = await runtime.create(
+                a_container(name, "reclaimed_cores", cgroup=f"{POD}/{name}", shares=205, quota=50_000)
+            )
+            assert made.adjust.linux.resources.cpu.shares.value == 10
+        # One whose cgroup has come, and of which the journal could not be written: its files hold the agent's value.
+        agent.tree.make(f"{POD}/there")
+        shares = agent.tree.file(f"{POD}/there", "cpu.shares")
+        shares.write_text("10\n")
+        runtime.updating = lambda: written(shares, "205\n")
+        plugin.silence()
+        files = KnobFiles(agent.tree.hierarchy)
+        await asyncio.to_thread(plugin.leave, files, agent.foretold.pending(0.0))
+        said = {one.container_id: one.linux.resources for update in runtime.updates for one in update.update}
+        assert {name: one.cpu.shares.value for name, one in said.items()} == {"id-late": 205, "id-there": 205}
+        assert shares.read_text() == "205\n", "and no file is put back to what it held"
 
 
 async def test_a_runtime_that_is_gone_at_the_end_is_told_nothing(
@@ -352,7 +384,7 @@ async def test_a_runtime_that_is_gone_at_the_end_is_told_nothing(
         agent.tree.make(BATCH)
         runtime.hang_up()
         await until(plugin.source.problem)
-        await asyncio.to_thread(plugin.leave, KnobFiles(agent.tree.hierarchy))
+        await asyncio.to_thread(plugin.leave, KnobFiles(agent.tree.hierarchy), {})
     assert runtime.updates == []
     assert "some of 1 containers stay in the runtime's belief as they were made: there is no connection" in caplog.text
 
@@ -514,7 +546,7 @@ async def test_an_answer_that_is_no_message_is_garbage_too(
         agent.tree.make(BATCH)
         runtime.garbles = garbles
         assert "Traceback" not in caplog.text, "it is no bug of the agent"
-        await asyncio.to_thread(plugin.leave, KnobFiles(agent.tree.hierarchy))
+        await asyncio.to_thread(plugin.leave, KnobFiles(agent.tree.hierarchy), {})
     assert "some of 1 containers stay in the runtime's belief as they were made: the answer to Up" in caplog.text
 
 

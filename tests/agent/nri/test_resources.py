@@ -69,6 +69,15 @@ def test_what_the_owner_asked_for() -> None:
         ({Knob.MEMORY_MAX: "max"}, OWN, V1, {}),
         ({Knob.MEMORY_HIGH: "5000"}, OWN, V1, {}),
         ({Knob.MEMORY_HIGH: "5000"}, OWN, V2, {Knob.MEMORY_HIGH: "5000"}),
+        # The kubelet (MemoryQoS) or whoever made the container protects it, or limits it, more.
+        ({Knob.MEMORY_HIGH: "5000"}, resources(memory_high="4096"), V2, {}),
+        ({Knob.MEMORY_HIGH: "max"}, resources(memory_high="4096"), V2, {}),
+        (
+            {Knob.MEMORY_LOW: "0", Knob.MEMORY_MIN: "8192"},
+            resources(memory_low="1", memory_min="2"),
+            V2,
+            {Knob.MEMORY_MIN: "8192"},
+        ),
     ],
 )
 def test_a_container_is_given_no_more_than_it_may_have(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.qrm.actuator import Actuator
-from agent.qrm.foretold import LISTED_S, LONGEST_S, Foretold
+from agent.qrm.foretold import LISTED_S, LONGEST_S, MAKING, SETTLED_S, Foretold
 from agent.qrm.knobs import KnobFiles
 from agent.qrm.originals import Originals
 from api.decisions import Act, Outcome, Status
@@ -15,6 +15,7 @@ from api.knobs import Knob
 from tests.agent.qrm.trees import Tree
 
 BATCH = "/batch"
+NEXT = {Knob.QUOTA: "10000 100000", Knob.WEIGHT: "2"}
 
 
 class Stage:
@@ -22,7 +23,8 @@ class Stage:
         self.tree = Tree(folder / "cgroup", "v1")
         self.files = KnobFiles(self.tree.hierarchy)
         self.originals = Originals(folder / "originals.json", "boot")
-        self.foretold = Foretold()
+        self.now_s = 100.0
+        self.foretold = Foretold(lambda: self.now_s)
         self.actuator = Actuator(self.files, self.originals, Act.ON, self.foretold)
 
     def made(self, **texts: str) -> None:
@@ -101,6 +103,8 @@ def test_what_came_of_it_is_told_once_and_with_what_the_kernel_shows(stage: Stag
     told = Outcome(decision=decision, status=Status.APPLIED, before="0-3", after="3", clamped_from="3-4")
     stage.foretold.tell(BATCH, {Knob.CPUSET: "0-3"}, 1.0, done={Knob.CPUSET: told})
     stage.made(cpuset_cpus=held)
+    stage.actuator.apply([])
+    stage.now_s += SETTLED_S
     again = stage.actuator.apply([stage.tree.decision(BATCH, Knob.CPUSET, held)])
     assert [one.status for one in again] == [Status.UNCHANGED]
     (outcome,) = stage.foretold.outcomes()
@@ -109,6 +113,48 @@ def test_what_came_of_it_is_told_once_and_with_what_the_kernel_shows(stage: Stag
     stage.foretold.tell(BATCH, {Knob.CPUSET: "0-3"}, 2.0, done={Knob.CPUSET: told})
     stage.actuator.apply([])
     assert stage.foretold.outcomes() == (), "that is known already"
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_what_a_runtime_has_not_written_yet_is_nobodys(stage: Stage, anew: bool) -> None:
+    """It makes the cgroup first, with the kernel's values in it: not the owner's, nor is what follows somebody else's."""
+    given = {Knob.QUOTA: ("max 100000", "20000 100000"), Knob.WEIGHT: ("20", "1")}
+    decisions = [stage.tree.decision(BATCH, knob, after, cgroup_id=0) for knob, (_, after) in given.items()]
+    done = {
+        one.knob: Outcome(decision=one, status=Status.APPLIED, before=given[one.knob][0], after=one.value)
+        for one in decisions
+    }
+    stage.made()
+    if anew:
+        stage.actuator.apply([stage.tree.decision(BATCH, Knob.WEIGHT, "1")])
+    stage.foretold.tell(BATCH, {Knob.QUOTA: "max 100000", Knob.WEIGHT: "204"}, 1.0, anew=anew, done=done)
+    before = stage.held("cpu.shares"), stage.held("cpu.cfs_quota_us")
+    for _ in range(2):
+        found = stage.actuator.apply([stage.tree.decision(BATCH, Knob.QUOTA, "10000 100000")])
+        assert [(one.status, one.error) for one in found] == [(Status.UNCHANGED, MAKING)]
+        assert (stage.held("cpu.shares"), stage.held("cpu.cfs_quota_us")) == before
+        stage.now_s += SETTLED_S / 4
+    stage.tree.file(BATCH, "cpu.cfs_quota_us").write_text("20000\n")
+    stage.tree.file(BATCH, "cpu.shares").write_text("10\n")
+    found = stage.actuator.apply([stage.tree.decision(BATCH, knob, value) for knob, value in NEXT.items()])
+    assert [(one.status, one.error, one.after) for one in found] == [
+        (Status.APPLIED, "", "10000 100000"), (Status.APPLIED, "", "2"),
+    ]  # fmt: skip
+    assert [one.status for one in stage.foretold.outcomes()] == [Status.APPLIED, Status.APPLIED]
+    stage.originals.restore(stage.files)
+    assert (stage.held("cpu.cfs_quota_us"), stage.held("cpu.shares")) == ("-1", "204")
+
+
+def test_a_runtime_that_never_writes_is_not_waited_for(stage: Stage) -> None:
+    decision = stage.tree.decision(BATCH, Knob.WEIGHT, "1", cgroup_id=0)
+    told = Outcome(decision=decision, status=Status.APPLIED, before="20", after="1")
+    stage.foretold.tell(BATCH, {Knob.WEIGHT: "204"}, 1.0, done={Knob.WEIGHT: told})
+    stage.made(cpu_shares="1024")
+    again = [stage.tree.decision(BATCH, Knob.WEIGHT, "2")]
+    assert [one.error for one in stage.actuator.apply(again)] == [MAKING]
+    stage.now_s += SETTLED_S
+    assert [(one.status, one.after) for one in stage.actuator.apply(again)] == [(Status.APPLIED, "2")]
+    assert [one.status for one in stage.foretold.outcomes()] == [Status.MISMATCH]
 
 
 def test_a_journal_that_cannot_be_written_is_tried_again(stage: Stage, tmp_path: Path) -> None:
