@@ -18,6 +18,7 @@ import msgspec
 
 from agent.eviction.situation import LEAST_WAIT_S, NS_PER_S, USUAL_GRACE_S, WAIT_FACTOR
 from agent.eviction.ways import Answer, Fate, Way
+from agent.tending import told_to_end
 from api.decisions import Round
 from api.evictions import Held, KillEvent, KillReason
 from api.pods import Pod
@@ -167,7 +168,9 @@ class AskingKiller:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(pending.wake.wait(), wait_s)
                 pending.wake.clear()
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if told_to_end(error):
+                raise
             log.exception("the eviction of %s failed; it is judged anew", pending.pod.key)
             self._end(pending, KillReason.FAILED, f"Evict failed: {type(error).__name__}; reason: {pending.reason}")
 

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from agent.eviction import asking
 from agent.eviction.asking import AskingKiller
-from agent.eviction.ways import ApiWay, Fate, answer_of
+from agent.eviction.ways import Answer, ApiWay, Fate, Sight, answer_of
 from api.evictions import Held, KillReason
 from api.pods import Pod
 from api.qos import QoSLevel
@@ -356,6 +356,29 @@ async def test_ten_are_asked_at_a_time() -> None:
             seen.killer.evict(one, None, "because")
         await seen.until("all are asked", lambda: seen.told.count(SUCCEEDED) == 30)
     assert most == 10
+
+
+async def test_a_pod_whose_request_was_cancelled_by_others_is_judged_anew() -> None:
+    """What the killer waits for was cancelled, and not the killer: the pod would be on its way out for ever."""
+
+    class Cancelled:
+        async def ask(self, pod: Pod, grace_s: float | None) -> Answer:
+            inner = asyncio.create_task(asyncio.Event().wait())
+            inner.cancel()
+            await inner
+            raise AssertionError
+
+        async def look(self, pod: Pod) -> Sight | None:
+            return None
+
+        def forget(self, pod: Pod) -> None:
+            pass
+
+    seen = Watched(AskingKiller(lambda _pod: Cancelled()))
+    seen.killer.evict(pod(), None, "because")
+    await seen.until("it is told", lambda: bool(seen.told))
+    assert seen.messages == ["Evict failed: CancelledError; reason: because"]
+    assert not seen.killer._pending
 
 
 async def test_nothing_is_left_when_the_agent_ends() -> None:
