@@ -16,7 +16,7 @@ from contextlib import suppress
 
 import msgspec
 
-from agent.eviction.situation import LEAST_WAIT_S, NS_PER_S, USUAL_GRACE_S, WAIT_FACTOR
+from agent.eviction.situation import LEAST_WAIT_S, MOST_GRACE_S, NS_PER_S, USUAL_GRACE_S, WAIT_FACTOR
 from agent.eviction.ways import Answer, Fate, Way
 from agent.tending import told_to_end
 from api.decisions import Round
@@ -62,8 +62,10 @@ class _Pending(msgspec.Struct):
 
     @property
     def deadline_s(self) -> float:
-        """After so many seconds it should be gone."""
-        known = (each for each in (self.grace_s, self.told_s, USUAL_GRACE_S) if each is not None)
+        """After so many seconds it should be gone, or is not counted on any more: a pod that was given hours has them, and
+        meanwhile others leave in its place."""
+        told_s = None if self.told_s is None else min(self.told_s, MOST_GRACE_S)
+        known = (each for each in (self.grace_s, told_s, USUAL_GRACE_S) if each is not None)
         return max(LEAST_WAIT_S, WAIT_FACTOR * next(known))
 
     @property

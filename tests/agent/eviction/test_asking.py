@@ -314,7 +314,17 @@ async def test_another_pod_of_the_same_name_takes_the_place_of_the_first() -> No
 
 
 @pytest.mark.parametrize(
-    ("grace_s", "given_s", "late_s"), [(2.0, 2, 10.0), (60.0, 60, 90.0), (None, 30, 45.0), (None, 600, 900.0)]
+    ("grace_s", "given_s", "late_s"),
+    [
+        (2.0, 2, 10.0),
+        (60.0, 60, 90.0),
+        (None, 30, 45.0),
+        (None, 600, 900.0),
+        # What pods ask for themselves counts for ten minutes at most; what a plugin is set to in full.
+        (None, 601, 900.0),
+        (None, 86_400, 900.0),
+        (3600.0, 3600, 5400.0),
+    ],
 )
 async def test_a_pod_is_late_after_one_and_a_half_times_its_grace_and_ten_seconds_at_least(
     grace_s: float | None, given_s: int, late_s: float
