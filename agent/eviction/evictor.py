@@ -106,8 +106,10 @@ class Evictor:
             power=None if known.node is None else known.node.answered,
             leaving=leaving,
             stuck=stuck,
+            held=frozenset() if self.killer is None else frozenset(self.killer.held),
             crowded=self._crowded,
         )
+        gone = {each.pod for each in self._memory.sent if not each.dry_run and each.gone(situation)}
         found, self._memory = judge(situation, self._memory, self._config, self.outside())
         if self._crowded and self._memory.judged_at_ns == now_ns:
             self._crowded = {}
@@ -118,10 +120,18 @@ class Evictor:
             self.notifier.turn(found.victims, snapshot.pods, now_ns)
         self._wished = wished(found, self._wished, self.killer.held, snapshot.pods, now_ns)
         if self._memory.judged_at_ns == now_ns:
-            for pod, why in over(self._wished, self.killer.held, found, snapshot.pods, self._config, now_ns):
-                self.killer.withdraw(pod, why)
+            stay = dict(over(self._wished, self.killer.held, found, snapshot.pods, self._config, gone))
+            self._withdraw(self.killer, stay)
         asked, held = tuple(sorted(self.killer.leaving)), dict(sorted(self.killer.held.items()))
         return msgspec.structs.replace(found, leaving=asked, held=held)
+
+    def _withdraw(self, killer: Killer, stay: Mapping[str, str]) -> None:
+        """Whom nobody wants to leave any more, each with why."""
+        for pod, why in stay.items():
+            killer.withdraw(pod, why)
+        # Else they would count as gone for as long as they would have taken to end.
+        sent = tuple(each for each in self._memory.sent if each.dry_run or each.pod not in stay)
+        self._memory = msgspec.structs.replace(self._memory, sent=sent)
 
     def _away(self, snapshot: Snapshot, now_ns: int) -> tuple[frozenset[str], frozenset[str]]:
         """Pods on their way out, whoever sent them, and those that do not go."""

@@ -92,6 +92,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Pods on their way out, `namespace/name`, whoever sent them."""
     stuck: frozenset[str] = frozenset()
     """Pods that cannot be made to leave, or should have left long ago. They stay and count, and are no candidates."""
+    held: frozenset[str] = frozenset()
+    """Pods that could not be asked to leave yet, for whatever reason."""
     rootfs: Mapping[str, RootfsUse] = {}
     """By pod."""
     nics: Mapping[str, float] = {}
