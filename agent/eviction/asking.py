@@ -235,6 +235,8 @@ class AskingKiller:
         if seen is not None and since_s >= pending.deadline_s and not pending.exceeded:
             pending.exceeded = True
             text = f"Container runtime did not kill the pod within specified grace period: it is there {since_s:.0f} s later"
+            if pending.grace_s is None and (pending.told_s or 0.0) > since_s:
+                text = f"The pod was given {pending.told_s:.0f} s and is there {since_s:.0f} s later: others leave in its place"
             self._tell(pending, KillReason.EXCEEDED, f"{text}; reason: {pending.reason}")
         return LATE_LOOKS_S if pending.exceeded else LOOKS.wait_s(pending.tries)
 

@@ -344,6 +344,9 @@ async def test_a_pod_is_late_after_one_and_a_half_times_its_grace_and_ten_second
         now[0] = round(late_s * S)
         await seen.until("it is late", lambda: seen.told == [CREATED, KillReason.EXCEEDED])
         assert seen.killer.stuck == seen.killer.leaving == {"shop/batch"}
+        assert seen.messages[-1].startswith(
+            "The pod was given 86400 s and is there 900 s" if given_s > late_s else "Container"
+        )
         server.metadata = None
         await seen.until("and goes in the end", lambda: seen.told[-1] is SUCCEEDED)
 
