@@ -73,8 +73,10 @@ class Tending:
                 await work()
                 error = "it came to an end"
                 log.error("%s came to an end by itself; it is begun again", name)
-            except Exception as failure:
-                error, before = f"{type(failure).__name__}: {failure}", self._fallen.get(name)
+            except (Exception, asyncio.CancelledError) as failure:
+                if told_to_end(failure):
+                    raise
+                error, before = f"{type(failure).__name__}: {failure}".removesuffix(": "), self._fallen.get(name)
                 if before is None or before.error != error:
                     log.exception("%s ended by a bug; it is begun again", name)
             await asyncio.sleep(self._fell(name, error))
@@ -89,6 +91,13 @@ class Tending:
 
     def _steady(self, one: _Fall) -> bool:
         return one.begun_at_s is not None and self._clock() - one.begun_at_s >= STEADY_S
+
+
+def told_to_end(failure: BaseException) -> bool:
+    """Whether somebody cancelled this task. If not, it was something that it waited for, and that is a bug as any other: left
+    to end the task it would be told nowhere."""
+    task = asyncio.current_task()
+    return isinstance(failure, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

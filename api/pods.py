@@ -59,7 +59,8 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     """Where its ports answer: its own IP address, or that of loopback where it shares the node's network; None where nobody
     says it. Never what its annotations say."""
     grace_s: float | None = None
-    """What it asks for to end in [terminationGracePeriodSeconds]; None where it says nothing."""
+    """What it asks for to end in [terminationGracePeriodSeconds], or was given when it was told to
+    [deletionGracePeriodSeconds]; None where nobody says it."""
     leaving: bool = False
     """Whether it was told to end, whoever did (deletionTimestamp): it runs on for a while, and need not be told again."""
     problems: tuple[str, ...] = ()

@@ -16,8 +16,9 @@ from contextlib import suppress
 
 import msgspec
 
-from agent.eviction.situation import LEAST_WAIT_S, NS_PER_S, USUAL_GRACE_S, WAIT_FACTOR
+from agent.eviction.situation import LEAST_WAIT_S, MOST_GRACE_S, NS_PER_S, USUAL_GRACE_S, WAIT_FACTOR
 from agent.eviction.ways import Answer, Fate, Way
+from agent.tending import told_to_end
 from api.decisions import Round
 from api.evictions import Held, KillEvent, KillReason
 from api.pods import Pod
@@ -61,8 +62,10 @@ class _Pending(msgspec.Struct):
 
     @property
     def deadline_s(self) -> float:
-        """After so many seconds it should be gone."""
-        known = (each for each in (self.grace_s, self.told_s, USUAL_GRACE_S) if each is not None)
+        """After so many seconds it should be gone, or is not counted on any more: a pod that was given hours has them, and
+        meanwhile others leave in its place."""
+        told_s = None if self.told_s is None else min(self.told_s, MOST_GRACE_S)
+        known = (each for each in (self.grace_s, told_s, USUAL_GRACE_S) if each is not None)
         return max(LEAST_WAIT_S, WAIT_FACTOR * next(known))
 
     @property
@@ -167,7 +170,9 @@ class AskingKiller:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(pending.wake.wait(), wait_s)
                 pending.wake.clear()
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if told_to_end(error):
+                raise
             log.exception("the eviction of %s failed; it is judged anew", pending.pod.key)
             self._end(pending, KillReason.FAILED, f"Evict failed: {type(error).__name__}; reason: {pending.reason}")
 
@@ -230,6 +235,8 @@ class AskingKiller:
         if seen is not None and since_s >= pending.deadline_s and not pending.exceeded:
             pending.exceeded = True
             text = f"Container runtime did not kill the pod within specified grace period: it is there {since_s:.0f} s later"
+            if pending.grace_s is None and (pending.told_s or 0.0) > since_s:
+                text = f"The pod was given {pending.told_s:.0f} s and is there {since_s:.0f} s later: others leave in its place"
             self._tell(pending, KillReason.EXCEEDED, f"{text}; reason: {pending.reason}")
         return LATE_LOOKS_S if pending.exceeded else LOOKS.wait_s(pending.tries)
 

@@ -12,7 +12,14 @@ from agent.eviction.holding import Wish, over, wished
 from agent.eviction.judgement import PLUGIN_FAILED, Finding
 from agent.eviction.killer import Killer, Teller, carry_out
 from agent.eviction.manager import judge
-from agent.eviction.situation import NS_PER_S, RootfsUse, Situation, newly_promised
+from agent.eviction.situation import (
+    NS_PER_S,
+    RootfsUse,
+    Situation,
+    newly_promised,
+    on_their_way,
+    overdue,
+)
 from agent.eviction.state import EvictionMemory
 from agent.policy import Remembered
 from agent.qrm.placing.ceiling import below
@@ -44,6 +51,8 @@ class Evictor:
         self._memory = EvictionMemory()
         self._wished: dict[str, Wish] = {}
         """Of those who were handed to the killer and may be held: what for."""
+        self._leaving_ns: dict[str, int] = {}
+        """Since when pods that were told to end are seen to be, whoever told them: by uid, CLOCK_MONOTONIC."""
         self.outside: Callable[[], tuple[Finding, ...]] = tuple
         """What plugins at sockets found."""
         self.rootfs: Callable[[], Mapping[str, RootfsUse]] = dict
@@ -82,6 +91,7 @@ class Evictor:
         loads = _loads(known.advisor.containers, now_ns, self._config.stale_s)
         layers = self.rootfs()
         pools = {} if advice is None else {pool.name: pool.cpus for pool in advice.pools}
+        leaving, stuck = self._away(snapshot, now_ns)
         situation = Situation(
             snapshot=snapshot,
             now_ns=now_ns,
@@ -94,11 +104,12 @@ class Evictor:
             rootfs={pod.key: layers[pod.uid] for pod in snapshot.pods if pod.uid in layers},
             nics=_nics(snapshot.node.interfaces),
             power=None if known.node is None else known.node.answered,
-            leaving=frozenset(pod.key for pod in snapshot.pods if pod.leaving)
-            | (frozenset() if self.killer is None else self.killer.leaving),
-            stuck=frozenset() if self.killer is None else self.killer.stuck,
+            leaving=leaving,
+            stuck=stuck,
+            held=frozenset() if self.killer is None else frozenset(self.killer.held),
             crowded=self._crowded,
         )
+        gone = {each.pod for each in self._memory.sent if not each.dry_run and each.gone(situation)}
         found, self._memory = judge(situation, self._memory, self._config, self.outside())
         if self._crowded and self._memory.judged_at_ns == now_ns:
             self._crowded = {}
@@ -109,10 +120,28 @@ class Evictor:
             self.notifier.turn(found.victims, snapshot.pods, now_ns)
         self._wished = wished(found, self._wished, self.killer.held, snapshot.pods, now_ns)
         if self._memory.judged_at_ns == now_ns:
-            for pod, why in over(self._wished, self.killer.held, found, snapshot.pods, self._config, now_ns):
-                self.killer.withdraw(pod, why)
-        leaving = tuple(sorted(self.killer.leaving))
-        return msgspec.structs.replace(found, leaving=leaving, held=dict(sorted(self.killer.held.items())))
+            stay = dict(over(self._wished, self.killer.held, found, snapshot.pods, self._config, gone))
+            self._withdraw(self.killer, stay)
+        asked, held = tuple(sorted(self.killer.leaving)), dict(sorted(self.killer.held.items()))
+        return msgspec.structs.replace(found, leaving=asked, held=held)
+
+    def _withdraw(self, killer: Killer, stay: Mapping[str, str]) -> None:
+        """Whom nobody wants to leave any more, each with why."""
+        for pod, why in stay.items():
+            killer.withdraw(pod, why)
+        # Else they would count as gone for as long as they would have taken to end.
+        sent = tuple(each for each in self._memory.sent if each.dry_run or each.pod not in stay)
+        self._memory = msgspec.structs.replace(self._memory, sent=sent)
+
+    def _away(self, snapshot: Snapshot, now_ns: int) -> tuple[frozenset[str], frozenset[str]]:
+        """Pods on their way out, whoever sent them, and those that do not go."""
+        self._leaving_ns = on_their_way(snapshot.pods, self._leaving_ns, now_ns)
+        told = frozenset(pod.key for pod in snapshot.pods if pod.leaving)
+        late = overdue(snapshot.pods, self._leaving_ns, now_ns)
+        if self.killer is None:
+            return told, late
+        # Of whom it watches the killer knows better: they may have a grace of a plugin's, however long.
+        return told | self.killer.leaving, (late - self.killer.leaving) | self.killer.stuck
 
     @staticmethod
     def status(found: Evictions, duration_ns: int) -> SourceStatus:

@@ -1,12 +1,12 @@
 """Whether who could not be asked to leave still has to. Pure.
 
-A pod that was sent counts as gone for a while, so that its plugin may find nothing wrong meanwhile; afterwards it counts as
-here, and the plugin's word is the truth: where it finds nothing any more, or can tell nothing, the pod stays.
+A pod that was sent may count as gone for a while, so that its plugin finds nothing wrong meanwhile. Where it counts as here,
+as one does that a budget keeps, the plugin's word is the truth: where it finds nothing, or can tell nothing, the pod stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -22,7 +22,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
     plugin: str
     until_ns: int
-    """So long it counts as gone (CLOCK_MONOTONIC)."""
+    """So long it counts as gone, or longer where it is held (CLOCK_MONOTONIC)."""
 
 
 def wished(
@@ -43,9 +43,10 @@ def over(
     found: Evictions,
     pods: Iterable[Pod],
     config: EvictionConfig,
-    now_ns: int,
+    gone: Collection[str],
 ) -> Iterator[tuple[str, str]]:
-    """Pods that are held and need not leave any more, each with why."""
+    """Pods that are held and need not leave any more, each with why; `gone` are those that counted as gone when that was
+    `found`."""
     in_trouble = {each.plugin for each in found.thresholds if each.met is not Met.NOT_MET}
     judging = {each.plugin for each in found.thresholds}
     known = {pod.key: pod for pod in pods}
@@ -59,5 +60,5 @@ def over(
             yield key, f"{wish.plugin} runs dry by now"
         elif not (config.enabled(wish.plugin) if wish.plugin in NAMES else wish.plugin in judging):
             yield key, f"{wish.plugin} does not judge any more"
-        elif now_ns >= wish.until_ns and wish.plugin not in in_trouble:
+        elif key not in gone and wish.plugin not in in_trouble:
             yield key, f"{wish.plugin} finds no more trouble, or cannot tell"

@@ -31,7 +31,7 @@ from agent.eviction import (
 )
 from agent.eviction.choosing import chosen, claims
 from agent.eviction.judgement import PLUGIN_FAILED, Finding, missing, not_met
-from agent.eviction.situation import NS_PER_S, Situation, counts_as_gone_ns
+from agent.eviction.situation import NS_PER_S, USUAL_GRACE_S, Situation, counts_as_gone_ns, wait_ns
 from agent.eviction.state import EvictionMemory, Plugins, Sent
 from api.evictions import Evictions, Met, Shown, Threshold, Victim
 
@@ -49,7 +49,8 @@ def judge(
     if since is None or not 0 <= situation.now_ns - since <= (config.interval_s + config.stale_s) * NS_PER_S:
         memory = msgspec.structs.replace(memory, plugins=_anew(memory.plugins), met_since_ns={})
     uids = {pod.uid for pod in situation.snapshot.pods}
-    sent = tuple(each for each in memory.sent if each.uid in uids and situation.now_ns < each.until_ns)
+    kept = tuple(each for each in memory.sent if each.uid in uids and situation.now_ns < each.until_ns)
+    sent = tuple(each for each in kept if each.gone(situation))
     situation = msgspec.structs.replace(situation, stale_s=config.stale_s)
     findings, plugins = _ask(situation, sent, memory.plugins, config)
     findings += (_here(finding, situation, sent) for finding in outside)
@@ -73,7 +74,7 @@ def judge(
         latest=evictions,
         met_since_ns=met_since,
         conditions=conditions,
-        sent=(*sent, *(_sent(victim, situation) for victim in gone)),
+        sent=(*kept, *(_sent(victim, situation) for victim in gone)),
         evicted_at_ns={**memory.evicted_at_ns, **{victim.plugin: situation.now_ns for victim in gone}},
         plugins=plugins,
     )
@@ -177,7 +178,11 @@ def _lasting(
 
 def _sent(victim: Victim, situation: Situation) -> Sent:
     until_ns = situation.now_ns + counts_as_gone_ns(victim, situation.snapshot.pods)
-    return Sent(pod=victim.pod, uid=victim.uid, plugin=victim.plugin, until_ns=until_ns, dry_run=victim.dry_run)
+    held_until_ns = min(until_ns, situation.now_ns + wait_ns(USUAL_GRACE_S))
+    return Sent(
+        pod=victim.pod, uid=victim.uid, plugin=victim.plugin, until_ns=until_ns, held_until_ns=held_until_ns,
+        dry_run=victim.dry_run,
+    )  # fmt: skip
 
 
 def _conditions(

@@ -34,14 +34,17 @@ def judge(situation: Situation, memory: PowerEvictMemory) -> tuple[tuple[Finding
         return (not_met(NAME, "power_off", text, SCOPE),), PowerEvictMemory()
     if power.kind is not PowerKind.EVICT:
         return (not_met(NAME, power.verdict.rule, power.verdict.text, SCOPE),), PowerEvictMemory()
-    pods = [pod for pod in reclaimed(situation.staying) if pod.key not in situation.stuck]
+    here = reclaimed(situation.staying)
+    pods = [pod for pod in here if pod.key not in situation.stuck]
     if power.at_ns != memory.answer_ns:
         first = sorted(pods, key=lambda pod: (pod.priority, -reclaimed_cores(pod), pod.key))[: power.count]
         memory = PowerEvictMemory(answer_ns=power.at_ns, chosen=tuple(pod.uid for pod in first))
     left = [pod for pod in pods if pod.uid in memory.chosen]
+    # Also while a budget keeps who was chosen: the trouble is not over by that.
+    met = any(pod.uid in memory.chosen for pod in here)
     text = f"{REASON}: {power.verdict.text}"
     threshold = judged(
-        NAME, Met.HARD if left else Met.NOT_MET, SCOPE, value=power.verdict.threshold or 0.0,
+        NAME, Met.HARD if met else Met.NOT_MET, SCOPE, value=power.verdict.threshold or 0.0,
         observed=float(power.current_watts), text=text, inputs=power.verdict.inputs,
     )  # fmt: skip
     candidates = tuple(Candidate(pod=pod, text=text) for pod in sorted(left, key=lambda p: memory.chosen.index(p.uid)))

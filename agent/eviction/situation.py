@@ -26,7 +26,7 @@ LEAST_WAIT_S, WAIT_FACTOR, USUAL_GRACE_S = 10.0, 1.5, 30.0
 
 
 MOST_GRACE_S = 600.0
-"""Of pods that ask for hours themselves: the node is in trouble now."""
+"""Of what pods ask for themselves, be it hours, so much counts: the node is in trouble now."""
 
 
 def grace_of(pod: Pod, grace_s: float | None) -> float:
@@ -41,7 +41,25 @@ def counts_as_gone_ns(victim: Victim, pods: Iterable[Pod]) -> int:
     place."""
     pod = next((each for each in pods if each.uid == victim.uid), None)
     grace_s = victim.grace_s if pod is None else grace_of(pod, victim.grace_s)
-    return round(max(LEAST_WAIT_S, WAIT_FACTOR * (USUAL_GRACE_S if grace_s is None else grace_s)) * NS_PER_S)
+    return wait_ns(USUAL_GRACE_S if grace_s is None else grace_s)
+
+
+def wait_ns(grace_s: float) -> int:
+    """Until a pod with that grace should be gone."""
+    return round(max(LEAST_WAIT_S, WAIT_FACTOR * grace_s) * NS_PER_S)
+
+
+def on_their_way(pods: Iterable[Pod], before: Mapping[str, int], now_ns: int) -> dict[str, int]:
+    """Since when the pods that were told to end are seen to be, by uid; `before` is what was said of them so far."""
+    return {pod.uid: before.get(pod.uid, now_ns) for pod in pods if pod.leaving}
+
+
+def overdue(pods: Iterable[Pod], since_ns: Mapping[str, int], now_ns: int) -> frozenset[str]:
+    """Of these those that should have been gone by now, whoever told them to end, `namespace/name`: whoever deletes a pod with
+    a grace of a day keeps nobody else from leaving for so long."""
+    return frozenset(
+        pod.key for pod in pods if pod.uid in since_ns and now_ns - since_ns[pod.uid] >= wait_ns(grace_of(pod, None))
+    )
 
 
 class RootfsUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +91,9 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     leaving: frozenset[str] = frozenset()
     """Pods on their way out, `namespace/name`, whoever sent them."""
     stuck: frozenset[str] = frozenset()
-    """Pods that cannot be made to leave. They stay and count, and are no candidates."""
+    """Pods that cannot be made to leave, or should have left long ago. They stay and count, and are no candidates."""
+    held: frozenset[str] = frozenset()
+    """Pods that could not be asked to leave yet, for whatever reason."""
     rootfs: Mapping[str, RootfsUse] = {}
     """By pod."""
     nics: Mapping[str, float] = {}

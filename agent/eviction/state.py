@@ -14,19 +14,30 @@ from agent.eviction.numa_memory import NumaMemory
 from agent.eviction.numa_sys import NumaSysMemory
 from agent.eviction.oomd import OomdMemory
 from agent.eviction.power import PowerEvictMemory
+from agent.eviction.situation import Situation
 from agent.eviction.suppression import SuppressionMemory
 from agent.eviction.system_memory import SystemMemory
 from api.evictions import Evictions, Shown
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod that was told to leave, or would have been in a dry run: it counts as gone until then."""
+    """A pod that was told to leave, or would have been in a dry run."""
 
     pod: str
     uid: str
     plugin: str
     until_ns: int
+    """It counts as gone until then."""
+    held_until_ns: int
+    """The same of one that could not be told yet: what it would take to end does not run."""
     dry_run: bool
+
+    def gone(self, situation: Situation) -> bool:
+        """Whether it counts as gone now. Whom a budget or a refusal keeps never does: others leave in its place. Who cannot be
+        asked because nobody answers does for a while, or others would leave with it once somebody does."""
+        if self.dry_run or self.pod not in situation.held:
+            return situation.now_ns < self.until_ns
+        return self.pod not in situation.stuck and situation.now_ns < self.held_until_ns
 
 
 class Plugins(msgspec.Struct, frozen=True, kw_only=True):

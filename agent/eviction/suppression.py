@@ -95,15 +95,17 @@ def _group(
     total = sum(reclaimed_cores(pod) for pod in pods)
     worst = ceil(round(total, 6)) / supply
     since: dict[str, int] = {}
-    victims = []
-    # Who cannot be made to leave goes on requesting what it does.
-    willing = (pod for pod in pods if pod.key not in situation.stuck)
-    for pod in sorted(willing, key=lambda each: (-reclaimed_cores(each), each.priority, each.key)):
+    victims, met = [], False
+    for pod in sorted(pods, key=lambda each: (-reclaimed_cores(each), each.priority, each.key)):
         rate, bears = ceil(round(total, 6)) / supply, _bears(pod, config)
         if rate <= bears:
             continue
         began = since[pod.key] = memory.since_ns.get(pod.key, situation.now_ns)
-        if situation.now_ns - began > config.min_tolerance_s * NS_PER_S:
+        if situation.now_ns - began <= config.min_tolerance_s * NS_PER_S:
+            continue
+        met = True
+        # Who cannot be made to leave goes on requesting what it does, and bearing too much.
+        if pod.key not in situation.stuck:
             text = (
                 f"Reclaimed pods requested {rate:.2f} times the {supply:g} cores that they have; this one bears {bears:.2f} "
                 f"(current pool suppression rate {rate:.2f} is over than the pod suppression tolerance rate {bears:.2f})."
@@ -112,7 +114,7 @@ def _group(
             total -= reclaimed_cores(pod)
     text = f"Reclaimed pods requested {worst:.2f} times the {supply:g} cores that they have; {len(since)} bear less."
     threshold = judged(
-        NAME, Met.SOFT if victims else Met.NOT_MET, SCOPE, subject=subject, value=config.max_tolerance_rate, observed=worst,
+        NAME, Met.SOFT if met else Met.NOT_MET, SCOPE, subject=subject, value=config.max_tolerance_rate, observed=worst,
         text=text, inputs={"supply_cores": supply, "pods": len(pods), "suppressed": len(since)},
     )  # fmt: skip
     return Finding(threshold=threshold, candidates=tuple(victims), direct=True, kind="cpu"), since

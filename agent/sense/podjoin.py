@@ -109,7 +109,9 @@ def pod_of_kubelet(kube: KubePod, cgroups: Mapping[str, str], door: Door) -> Pod
         # They go on to say who may not be touched: static pods, and those that are spared by a key.
         pod = msgspec.structs.replace(pod, labels=raw.labels, annotations=raw.annotations)
         problems.append(f"{error}; until then its labels and annotations ask for nothing, and it is {pod.qos.value}")
-    said_s = spec.termination_grace_period_seconds
+    # Whoever told it to end may have given it more or less than it asks for.
+    given_s = metadata.deletion_grace_s if metadata.deleted_at is not None else None
+    said_s = spec.termination_grace_period_seconds if given_s is None else given_s
     return msgspec.structs.replace(
         pod,
         uid=kube.uid,

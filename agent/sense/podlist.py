@@ -41,6 +41,7 @@ class Metadata(msgspec.Struct, frozen=True):
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     deleted_at: str | None = msgspec.field(name="deletionTimestamp", default=None)
+    deletion_grace_s: int | None = msgspec.field(name="deletionGracePeriodSeconds", default=None)
 
 
 class Amounts(msgspec.Struct, frozen=True):

@@ -95,3 +95,39 @@ async def test_waits_grow_from_failure_to_failure() -> None:
         async with asyncio.timeout(20):
             await work.goes_on.wait()
     assert waits == [1, 2, 3, 4]
+
+
+async def test_what_was_cancelled_inside_work_does_not_end_it_unseen(caplog: pytest.LogCaptureFixture) -> None:
+    """Somebody else cancels what the work waits for, and not the work."""
+    began = 0
+    goes_on = asyncio.Event()
+
+    async def work() -> None:
+        nonlocal began
+        began += 1
+        if began == 3:
+            goes_on.set()
+            await asyncio.Event().wait()
+        inner = asyncio.create_task(asyncio.Event().wait())
+        inner.cancel()
+        await inner
+
+    async with AsyncExitStack() as stack:
+        tending = Tending(stack, SOON)
+        tending.begin("cnr", work)
+        async with asyncio.timeout(20):
+            await goes_on.wait()
+        problem = tending.problem()
+        assert problem is not None
+        assert problem.reason == "cnr ended by a bug, and was begun again: CancelledError"
+    assert began == 3, "once the stack is left it is not begun again"
+    assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
+
+
+async def test_work_that_is_being_begun_again_ends_with_the_stack() -> None:
+    work = Work(KeyError("x"))
+    async with asyncio.timeout(20), AsyncExitStack() as stack:
+        Tending(stack, Backoff(first_s=1000, most_s=1000)).begin("work", work.run)
+        while not work.left:
+            await asyncio.sleep(0)
+    assert work.began == 1

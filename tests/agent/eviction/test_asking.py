@@ -14,7 +14,7 @@ from aiohttp import web
 
 from agent.eviction import asking
 from agent.eviction.asking import AskingKiller
-from agent.eviction.ways import ApiWay, Fate, answer_of
+from agent.eviction.ways import Answer, ApiWay, Fate, Sight, answer_of
 from api.evictions import Held, KillReason
 from api.pods import Pod
 from api.qos import QoSLevel
@@ -314,7 +314,17 @@ async def test_another_pod_of_the_same_name_takes_the_place_of_the_first() -> No
 
 
 @pytest.mark.parametrize(
-    ("grace_s", "given_s", "late_s"), [(2.0, 2, 10.0), (60.0, 60, 90.0), (None, 30, 45.0), (None, 600, 900.0)]
+    ("grace_s", "given_s", "late_s"),
+    [
+        (2.0, 2, 10.0),
+        (60.0, 60, 90.0),
+        (None, 30, 45.0),
+        (None, 600, 900.0),
+        # What pods ask for themselves counts for ten minutes at most; what a plugin is set to in full.
+        (None, 601, 900.0),
+        (None, 86_400, 900.0),
+        (3600.0, 3600, 5400.0),
+    ],
 )
 async def test_a_pod_is_late_after_one_and_a_half_times_its_grace_and_ten_seconds_at_least(
     grace_s: float | None, given_s: int, late_s: float
@@ -334,6 +344,9 @@ async def test_a_pod_is_late_after_one_and_a_half_times_its_grace_and_ten_second
         now[0] = round(late_s * S)
         await seen.until("it is late", lambda: seen.told == [CREATED, KillReason.EXCEEDED])
         assert seen.killer.stuck == seen.killer.leaving == {"shop/batch"}
+        assert seen.messages[-1].startswith(
+            "The pod was given 86400 s and is there 900 s" if given_s > late_s else "Container"
+        )
         server.metadata = None
         await seen.until("and goes in the end", lambda: seen.told[-1] is SUCCEEDED)
 
@@ -356,6 +369,29 @@ async def test_ten_are_asked_at_a_time() -> None:
             seen.killer.evict(one, None, "because")
         await seen.until("all are asked", lambda: seen.told.count(SUCCEEDED) == 30)
     assert most == 10
+
+
+async def test_a_pod_whose_request_was_cancelled_by_others_is_judged_anew() -> None:
+    """What the killer waits for was cancelled, and not the killer: the pod would be on its way out for ever."""
+
+    class Cancelled:
+        async def ask(self, pod: Pod, grace_s: float | None) -> Answer:
+            inner = asyncio.create_task(asyncio.Event().wait())
+            inner.cancel()
+            await inner
+            raise AssertionError
+
+        async def look(self, pod: Pod) -> Sight | None:
+            return None
+
+        def forget(self, pod: Pod) -> None:
+            pass
+
+    seen = Watched(AskingKiller(lambda _pod: Cancelled()))
+    seen.killer.evict(pod(), None, "because")
+    await seen.until("it is told", lambda: bool(seen.told))
+    assert seen.messages == ["Evict failed: CancelledError; reason: because"]
+    assert not seen.killer._pending
 
 
 async def test_nothing_is_left_when_the_agent_ends() -> None:

@@ -248,6 +248,8 @@ def test_who_cannot_be_made_to_leave_takes_nothing_off() -> None:
     pods = [tolerant("a", 8, 2.0), tolerant("b", 8, 2.0, priority=-1), tolerant("c", 4, 2.0)]
     found = play_suppression(pods, 4, 301, stuck=frozenset({"default/b"}))[0]
     assert names(found) == ["a", "c"], "20, and 12 with the 8 of `b`"
+    alone = play_suppression(pods[:1], 1, 301, stuck=frozenset({"default/a"}))[0]
+    assert (names(alone), alone.threshold.met) == ([], SOFT), "it bears 8 of 1, whether or not it can be made to leave"
 
 
 def test_a_quota_is_the_supply_where_it_is_less() -> None:

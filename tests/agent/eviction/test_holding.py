@@ -5,13 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from agent.config import Config
 from agent.config.eviction import EvictionConfig
 from agent.eviction.evictor import Evictor
 from agent.eviction.holding import Wish, over, wished
+from agent.eviction.state import Sent
 from agent.policy import Remembered
 from api.evictions import Evictions, Held, Met, Threshold, Victim
+from api.facts import Pressure
 from api.knobs import Verdict
-from tests.agent.eviction.builders import S, pod
+from tests.agent.eviction.builders import GIB, MIB, S, pod, situation
 from tests.agent.eviction.test_evictor import RSS, Remembering, config
 from tests.agent.eviction.test_evictor import over as sizes
 
@@ -59,27 +62,27 @@ def test_a_wish_is_kept_while_the_pod_counts_as_gone_or_is_held(now_s: int, held
 
 
 @pytest.mark.parametrize(
-    ("now_s", "judged", "settings", "skipped", "why"),
+    ("gone", "judged", "settings", "skipped", "why"),
     [
-        (1, found(Met.HARD), {"plugins": ("oomd-pressure",)}, "", f"{RSS} does not judge any more"),
-        (1, found(Met.HARD), {"plugins": ()}, "", f"{RSS} does not judge any more"),
-        (100, found(Met.HARD), {}, "", None),
-        (100, found(Met.SOFT), {}, "", None),
-        # It counts as gone until then, so that its plugin finds nothing wrong.
-        (99, found(Met.NOT_MET), {}, "", None),
-        (100, found(Met.NOT_MET), {}, "", f"{RSS} finds no more trouble, or cannot tell"),
-        (100, found(Met.HARD, "oomd-pressure"), {}, "", f"{RSS} finds no more trouble, or cannot tell"),
-        (100, Evictions(), {}, "", f"{RSS} finds no more trouble, or cannot tell"),
-        (1, found(Met.HARD), {"dry_run": (RSS,), "plugins": (RSS,)}, "", f"{RSS} runs dry by now"),
-        (1, found(Met.HARD), {"skipped_annotations": ("keep",)}, "keep", "by now it is protected"),
+        (True, found(Met.HARD), {"plugins": ("oomd-pressure",)}, "", f"{RSS} does not judge any more"),
+        (True, found(Met.HARD), {"plugins": ()}, "", f"{RSS} does not judge any more"),
+        (False, found(Met.HARD), {}, "", None),
+        (False, found(Met.SOFT), {}, "", None),
+        # It counted as gone, so that its plugin found nothing wrong.
+        (True, found(Met.NOT_MET), {}, "", None),
+        (False, found(Met.NOT_MET), {}, "", f"{RSS} finds no more trouble, or cannot tell"),
+        (False, found(Met.HARD, "oomd-pressure"), {}, "", f"{RSS} finds no more trouble, or cannot tell"),
+        (False, Evictions(), {}, "", f"{RSS} finds no more trouble, or cannot tell"),
+        (True, found(Met.HARD), {"dry_run": (RSS,), "plugins": (RSS,)}, "", f"{RSS} runs dry by now"),
+        (True, found(Met.HARD), {"skipped_annotations": ("keep",)}, "keep", "by now it is protected"),
     ],
 )
 def test_who_is_held_stays_once_its_plugin_finds_nothing(
-    now_s: int, judged: Evictions, settings: dict[str, object], skipped: str, why: str | None
+    gone: bool, judged: Evictions, settings: dict[str, object], skipped: str, why: str | None
 ) -> None:
     batch = pod("batch", annotations={skipped: "true"} if skipped else {})
     given = EvictionConfig(**{"plugins": (RSS,), **settings})  # type: ignore[arg-type]
-    names = list(over(WISH, ["default/batch"], judged, [batch], given, now_s * S))
+    names = list(over(WISH, ["default/batch"], judged, [batch], given, ["default/batch"] if gone else []))
     assert names == ([] if why is None else [("default/batch", why)])
 
 
@@ -87,11 +90,10 @@ def test_what_a_plugin_at_a_socket_wished_is_over_once_it_is_gone() -> None:
     wish = {"default/batch": Wish(plugin="theirs", until_ns=100 * S)}
     config = EvictionConfig(plugin_sockets="/run/plugins")
     there, silent, gone = found(Met.HARD, "theirs"), found(Met.NOT_MET, "theirs"), Evictions()
-    assert list(over(wish, ["default/batch"], there, [BATCH], config, S)) == []
-    assert list(over(wish, ["default/batch"], silent, [BATCH], config, S)) == [], "it may only be slow"
-    assert list(over(wish, ["default/batch"], gone, [BATCH], config, S)) == [
-        ("default/batch", "theirs does not judge any more")
-    ]
+    held = ["default/batch"]
+    assert list(over(wish, held, there, [BATCH], config, held)) == []
+    assert list(over(wish, held, silent, [BATCH], config, held)) == [], "it may only be slow"
+    assert list(over(wish, held, gone, [BATCH], config, held)) == [("default/batch", "theirs does not judge any more")]
 
 
 def test_rounds_withdraw_a_pod_at_once_whose_plugin_is_switched_off() -> None:
@@ -106,7 +108,7 @@ def test_rounds_withdraw_a_pod_at_once_whose_plugin_is_switched_off() -> None:
 
 
 def test_what_nobody_remembers_is_withdrawn() -> None:
-    assert list(over({}, ["default/batch"], found(), [BATCH], EvictionConfig(), 0)) == [
+    assert list(over({}, ["default/batch"], found(), [BATCH], EvictionConfig(), ())) == [
         ("default/batch", "nobody knows any more what for")
     ]
 
@@ -139,3 +141,111 @@ def test_rounds_ask_again_while_the_trouble_lasts() -> None:
         killer.leaving, killer.held = frozenset(), {"default/batch": Held.UNREACHABLE}
     assert killer.withdrawn == []
     assert killer.asked == [("default/batch", None)] * 2, "at 100 s, and when it was not gone 45 s later"
+
+
+DAY = msgspec.structs.replace(pod("batch", memory=100 * MIB), grace_s=86_400.0)
+OVER = f"{RSS} finds no more trouble, or cannot tell"
+
+
+@pytest.mark.parametrize(
+    ("now_s", "held", "stuck", "dry_run", "gone"),
+    [
+        # It was told to leave, or nobody has answered yet: for one and a half times its grace.
+        (0, False, False, False, True),
+        (899, False, False, False, True),
+        (900, False, False, False, False),
+        # Nobody answers.
+        (44, True, False, False, True),
+        (45, True, False, False, False),
+        # A budget keeps it.
+        (0, True, True, False, False),
+        # Of a dry run: who is held is held for another reason.
+        (899, True, True, True, True),
+    ],
+)
+def test_who_is_held_counts_as_gone_for_no_longer_than_usual_and_who_is_kept_not_at_all(
+    now_s: int, held: bool, stuck: bool, dry_run: bool, gone: bool
+) -> None:
+    sent = Sent(
+        pod="default/batch", uid="u", plugin=RSS, until_ns=900 * S, held_until_ns=45 * S, dry_run=dry_run,
+    )  # fmt: skip
+    here = frozenset({"default/batch"})
+    now = situation(now_s, held=here if held else frozenset(), stuck=here if stuck else frozenset())
+    assert sent.gone(now) is gone
+
+
+class Rounds:
+    """Of a killer that keeps a pod which takes a day to end: by a budget, or because nobody answers."""
+
+    def __init__(self, held: Held) -> None:
+        self.killer = Remembering()
+        self.held = {"default/batch": held}
+        self.evictor = Evictor(config(RSS), self.killer)
+        self.turn(100, 200)
+
+    def turn(self, at_s: int, size: int) -> list[tuple[str, str]]:
+        """What is withdrawn at that time, where the pod has so many MiB of the 105 that it may have."""
+        before = len(self.killer.withdrawn)
+        samples = {"batch": {"memory_stat": {"rss": size * MIB}, "threads": 2}}
+        self.evictor.turn(situation(at_s, [DAY], samples=samples).snapshot, None, None, Remembered(), at_s * S)
+        self.killer.leaving, self.killer.held = frozenset(), self.held
+        self.killer.stuck = frozenset(self.held) if Held.BUDGET in self.held.values() else frozenset()
+        return self.killer.withdrawn[before:]
+
+
+@pytest.mark.parametrize(("held", "from_s"), [(Held.BUDGET, 105), (Held.REFUSED, 145), (Held.UNREACHABLE, 145)])
+def test_a_pod_that_takes_a_day_stays_once_the_trouble_is_over(held: Held, from_s: int) -> None:
+    """Of the others here only a budget makes the killer say that it is stuck."""
+    rounds = Rounds(held)
+    assert next(at for at in range(105, 1200, 5) if rounds.turn(at, 1)) == from_s
+    assert rounds.killer.withdrawn == [("default/batch", OVER)]
+
+
+@pytest.mark.parametrize(("held", "asked"), [(Held.BUDGET, 1), (Held.UNREACHABLE, 25)])
+def test_a_pod_that_takes_a_day_is_kept_in_mind_while_the_trouble_lasts(held: Held, asked: int) -> None:
+    rounds = Rounds(held)
+    assert [at for at in range(105, 1200, 5) if rounds.turn(at, 200)] == []
+    assert rounds.killer.asked == [("default/batch", None)] * asked, (
+        "at 100 s, and each 45 s of those that are not stuck"
+    )
+    if held is Held.BUDGET:
+        assert rounds.turn(1200, 1) == [("default/batch", OVER)], "and at once when it is over"
+
+
+def test_who_was_withdrawn_counts_as_here() -> None:
+    """The trouble is over at 105 s and back at 110 s: the pod was sent 10 s ago, and nobody has told it to go."""
+    rounds = Rounds(Held.BUDGET)
+    assert rounds.turn(105, 1) == [("default/batch", OVER)]
+    rounds.held, rounds.killer.held, rounds.killer.stuck = {}, {}, frozenset()
+    rounds.turn(110, 200)
+    assert rounds.killer.asked == [("default/batch", None)] * 2
+
+
+@pytest.mark.parametrize(("held", "second_s"), [(Held.BUDGET, 115), (Held.UNREACHABLE, None)])
+def test_others_leave_in_the_place_of_whom_a_budget_keeps_also_where_victims_are_waited_for(
+    held: Held, second_s: int | None
+) -> None:
+    """All tasks stall, which does not tell what a pod on its way out is going to free; 15 s are between two victims."""
+    pods = [msgspec.structs.replace(pod(name), grace_s=86_400.0) for name in ("a", "b")]
+    node = {"memory_pressure": Pressure(some_us=0, some_avg10=80, full_us=0, full_avg10=80)}
+    samples = {"a": {"memory_bytes": 2 * GIB, "threads": 1}, "b": {"memory_bytes": GIB, "threads": 1}}
+    killer = Remembering()
+    settings = msgspec.convert({"eviction": {"plugins": ["oomd-pressure"], "oomd": {"graceS": None}}}, Config)
+    evictor = Evictor(settings, killer)
+
+    def turn(at_s: int) -> None:
+        seen = situation(at_s, pods, samples=samples, node=node).snapshot
+        evictor.turn(seen, None, None, Remembered(), at_s * S)
+
+    for at_s in range(70, 101, 5):
+        turn(at_s)
+    assert killer.asked == [("default/a", None)]
+    killer.leaving, killer.held = frozenset(), {"default/a": held}
+    killer.stuck = frozenset({"default/a"}) if held is Held.BUDGET else frozenset()
+    second = None
+    for at_s in range(105, 145, 5):
+        turn(at_s)
+        if second is None and len(killer.asked) > 1:
+            second = at_s
+    assert second == second_s
+    assert killer.asked[1:2] == ([] if second_s is None else [("default/b", None)])

@@ -135,3 +135,14 @@ def test_as_many_leave_for_power_as_can(stuck: tuple[str, ...], who: list[str]) 
     answer = PowerAction(kind=PowerKind.EVICT, at_ns=1, count=2, current_watts=300, verdict=Verdict(rule="r", text="t"))
     findings, _ = power.judge(situation(pods=pods, power=answer, stuck=frozenset(stuck)), PowerEvictMemory())
     assert names(findings[0]) == who
+
+
+def test_the_trouble_is_not_over_because_a_budget_keeps_who_was_chosen_for_power() -> None:
+    answer = PowerAction(kind=PowerKind.EVICT, at_ns=1, count=1, current_watts=300, verdict=Verdict(rule="r", text="t"))
+    (first,), memory = power.judge(situation(pods=[pod("a", cores=1)], power=answer), PowerEvictMemory())
+    assert (names(first), first.threshold.met) == (["a"], HARD)
+    kept = situation(pods=[pod("a", cores=1)], power=answer, stuck=frozenset({"default/a"}))
+    (later,), memory = power.judge(kept, memory)
+    assert (names(later), later.threshold.met) == ([], HARD)
+    (left,), _ = power.judge(situation(power=answer), memory)
+    assert (names(left), left.threshold.met) == ([], NOT_MET)

@@ -23,7 +23,7 @@ def pod(name: str, uid: str = "", /, **changes: Any) -> dict[str, Any]:
     for key, value in changes.items():
         if key == "annotations":
             metadata["annotations"] = {**metadata["annotations"], **value}  # type: ignore[dict-item]
-        elif key in ("labels", "deletionTimestamp", "namespace"):
+        elif key in ("labels", "deletionTimestamp", "deletionGracePeriodSeconds", "namespace"):
             metadata[key] = value
         else:
             (status if key.endswith("tatuses") or key in ("phase", "qosClass", "podIP") else spec)[key] = value

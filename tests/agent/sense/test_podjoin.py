@@ -66,6 +66,14 @@ def test_a_pod_has_the_containers_that_run_and_what_they_ask_for(cgroups: Cgroup
     assert [each.grace_s for each in patient.pods()] == [90.0]
 
 
+@pytest.mark.parametrize(("given_s", "grace_s"), [(5, 5.0), (3600, 3600.0), (0, 0.0), (None, 90.0)])
+def test_whoever_tells_a_pod_to_end_says_how_long_it_has(cgroups: Cgroups, given_s: int | None, grace_s: float) -> None:
+    cgroups.make("uid-web", "web-main")
+    told = {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": given_s}
+    (web,) = joined(cgroups, [pod("web", terminationGracePeriodSeconds=90, **told)]).pods()
+    assert (web.leaving, web.grace_s) == (True, grace_s)
+
+
 @pytest.mark.parametrize(
     ("said", "address"),
     [
