@@ -25,7 +25,7 @@ from api.text import to_json
 from cli import explain as one_node
 from cli import words
 from cli.fleet import findings, rows, settings
-from cli.fleet.asking import Asker, Told, controllers
+from cli.fleet.asking import Asker, Told, controllers, fleet_of
 from cli.fleet.door import Door, options, show
 from cli.fleet.members import Member
 from cli.main import Careful
@@ -172,14 +172,21 @@ def doctor(door: Door) -> None:
 def page(node: str, door: Door) -> None:
     """Serve the page of NODE's agent on this machine until Ctrl-C, to whoever is logged in here; prints where."""
 
-    async def question(_client: Client, asker: Asker, members: list[Member]) -> None:
+    only = _only(door, (node,))
+
+    async def question(client: Client, asker: Asker, members: list[Member]) -> None:
         # Nobody else needs an HTTP server.
         from cli.fleet.page import Page, serve  # noqa: PLC0415
 
-        await serve(Page(asker, members[0]), lambda url: click.echo(f"{url} shows {words.clean(node)}; Ctrl-C ends it"))
+        async def find() -> Member:
+            return (await fleet_of(client, only.chosen))[0]
+
+        await serve(
+            Page(asker, members[0], find), lambda url: click.echo(f"{url} shows {words.clean(node)}; Ctrl-C ends it")
+        )
 
     with suppress(KeyboardInterrupt):
-        _only(door, (node,)).ask("page", question)
+        only.ask("page", question)
 
 
 async def _kinds(client: Client) -> str:

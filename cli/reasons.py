@@ -187,8 +187,9 @@ def stories(entries: Sequence[JournalEntry], snapshot: Snapshot | None = None) -
 def _is_gone(entry: JournalEntry, snapshot: Snapshot) -> bool:
     """Whether the cgroup of that entry was there once and is not now, or another one took its path."""
     decision = entry.outcome.decision
-    # The node's knobs have no cgroup, and who read none knows of none.
-    if not decision.cgroup_id or not snapshot.cgroups or entry.wall_time_ns > snapshot.wall_time_ns:
+    # The node's knobs have no cgroup, and who read none knows of none. What is decided for a container that is just made has
+    # the time of the latest round, which was too early to see it.
+    if not decision.cgroup_id or not snapshot.cgroups or entry.wall_time_ns >= snapshot.wall_time_ns:
         return False
     there = snapshot.cgroups.get(decision.cgroup)
     return there is None or there.id != decision.cgroup_id

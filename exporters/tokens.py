@@ -30,7 +30,7 @@ LONGEST = 16 << 10
 """Letters of a token; those of accounts have one or two thousand."""
 HEALTHZ, READYZ = "/healthz", "/readyz"
 OPEN = (HEALTHZ, READYZ)
-METRICS, BELOW = "/metrics", "/dioptase"
+METRICS, BELOW, STATIC = "/metrics", "/dioptase", "/static/"
 BESIDE = "X-Dioptase-Authorization"
 """Taken where there is no Authorization: the API server's proxy takes that one for itself and does not pass it on."""
 K = TypeVar("K")
@@ -134,8 +134,11 @@ class Tokens:
 
 def right(path: str) -> str:
     """The URL that an account must be allowed to get: below one of our own, but for metrics, since every account of a cluster
-    may get what begins with /api there (its role system:discovery)."""
-    return path if path == METRICS else f"{BELOW}{path}"
+    may get what begins with /api there (its role system:discovery). The page's files are one: they tell nothing of the node,
+    and a browser wants twenty of them at once, where an address has one question under way."""
+    if path == METRICS:
+        return path
+    return f"{BELOW}{STATIC if path.startswith(STATIC) else path}"
 
 
 def _put(kept: OrderedDict[K, V], key: K, value: V) -> None:

@@ -7,6 +7,7 @@ none on; an agent that wants some takes a token from a header of its own.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -24,7 +25,8 @@ AT_ONCE = 32
 OF_MANY_BYTES = 16 << 20
 """Of one agent's answer where many are asked: together they have room in a laptop, whatever they say."""
 PATIENCE, PAUSE_S = 5, 1.0
-"""An agent reviews one token of an address at a time, and the API server is one address."""
+"""An agent reviews one token of an address at a time, and the API server is one address: for others who ask too, pauses are
+of different lengths."""
 ACCOUNT, TOKEN_S = "dioptase-reader", 600
 """Whose token agents are shown that want one, and for how long it is good: the least that the API server gives."""
 BESIDE = "X-Dioptase-Authorization"
@@ -116,7 +118,8 @@ class Asker:
         self._client, self._account = client, account
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._tokens: dict[str, tuple[float, asyncio.Task[str]]] = {}
-        """By namespace, and when each was asked for."""
+        """By namespace, and when each was asked for. One that could not be had is told to all who wait just then, for of a
+        thousand agents each would ask again; a moment later it is tried anew."""
         self._wanting: set[str] = set()
         """Pods that want one, by path."""
 
@@ -158,7 +161,7 @@ class Asker:
                 self._wanting.add(member.path)
             elif raw.status == HTTPStatus.TOO_MANY_REQUESTS and left:
                 left -= 1
-                await asyncio.sleep(PAUSE_S)
+                await asyncio.sleep(PAUSE_S * random.uniform(0.5, 1.5))
             else:
                 return raw
 
@@ -167,10 +170,11 @@ class Asker:
             return {}
         now_s = time.monotonic()
         made_s, token = self._tokens.get(member.namespace, (now_s - TOKEN_S, None))
-        if token is None or now_s - made_s > TOKEN_S / 2:
+        if token is None or now_s - made_s > (PAUSE_S if _failed(token) else TOKEN_S / 2):
             token = asyncio.create_task(self._token(member.namespace))
             self._tokens[member.namespace] = now_s, token
-        return {BESIDE: f"Bearer {await token}"}
+        # Whoever leaves while it is asked for takes it from none of the others.
+        return {BESIDE: f"Bearer {await asyncio.shield(token)}"}
 
     async def _token(self, namespace: str) -> str:
         try:
@@ -180,6 +184,10 @@ class Asker:
                 f"it wants a token, and you get none of account {namespace}/{self._account}: {error}",
                 "let somebody give you the right to `create` serviceaccounts/token of it, or name another with --account",
             ) from error
+
+
+def _failed(token: asyncio.Task[str]) -> bool:
+    return token.done() and (token.cancelled() or token.exception() is not None)
 
 
 def from_api_server(raw: Raw) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
 import msgspec
@@ -23,6 +24,10 @@ from kube.client import Raw
 from kube.errors import Unreachable
 
 HOST = "127.0.0.1"
+LOOK_S = 5.0
+"""From one look for the agent's next pod to the next."""
+Find = Callable[[], Awaitable[Member]]
+"""Looks up who answers for the node now. Raises Unavailable."""
 SERVED = re.compile(r"/|/metrics|/healthz|/readyz|/api/v1/[a-z]+|/static/[a-z]+\.(?:js|css|svg)")
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -36,8 +41,12 @@ HEADERS = {
 class Page:
     """One agent, as a browser here sees it."""
 
-    def __init__(self, asker: Asker, member: Member) -> None:
-        self._asker, self._member = asker, member
+    def __init__(self, asker: Asker, member: Member, find: Find, clock: Callable[[], float] = time.monotonic) -> None:
+        self._asker, self._member, self._find, self._clock = asker, member, find, clock
+        self._turn = asyncio.Lock()
+        """An agent reviews one token of an address at a time and refuses the others, where a browser asks for six things at
+        once. None of them is a stream, so that each is answered soon."""
+        self._looked_s = float("-inf")
 
     async def check(self) -> None:
         """Raises Unavailable where there is nothing to look at."""
@@ -61,9 +70,32 @@ class Page:
 
     async def _raw(self, path: str) -> Raw:
         try:
-            return await self._asker.raw(self._member, path)
+            async with self._turn:
+                raw = await self._asker.raw(self._member, path)
+                if _gone(raw) and await self._replaced():
+                    raw = await self._asker.raw(self._member, path)
         except Unreachable as error:
             raise Unavailable(*unanswered(error)) from error
+        if _gone(raw):
+            raise Unavailable(
+                f"its agent {self._member.pod} has just gone",
+                "wait, this page finds the next one by itself: kubectl get pods -o wide says when it is there",
+            )
+        return raw
+
+    async def _replaced(self) -> bool:
+        """Whether another pod answers for the node now, as after a roll-out. Not looked up at every question of a page: that
+        lists the cluster's nodes. Raises Unavailable."""
+        now_s = self._clock()
+        if now_s - self._looked_s < LOOK_S:
+            return False
+        self._looked_s = now_s
+        found = await self._find()
+        if found.problem:
+            # Where it was is kept: a node whose agent is just made has one soon.
+            raise Unavailable(found.problem, found.remedy or "wait, this page finds the next one by itself")
+        before, self._member = self._member, found
+        return found.path != before.path
 
     async def _asked(self, path: str) -> web.Response:
         try:
@@ -79,7 +111,8 @@ class Page:
 async def serve(page: Page, ready: Callable[[str], None]) -> None:
     """Until cancelled; `ready` is told the URL. Raises Unavailable."""
     await page.check()
-    runner = web.ServerRunner(web.Server(page.handle, access_log=None))
+    # Who has left does not wait for a turn.
+    runner = web.ServerRunner(web.Server(page.handle, access_log=None, handler_cancellation=True))
     await runner.setup()
     try:
         await web.TCPSite(runner, HOST, 0).start()
@@ -87,6 +120,11 @@ async def serve(page: Page, ready: Callable[[str], None]) -> None:
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()
+
+
+def _gone(raw: Raw) -> bool:
+    """Whether the API server knows no such pod."""
+    return raw.status == HTTPStatus.NOT_FOUND and from_api_server(raw)
 
 
 def _problem(status: HTTPStatus, error: str, remedy: str) -> web.Response:

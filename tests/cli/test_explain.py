@@ -196,6 +196,24 @@ def test_what_a_container_was_made_with_is_told_as_the_runtimes_doing() -> None:
     assert f"round {newest.round_seq}, before it, by the container runtime, which asks the agent" in said
 
 
+def test_a_cgroup_that_came_after_the_round_looked_is_not_gone() -> None:
+    # As of a container that is just made: its decisions have the time of the latest round, which could not see it yet.
+    last, newest = TOLD.rounds[-1], TOLD.entries[-1]
+    decision = msgspec.structs.replace(newest.outcome.decision, pod="default/new", cgroup="/kubepods/new", cgroup_id=77)
+    made = msgspec.structs.replace(
+        newest,
+        seq=newest.seq + 1,
+        trigger="nri",
+        wall_time_ns=last.snapshot.wall_time_ns,
+        outcome=msgspec.structs.replace(newest.outcome, decision=decision),
+    )
+    told = msgspec.structs.replace(TOLD, entries=[*TOLD.entries, made])
+    assert [one.gone for one in asked("default/new", told).knobs] == [False]
+    before = msgspec.structs.replace(made, wall_time_ns=last.snapshot.wall_time_ns - 1)
+    told = msgspec.structs.replace(TOLD, entries=[*TOLD.entries, before])
+    assert [one.gone for one in asked("default/new", told).knobs] == [True]
+
+
 def test_who_read_no_cgroup_calls_none_gone() -> None:
     last = TOLD.rounds[-1]
     seen = msgspec.structs.replace(last.snapshot, cgroups={})

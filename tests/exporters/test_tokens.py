@@ -166,6 +166,25 @@ async def test_whoever_guesses_asks_once_a_second_and_keeps_nobody_else_out() ->
     assert len(server.reviews) == 6
 
 
+async def test_the_files_of_the_page_are_one_question() -> None:
+    paths: list[str] = []
+
+    async def review(_token: str, path: str) -> bool:
+        paths.append(path)
+        await asyncio.sleep(0.01)
+        return True
+
+    tokens = Tokens(review)
+    wanted = [f"/static/{name}.js" for name in "abcdefgh"]
+    assert await asyncio.gather(*(status(tokens, "good", path) for path in wanted)) == [200] * 8
+    assert paths == ["/dioptase/static/"]
+    # What tells of the node is asked for by itself.
+    assert await asyncio.gather(*(status(tokens, "good", f"/api/v1/{name}") for name in ("view", "config"))) == [
+        200,
+        429,
+    ]
+
+
 async def test_only_so_many_are_asked_about_at_a_time_and_each_once() -> None:
     server = ApiServer()
     server.answers.clear()
