@@ -10,7 +10,7 @@ from controller.config import Config
 from controller.kcc.loop import NAME as KCC
 from controller.kcc.loop import KccController
 from controller.kinds import CNCS, CNRS, KCCS, NODES
-from controller.lifecycle.agents import AgentHealth
+from controller.lifecycle.agents import WATCH_S, AgentHealth
 from controller.lifecycle.mirror import Mirrored
 from controller.lifecycle.nodes import NAME as LIFECYCLE
 from controller.lifecycle.nodes import NodeObjects
@@ -34,7 +34,8 @@ class Cluster:
             self._running.append(self._kcc.run)
             queues[KCC] = self._kcc.queue
         if LIFECYCLE in config.controllers:
-            nodes, cnrs = self._watch(Informer(client, NODES)), self._watch(Informer(client, CNRS))
+            nodes = self._watch(Informer(client, NODES, most_s=WATCH_S))
+            cnrs = self._watch(Informer(client, CNRS, most_s=WATCH_S))
             objects = NodeObjects(client, nodes, {Mirrored.MERGED: cnrs, Mirrored.REPLACED: cncs}, tally)
             self._running.append(objects.run)
             queues[LIFECYCLE] = objects.queue

@@ -23,8 +23,8 @@ from kube.watch import Event, Following, What
 
 log = logging.getLogger(__name__)
 
-LEAST_S, MOST_S = 240, 480
-"""How long a watch is asked to last; apart from one another, so that not all of them are renewed at once."""
+MOST_S = 480
+"""How long a watch is asked to last at most; from half of it on, so that not all of them are renewed at once."""
 Listener = Callable[[Change[T]], None]
 
 
@@ -32,9 +32,17 @@ class Informer(Generic[T]):
     """The copy of one resource. `run` it as a task, wait until it is `synced`, then read `store`."""
 
     def __init__(
-        self, client: Client, resource: Resource[T], scope: Scope | None = None, index: Index[T] | None = None
+        self,
+        client: Client,
+        resource: Resource[T],
+        scope: Scope | None = None,
+        index: Index[T] | None = None,
+        *,
+        most_s: int = MOST_S,
     ) -> None:
-        self.resource, self.scope = resource, scope or Scope()
+        """Nobody hears of a resource that nothing happens to, not even bookmarks after the API server was restarted: `most_s`
+        is how old a copy may look then, for another watch a time."""
+        self.resource, self.scope, self._most_s = resource, scope or Scope(), most_s
         self.store: Store[T] = Store(index)
         self.problems: dict[str, str] = {}
         """Objects that are there and do not fit their type, by key; of those the store has the last that did, if any."""
@@ -56,7 +64,8 @@ class Informer(Generic[T]):
         return self._following.relists
 
     def age_s(self, now_s: float) -> float | None:
-        """Seconds since the server was last heard of this resource, bookmarks included; None before the first list."""
+        """Seconds since the server was last heard of this resource, be it that it ended a watch in which nothing happened; None
+        before the first list."""
         return None if self._heard_at is None else now_s - self._heard_at
 
     def wrote(self, object_: T) -> None:
@@ -101,11 +110,12 @@ class Informer(Generic[T]):
             self._following = self._following.listed(since)
             self.missing = False
             self.synced.set()
-        lasts_s = random.randint(LEAST_S, MOST_S)
+        lasts_s = random.randint(self._most_s // 2, self._most_s)
         async for event in self._client.watch(self.resource, since, self.scope, lasts_s):
             self._heard()
             self._take(event)
             self._following = self._following.saw(event.resource_version)
+        self._heard()
 
     def _take(self, event: Event[T]) -> None:
         if event.what is What.BOOKMARK:

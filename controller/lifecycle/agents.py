@@ -30,8 +30,9 @@ log = logging.getLogger(__name__)
 
 LOOK_S, SOON_S = 5.0, 0.5
 """Between two looks at most, and after an agent's pod changed: a roll-out changes thousands, which are looked at together."""
-OLD_S = 150.0
-"""Bookmarks come once a minute; what was heard of longer ago is not known."""
+WATCH_S, OLD_S = 120, 150.0
+"""Bookmarks come once a minute, or where nothing has happened since the API server began a watch has ended by then; what was
+heard of longer ago is not known."""
 TAINTS, EVICTIONS = "dioptase_lifecycle_taints_total", "dioptase_lifecycle_evictions_total"
 
 
@@ -46,7 +47,8 @@ class AgentHealth:
         self._among = parse(config.node_selector)
         selectors = sorted(set(config.agents.values()))
         self.pods = [
-            Informer(client, PODS, Scope(namespace=config.namespace, labels=text), _node_of) for text in selectors
+            Informer(client, PODS, Scope(namespace=config.namespace, labels=text), _node_of, most_s=WATCH_S)
+            for text in selectors
         ]
         now_s = time.monotonic()
         self._taints = Bucket(config.taint_per_s, max(1.0, config.taint_per_s * LOOK_S), now_s)

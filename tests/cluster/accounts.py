@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.server import Refused
 
 RBAC = "rbac.authorization.k8s.io"
+LENDING = {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]}
+"""What the chart adds with agent.extendedResources."""
 
 
 def shipped(name: str) -> list[tuple[str, Any]]:
@@ -26,8 +28,11 @@ def shipped(name: str) -> list[tuple[str, Any]]:
 class Account:
     """One service account, made where it is missing, with a token and a kubeconfig file for programs outside of pods."""
 
-    def __init__(self, cluster: Cluster, name: str, namespace: str, folder: Path) -> None:
-        self._cluster, self._name, self._namespace = cluster, name, namespace
+    def __init__(
+        self, cluster: Cluster, name: str, namespace: str, folder: Path, more: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """`more` are rules for all of the cluster."""
+        self._cluster, self._name, self._namespace, self._more = cluster, name, namespace, more
         self.token, self.kubeconfig = folder / f"{name}.token", folder / f"{name}.kubeconfig"
         self.authority = cluster.control.authority.certificate("ca")
         self._grant()
@@ -38,6 +43,7 @@ class Account:
         who = {"kind": "ServiceAccount", "name": self._name, "namespace": self._namespace}
         for kind, rules in shipped(self._name):
             where = f"namespaces/{self._namespace}/" if kind == "Role" else ""
+            rules = [*rules, *(self._more if kind == "ClusterRole" else ())]
             self._make(f"/apis/{RBAC}/v1", f"{where}{kind.lower()}s", self._role, {"rules": rules})
             what = {"apiGroup": RBAC, "kind": kind, "name": self._role}
             body = {"subjects": [who], "roleRef": what}

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from tests.cluster import images
-from tests.cluster.accounts import Account
+from tests.cluster.accounts import LENDING, Account
 from tests.cluster.cgroups import ROOT, USUAL
 from tests.cluster.cluster import CONSENT, Cluster, made
 from tests.cluster.names import HOME
@@ -55,7 +55,7 @@ def agent(cluster: Cluster, tmp_path: Path) -> Agent:
     images.write(archive, {BUSYBOX: ()})
     node.load(archive)
     settings = next(text for _, kind, text in blocks(PAGE) if kind == "yaml")
-    account = Account(cluster, "dioptase-agent", CONSENT, tmp_path)
+    account = Account(cluster, "dioptase-agent", CONSENT, tmp_path, (LENDING,))
     made_one = Agent(cluster, node, account, tmp_path, msgspec.yaml.decode(settings), ("--act", "on"))
     made_one.begin()
     return made_one

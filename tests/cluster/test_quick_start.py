@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.cluster import images
-from tests.cluster.accounts import Account
+from tests.cluster.accounts import LENDING, Account
 from tests.cluster.cluster import CONSENT, Cluster
 from tests.cluster.existing import Existing
 from tests.cluster.pages import answers, blocks, follow, steps
@@ -52,7 +52,7 @@ def world(
     folder = tmp_path_factory.mktemp("quick")
     ours.kubectl("apply", "--server-side", "-f", CODE / "deploy/crds")
     controller = Controller(ours, Account(ours, "dioptase-controller", CONSENT, folder), folder, 5)
-    account = Account(ours, "dioptase-agent", CONSENT, folder)
+    account = Account(ours, "dioptase-agent", CONSENT, folder, (LENDING,))
     agent = Agent(ours, node, account, folder, msgspec.yaml.decode(settings), ("--act", "on"))
     for one in (controller, agent):
         one.begin()

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from deploy import chart
+from tests.cluster.accounts import LENDING
 from tests.cluster.audit import Asked
 from tests.cluster.binaries import beside
 from tests.cluster.cluster import Cluster, Failed
@@ -248,6 +249,7 @@ def test_who_writes_the_nodes_capacity_may(ours: Cluster, values: tuple[str, ...
     made = helm(ours, "template", "x", CHART, *chosen, "--show-only", "templates/agent-rbac.yaml")
     role = next(one for one in map(msgspec.yaml.decode, made.split("\n---\n")) if one["kind"] == "ClusterRole")
     assert any("nodes/status" in rule["resources"] for rule in role["rules"]) == granted
+    assert (LENDING in role["rules"]) == granted
 
 
 EVERYTHING = {

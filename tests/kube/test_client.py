@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -272,6 +273,33 @@ async def test_nobody_there() -> None:
     async with Client(Access("http://127.0.0.1:1", Credentials()), "test") as client:
         with pytest.raises(Unreachable, match=r"http://127\.0\.0\.1:1: GET /api/v1/nodes/a: "):
             await client.get(NODES, "a")
+
+
+async def test_a_watch_in_which_nothing_happens_is_heard_of_when_it_ends() -> None:
+    """No API server sends a bookmark of what nothing has happened to since it was started."""
+    lasting, began = list[int](), list[float]()
+    over = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query:
+            return says(200, '{"metadata":{"resourceVersion":"5"},"items":null}')
+        lasting.append(int(request.query["timeoutSeconds"]))
+        began.append(time.monotonic())
+        if len(lasting) == 2:
+            over.set()
+            await asyncio.sleep(60)
+        return says(200, "")
+
+    async with asking(handler) as client:
+        informer = Informer(client, PODS, most_s=120)
+        running = asyncio.create_task(informer.run())
+        await asyncio.wait_for(over.wait(), 10)
+        running.cancel()
+    assert all(60 <= one <= 120 for one in lasting), lasting
+    now_s = time.monotonic()
+    age_s = informer.age_s(now_s)
+    assert age_s is not None
+    assert age_s < now_s - began[0], "the end of the first one"
 
 
 async def test_a_watch_that_is_cut_in_the_middle_of_a_line_goes_on_after_the_last_whole_one() -> None:
