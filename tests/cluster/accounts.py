@@ -43,8 +43,8 @@ class Account:
         who = {"kind": "ServiceAccount", "name": self._name, "namespace": self._namespace}
         for kind, rules in shipped(self._name):
             where = f"namespaces/{self._namespace}/" if kind == "Role" else ""
-            rules = [*rules, *(self._more if kind == "ClusterRole" else ())]
-            self._make(f"/apis/{RBAC}/v1", f"{where}{kind.lower()}s", self._role, {"rules": rules})
+            more = self._more if kind == "ClusterRole" else ()
+            self._make(f"/apis/{RBAC}/v1", f"{where}{kind.lower()}s", self._role, {"rules": [*rules, *more]})
             what = {"apiGroup": RBAC, "kind": kind, "name": self._role}
             body = {"subjects": [who], "roleRef": what}
             self._make(f"/apis/{RBAC}/v1", f"{where}{kind.lower()}bindings", self._role, body)
