@@ -80,7 +80,8 @@ def namespace(server: Server) -> Iterator[str]:
 def workspace(cluster: Cluster | Existing, server: Server, namespace: str) -> str:
     """The same, in which pods may be made."""
     account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
-    wait("the service account", lambda: server.ask("GET", account))
+    # Controllers whose API server was killed several times, by the tests before, look at it again after a minute only.
+    wait("the service account", lambda: server.ask("GET", account), 150)
     return namespace
 
 
