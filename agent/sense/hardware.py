@@ -37,12 +37,14 @@ def _cards(directory: Path) -> tuple[Card, ...]:
 
 
 def _card(path: Path) -> Card:
-    device = (path / "device").resolve().name
+    device = (path / "device").resolve()
+    # Of a virtual card the device is virtio's, and what it is on is on the bus.
+    on_bus = (name for name in (device.name, device.parent.name) if name.count(":") == 2)
     return Card(
         name=path.name,
         index=_number(text(path / "ifindex"), 0),
         numa=_number(text(path / "device/numa_node"), -1),
-        pci=device if device.count(":") == 2 else "",
+        pci=next(on_bus, ""),
         speed_mbit=_number(text(path / "speed"), -1),
         enabled=text(path / "operstate") == "up",
     )

@@ -186,12 +186,18 @@ def test_the_machine_is_read(tmp_path: Path) -> None:
     for name in ("eth0", "eth1"):
         (net / name / "device").symlink_to(device)
     (device / "numa_node").write_text("1\n")
+    for name, place in (("eth2", "pci0000:00/0000:00:03.0/virtio2"), ("eth3", "platform/mmio/virtio3")):
+        _lay(net, **{f"{name}__operstate": "up\n"})
+        (tmp_path / "devices" / place).mkdir(parents=True)
+        (net / name / "device").symlink_to(tmp_path / "devices" / place)
     _lay(tmp_path, proc__cpuinfo="processor\t: 0\nflags\t\t: fpu avx2\n\nprocessor\t: 1\nflags\t\t: fpu\n")
     found = read_hardware(tmp_path / "proc", tmp_path / "sys")
     assert found.flags == ("fpu", "avx2")
     assert found.cards == (
         Card(name="eth0", index=2, numa=1, pci="0000:3b:00.0", speed_mbit=25_000, enabled=True),
         Card(name="eth1", index=0, numa=1, pci="0000:3b:00.0", speed_mbit=-1, enabled=False),
+        Card(name="eth2", index=0, numa=-1, pci="0000:00:03.0", speed_mbit=-1, enabled=True),
+        Card(name="eth3", index=0, numa=-1, pci="", speed_mbit=-1, enabled=True),
     )
     assert read_hardware(tmp_path / "none", tmp_path / "none") == Hardware()
 
