@@ -317,7 +317,7 @@ def test_counters_survive_listings_that_have_their_cgroup_again() -> None:
 
 
 def test_a_full_table_loses_visibly_and_keeps_what_it_has() -> None:
-    """16 places for 24 cgroups: 15 or 16 of them are counted, and the rest show as lost."""
+    """16 places for 24 cgroups, and whoever else runs: nearly all are taken, and the rest shows as lost."""
     hierarchy = require_writable_cgroups()
     with probe("tp_btf", "raw_tp", "classic") as example:
         form = example.form
@@ -330,7 +330,8 @@ def test_a_full_table_loses_visibly_and_keeps_what_it_has() -> None:
             for group in made:
                 group.start([sys.executable, "-c", "pass"]).wait()
             counted = set(source.read({}))
-            assert len(counted) == 16 or len(counted & {group.id for group in made}) >= 14
+            assert 14 <= len(counted) <= 16
+            assert counted & {group.id for group in made}
             assert source.lost().full >= 24 - 16
         finally:
             for group in made:
