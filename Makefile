@@ -32,7 +32,7 @@ test-vagrant: setup-test packages-vagrant ## `vagrant up` from a box built here,
 test-cluster: setup-test packages-cluster packages-image ## pass all that need a Kubernetes cluster: one made here, or that of KUBECONFIG
 	@$(BIN)/python tests/run cluster cluster-long
 
-test-big-cluster: setup-test packages-cluster packages-vm ## follow Katalyst's tutorial on a cluster in a VM with 48 CPUs; half an hour without KVM
+test-big-cluster: setup-test packages-cluster packages-vm ## follow Katalyst's tutorial on a cluster in a VM with 48 CPUs; ten minutes without KVM
 	@$(BIN)/python tests/run vm-cluster
 
 test-katalyst: setup-test packages-cluster ## have the stock Katalyst agent for a peer; it is compiled here, in some minutes

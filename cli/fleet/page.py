@@ -29,6 +29,8 @@ LOOK_S = 5.0
 Find = Callable[[], Awaitable[Member]]
 """Looks up who answers for the node now. Raises Unavailable."""
 SERVED = re.compile(r"/|/metrics|/healthz|/readyz|/api/v1/[a-z]+|/static/[a-z]+\.(?:js|css|svg)")
+LINKS = re.compile(rb'"/api/v1/namespaces/[^/"]+/pods/[^/"]+/proxy/')
+"""The API server's proxy writes itself before every link of a document that it passes on (apimachinery, pkg/util/proxy)."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -105,7 +107,8 @@ class Page:
         if from_api_server(raw) or raw.status == HTTPStatus.UNAUTHORIZED:
             return _problem(HTTPStatus.BAD_GATEWAY, *refused(self._member, raw))
         kind = {"Content-Type": raw.content_type} if raw.content_type else {}
-        return web.Response(status=raw.status, body=raw.body, headers={**HEADERS, **kind})
+        body = LINKS.sub(b'"/', raw.body) if raw.content_type.startswith("text/html") else raw.body
+        return web.Response(status=raw.status, body=body, headers={**HEADERS, **kind})
 
 
 async def serve(page: Page, ready: Callable[[str], None]) -> None:

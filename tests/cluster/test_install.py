@@ -9,6 +9,9 @@ import json
 import re
 import socket
 import ssl
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +26,8 @@ from tests.cluster.cluster import Cluster, Failed
 from tests.cluster.daemons import Late, wait
 from tests.cluster.objects import a_pod
 from tests.cluster.server import MERGE, Server
-from tests.cluster.shipped import CHART, IMAGE, TAG, archive, helm
+from tests.cluster.shipped import CHART, IMAGE, ROOT, TAG, archive, helm
+from tests.cluster.test_kubectl import PLUGIN
 from tests.cluster.test_rights import granted_by, rules
 
 pytestmark = pytest.mark.cluster
@@ -215,6 +219,24 @@ def test_agent_and_controller_do_their_work_with_the_shipped_roles(installed: In
             if entry.status == 403
         ]
         assert refused == []
+
+
+def test_the_page_of_a_node_comes_whole_through_the_api_server(installed: Installed) -> None:
+    """Which writes itself before the links of documents that it passes on: a browser here would ask it for them."""
+    (node,) = installed.cluster.nodes
+    command = [sys.executable, "-c", PLUGIN, "page", node.name, "--kubeconfig", str(installed.cluster.kubeconfig)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as page:
+        try:
+            assert page.stdout is not None
+            url = page.stdout.readline().split()[0].rstrip("/")
+            with urllib.request.urlopen(f"{url}/", timeout=20) as answer:
+                links = re.findall(r'(?:href|src)="(/[^"]*)"', answer.read().decode())
+            assert {"/static/app.js", "/static/style.css"} <= set(links)
+            for link in (*links, "/api/v1/view", "/static/charts.js"):
+                with urllib.request.urlopen(url + link, timeout=20) as answer:
+                    assert (answer.status, answer.read() != b"") == (200, True), link
+        finally:
+            page.terminate()
 
 
 def all_well(installed: Installed) -> bool:

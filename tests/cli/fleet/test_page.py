@@ -50,7 +50,9 @@ class Cluster:
         if request.headers.get("X-Dioptase-Authorization") != f"Bearer t{self.tokens}":
             return web.json_response({"error": "this program asks for a token", "remedy": "send one"}, status=401)
         kind = "text/html" if request.path == f"{PROXY}/" else "application/json"
-        return web.Response(body=b"<p>" if kind == "text/html" else b"[7]", content_type=kind)
+        # Links of documents as an API server passes them on.
+        html = f'<link href="{PROXY}/static/style.css"><script type="module" src="{PROXY}/static/app.js"></script>'
+        return web.Response(body=html.encode() if kind == "text/html" else b"[7]", content_type=kind)
 
     async def find(self) -> Member:
         self.looks += 1
@@ -122,7 +124,8 @@ async def test_a_browser_gets_what_the_agent_says_by_a_token_of_the_account() ->
     cluster = Cluster()
     async with open_page(cluster) as url:
         assert urlsplit(url).hostname == "127.0.0.1"
-        assert await get(url, "/") == (200, "text/html", b"<p>")
+        html = b'<link href="/static/style.css"><script type="module" src="/static/app.js"></script>'
+        assert await get(url, "/") == (200, "text/html", html), "as the agent wrote it"
         assert await get(url, "/api/v1/history?after=3&limit=2") == (200, "application/json", b"[7]")
         assert await get(url, "/", "HEAD") == (200, "text/html", b"")
     assert cluster.heard[:3] == [f"{PROXY}/", "/api/v1/namespaces/d/serviceaccounts/reader/token", f"{PROXY}/"]
