@@ -16,7 +16,7 @@ from contextlib import suppress
 
 import msgspec
 
-from agent.eviction.situation import LEAST_WAIT_S, MOST_GRACE_S, NS_PER_S, USUAL_GRACE_S, WAIT_FACTOR
+from agent.eviction.situation import MOST_GRACE_S, NS_PER_S, USUAL_GRACE_S, wait_s
 from agent.eviction.ways import Answer, Fate, Way
 from agent.tending import told_to_end
 from api.decisions import Round
@@ -66,7 +66,7 @@ class _Pending(msgspec.Struct):
         meanwhile others leave in its place."""
         told_s = None if self.told_s is None else min(self.told_s, MOST_GRACE_S)
         known = (each for each in (self.grace_s, told_s, USUAL_GRACE_S) if each is not None)
-        return max(LEAST_WAIT_S, WAIT_FACTOR * next(known))
+        return wait_s(next(known))
 
     @property
     def stuck(self) -> bool:

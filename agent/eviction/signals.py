@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent.eviction.situation import LEAST_WAIT_S, NS_PER_S, WAIT_FACTOR, grace_of
+from agent.eviction.situation import NS_PER_S, grace_of, wait_ns
 from agent.hierarchy import Hierarchy
 from agent.sense.parsers import start_ticks
 from api.evictions import Held, KillEvent, KillReason
@@ -63,7 +63,7 @@ class _Pending(msgspec.Struct):
 
     def late(self, now_ns: int) -> bool:
         """Whether it should have been gone long ago."""
-        return now_ns - self.asked_ns >= max(LEAST_WAIT_S, WAIT_FACTOR * self.grace_s) * NS_PER_S
+        return now_ns - self.asked_ns >= wait_ns(self.grace_s)
 
 
 class SignalKiller:

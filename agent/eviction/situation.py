@@ -44,9 +44,14 @@ def counts_as_gone_ns(victim: Victim, pods: Iterable[Pod]) -> int:
     return wait_ns(USUAL_GRACE_S if grace_s is None else grace_s)
 
 
-def wait_ns(grace_s: float) -> int:
+def wait_s(grace_s: float) -> float:
     """Until a pod with that grace should be gone."""
-    return round(max(LEAST_WAIT_S, WAIT_FACTOR * grace_s) * NS_PER_S)
+    return max(LEAST_WAIT_S, WAIT_FACTOR * grace_s)
+
+
+def wait_ns(grace_s: float) -> int:
+    """The same, to be added to times."""
+    return round(wait_s(grace_s) * NS_PER_S)
 
 
 def on_their_way(pods: Iterable[Pod], before: Mapping[str, int], now_ns: int) -> dict[str, int]:

@@ -48,18 +48,23 @@ def farewells(files: KnobFiles, made: Mapping[str, Made], told: Mapping[str, Map
                 continue
             farewell = Farewell(cgroup, 0, {}, wire.ContainerUpdate(container_id=one.container_id))
         wanted = told.get(cgroup, {})
-        farewell.update.linux.resources.MergeFrom(_wanted(files, cgroup, wanted))
+        # Of the weight the very shares were told.
+        values: dict[Knob, str] = {knob: value for knob, value in wanted.items() if knob is not Knob.WEIGHT}
+        resources = _resources(files, cgroup, values, wanted.get(Knob.WEIGHT, ""))
+        farewell.update.linux.resources.MergeFrom(resources)
         texts = {knob: text for knob, text in farewell.texts.items() if knob not in wanted}
         found.append(farewell._replace(texts=texts))
     return found
 
 
-def _wanted(files: KnobFiles, cgroup: str, told: Mapping[Knob, str]) -> Any:
-    values = dict(told)
-    shares = values.pop(Knob.WEIGHT, "")  # told as they are
-    for knob in LISTS & values.keys():
-        values[knob] = values[knob] or format_cpu_list(files.ceiling(cgroup, knob) or ())
-    resources = resources_of(values)
+def _resources(files: KnobFiles, cgroup: str, values: Mapping[Knob, str], shares: str) -> Any:
+    """In the runtime's words, which has none for a list that is what the cgroup above has, and counts weights in `shares`, of
+    which several are one weight; empty where they are not known."""
+    full = {
+        knob: format_cpu_list(files.ceiling(cgroup, knob) or ()) if knob in LISTS and not value else value
+        for knob, value in values.items()
+    }
+    resources = resources_of(full)
     if shares:
         resources.cpu.shares.value = int(shares)
     return resources
@@ -84,11 +89,7 @@ def _farewell(files: KnobFiles, cgroup: str, made: Made) -> Farewell:
             texts[knob] = raw.texts
             if knob in made.knobs:
                 values[knob] = files.decode(cgroup, knob, raw)
-                if knob in LISTS and not values[knob]:
-                    values[knob] = format_cpu_list(files.ceiling(cgroup, knob) or ())
     update = wire.ContainerUpdate(container_id=made.container_id)
-    resources = resources_of(values)
-    if Knob.WEIGHT in values and (shares := texts[Knob.WEIGHT].get(SHARES, "").strip()):
-        resources.cpu.shares.value = int(shares)  # several of them are one weight
-    update.linux.resources.CopyFrom(resources)
+    shares = texts[Knob.WEIGHT].get(SHARES, "").strip() if Knob.WEIGHT in values else ""
+    update.linux.resources.CopyFrom(_resources(files, cgroup, values, shares))
     return Farewell(cgroup, cgroup_id, texts, update)

@@ -31,7 +31,10 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.cluster", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("verb", choices=("up", "load", "down", "env", "programs", "build", "katalyst"))
+    verbs = {
+        "up": up, "load": load, "down": down, "env": env, "programs": programs, "build": build, "katalyst": katalyst,
+    }  # fmt: skip
+    parser.add_argument("verb", choices=tuple(verbs))
     parser.add_argument("--nodes", type=int, choices=range(1, 4), default=1)
     parser.add_argument("--image", type=Path, default=ROOT / "build/dioptase.tar", metavar="A")
     options = parser.parse_args(arguments)
@@ -39,25 +42,23 @@ def main(arguments: list[str]) -> int:
         print("namespaces and cgroups need root", file=sys.stderr)
         return 1
     try:
-        if options.verb == "load":
-            return load(options.image)
-        verbs = {"up": up, "down": down, "env": env, "programs": programs, "build": build, "katalyst": katalyst}
-        return verbs[options.verb](options.nodes)
+        return verbs[options.verb](options)
     except (Missing, Taken, Late, OSError) as error:
         print(error, file=sys.stderr)
         return 1
 
 
-def up(nodes: int) -> int:
+def up(options: argparse.Namespace) -> int:
+    nodes: int = options.nodes
     obtain()
     beside("helm")
     began = time.monotonic()
     cluster = made(nodes, kept=True)
     print(f"{nodes} node{'s' * (nodes > 1)} ready after {time.monotonic() - began:.1f} s", flush=True)
-    return env(nodes) if cluster.nodes else 1
+    return env(options) if cluster.nodes else 1
 
 
-def down(_nodes: int) -> int:
+def down(_options: argparse.Namespace) -> int:
     began = time.monotonic()
     gone = release_abandoned(also=(0,))
     what = f"cluster{'s' * (len(gone) > 1)} {', '.join(map(str, gone))} removed" if gone else "there was none"
@@ -65,14 +66,15 @@ def down(_nodes: int) -> int:
     return 0
 
 
-def env(_nodes: int) -> int:
+def env(_options: argparse.Namespace) -> int:
     cluster = _kept()
     folders = f"{cluster.programs['kubectl'].parent}:{beside('helm').parent}"
     print(f"export KUBECONFIG={cluster.kubeconfig}\nexport PATH={folders}:$PATH")
     return 0
 
 
-def load(image: Path) -> int:
+def load(options: argparse.Namespace) -> int:
+    image: Path = options.image
     if not image.is_file():
         raise Missing(f"there is no {image}: make image")
     for node in _kept().nodes:
@@ -88,12 +90,12 @@ def _kept() -> Cluster:
     return Cluster(names, obtain())
 
 
-def programs(_nodes: int) -> int:
+def programs(_options: argparse.Namespace) -> int:
     obtain()
     return 0
 
 
-def build(_nodes: int) -> int:
+def build(_options: argparse.Namespace) -> int:
     # Who has a cluster needs no more than to ask it.
     obtain(("kubectl",) if os.environ.get("KUBECONFIG") else tuple(PROGRAMS))
     if not os.environ.get("KUBECONFIG"):
@@ -103,9 +105,9 @@ def build(_nodes: int) -> int:
     return 0
 
 
-def katalyst(nodes: int) -> int:
+def katalyst(options: argparse.Namespace) -> int:
     obtain_katalyst()
-    return build(nodes)
+    return build(options)
 
 
 def _end(number: int, _frame: object) -> None:
