@@ -179,7 +179,7 @@ class Loop:
             log.exception("round %d: the %s failed; nothing more is changed in this round", self._seq, stage)
             snapshot = _with_failure(snapshot, stage, error)
         outcomes, snapshot = self._set_node(outcomes, snapshot, started)
-        evictions, kills, snapshot = self._evicted(snapshot, advice, memory, started)
+        evictions, kills, snapshot = self._evicted(snapshot, advice, started)
         shadow, snapshot = self._shadowed(snapshot, started)
         finished = Round(
             snapshot=snapshot,
@@ -283,7 +283,7 @@ class Loop:
         return (*outcomes, *done), msgspec.structs.replace(snapshot, sources=sources)
 
     def _evicted(
-        self, snapshot: Snapshot, advice: Advice | None, memory: MemoryAdvice | None, now_ns: int
+        self, snapshot: Snapshot, advice: Advice | None, now_ns: int
     ) -> tuple[Evictions | None, tuple[KillEvent, ...], Snapshot]:
         """Who has to leave. Where the manager fails, nobody has to, and a source tells."""
         if self._evictor is None:
@@ -292,7 +292,7 @@ class Loop:
         started = time.monotonic_ns()
         try:
             kills = self._evictor.outcomes()
-            found = self._evictor.turn(snapshot, advice, memory, self._known, now_ns)
+            found = self._evictor.turn(snapshot, advice, self._known, now_ns)
         except Exception as error:
             log.exception("the eviction manager failed; nobody is asked to leave in this round")
             return None, kills, _with_failure(snapshot, "eviction", error)

@@ -216,9 +216,7 @@ def _measured(told: MemoryAdvice | None, ours: MemoryAdvice) -> MemoryAdvice:
     """What somebody else's advisor says, if any, and how short memory is, which it does not say."""
     if told is None:
         return ours
-    return msgspec.structs.replace(
-        told, condition=ours.condition, numa_conditions=ours.numa_conditions, evictions=ours.evictions
-    )
+    return msgspec.structs.replace(told, condition=ours.condition, numa_conditions=ours.numa_conditions)
 
 
 def _placed(

@@ -100,7 +100,7 @@ class Player:
         advice = judged.advice
         if self._evictor is not None:
             now_ns = snapshot.taken_at_ns
-            self.victims = self._evictor.turn(snapshot, advice, judged.memory, self._remembered, now_ns).victims
+            self.victims = self._evictor.turn(snapshot, advice, self._remembered, now_ns).victims
         if advice is None:
             return None, 0
         knobs = dict.fromkeys(managed(snapshot.pods), frozenset(TABLE))

@@ -99,11 +99,6 @@ def _contradiction(config: Config) -> str:
             f"knobs.suppress.policy: {config.knobs.suppress.policy} would never take effect, because advisor.policy "
             f"{config.advisor.policy} decides that of reclaimed pods; set advisor.policy to none"
         )
-    if config.memory.balancer.enable:
-        return (
-            "memory.balancer.enable: nothing here measures how fast NUMA nodes read and how much, by which it is judged "
-            "what to move: no memory would ever move; leave it false"
-        )
     if config.power.enable:
         from agent.advisor.whole_node import annotations_problem  # noqa: PLC0415 - few nodes answer power alerts
 

@@ -32,15 +32,6 @@ class MemoryCondition(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
 
 
-class MemoryEviction(msgspec.Struct, frozen=True, kw_only=True):
-    """A reclaimed pod whose memory keeps a NUMA node too busy, where moving it would not help."""
-
-    pod: str
-    """`namespace/name`."""
-    numa: int
-    verdict: Verdict
-
-
 class MemoryAdvice(msgspec.Struct, frozen=True, kw_only=True):
     """The answer for one round. Bytes."""
 
@@ -55,6 +46,5 @@ class MemoryAdvice(msgspec.Struct, frozen=True, kw_only=True):
     condition: MemoryCondition
     numa_conditions: Mapping[int, MemoryCondition] = {}
     wishes: tuple[Wish, ...] = ()
-    evictions: tuple[MemoryEviction, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     """Why each part that is switched on did, or did not, ask for anything."""

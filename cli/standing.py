@@ -102,8 +102,6 @@ def memory_text(advice: MemoryAdvice) -> Parts:
         yield "condition", f"{where}{condition.state.value}{missing}: {words.clean(condition.verdict.text)}"
     for i, verdict in enumerate(advice.verdicts):
         yield "" if i else "parts", f"{words.clean(verdict.rule)}: {words.clean(verdict.text)}"
-    for leaving in advice.evictions:
-        yield "evict", f"{words.clean(leaving.pod)} from NUMA node {leaving.numa}: {words.clean(leaving.verdict.text)}"
 
 
 def _by_numa(label: str, sizes: Mapping[int, float], note: str = "") -> Parts:

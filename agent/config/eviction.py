@@ -17,7 +17,6 @@ PluginName = Literal[
     "reclaimed-numa-resource-pressure-eviction-plugin",
     "numa-memory-pressure-eviction-plugin",
     "system-memory-pressure-eviction-plugin",
-    "numa-memory-balancer",
     "rss-overuse-eviction-plugin",
     "rootfs-pressure-eviction-plugin",
     "rootfs-overuse-eviction-plugin",
@@ -33,7 +32,7 @@ PluginName = Literal[
 ]
 """Every plugin there is."""
 NAMES: tuple[str, ...] = get_args(PluginName)
-USUAL = frozenset(NAMES[:5])
+USUAL = frozenset(NAMES[:4])
 """Those that `*` stands for: what Katalyst runs unless told otherwise. The others run where they are named."""
 
 KillerName = Literal["eviction-api-killer", "deletion-api-killer", "container-killer", "signals"]

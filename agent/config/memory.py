@@ -70,52 +70,6 @@ class ReaperConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """One container is not asked again before; dropping takes time (Katalyst gives it 30 s)."""
 
 
-class BalancerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """[numa_memory_balancer] Memory is moved away from the NUMA node that answers slowest. It is judged by read latency and
-    bandwidth of each NUMA node, which nothing measures here yet: until something does, `enable: true` is refused."""
-
-    enable: bool = False
-    """Whether it is done at all; only `false` is taken as yet."""
-    interval_s: Seconds = 30.0
-    """Between two moves."""
-    pools: tuple[str, ...] = ("share",)
-    """[numa-balance-supported-pools] Online pods of these pools may have memory moved, beside reclaimed ones."""
-    grace_latency_ns: Annotated[float, Meta(gt=0)] | None = None
-    """[grace-balance-read-latency-threshold] 70 unless set; on AMD, where a miss of L3 is what is measured, 500."""
-    force_latency_ns: Annotated[float, Meta(gt=0)] | None = None
-    """[force-balance-read-latency-threshold] 80 unless set, 600 on AMD."""
-    grace_gap_ns: Annotated[float, Meta(gt=0)] | None = None
-    """[grace-balance-read-latency-gap-threshold] to the nearest node, 40 unless set, 400 on AMD."""
-    max_grace_distance: Annotated[int, Meta(ge=10, le=255)] = 19
-    """[grace-balance-numa-distance-max] Without force, nothing moves farther."""
-    grace_gap_ratio: Part = 0.15
-    """[grace-balance-gap-ratio] A node within that distance must be better by this part,"""
-    force_gap_ratio: Part = 0.2
-    """[force-balance-gap-ratio] one beyond it by this."""
-    min_pod_bytes: Bytes = 128 * MIB
-    """[balanced-pod-source-numa-rss-min, balanced-reclaimed-pod-source-numa-rss-min] Anonymous memory on that node: more."""
-    max_pod_bytes: Bytes = 10 * GIB
-    """[balanced-pod-source-numa-rss-max] and less, of an online pod;"""
-    max_reclaimed_pod_bytes: Bytes = 15 * GIB
-    """[balanced-reclaimed-pod-source-numa-rss-max] of a reclaimed one."""
-    max_total_bytes: Bytes = 12 * GIB
-    """[balanced-pod-source-numa-total-rss-max] All together, where online pods are among them;"""
-    max_reclaimed_total_bytes: Bytes = 15 * GIB
-    """[balanced-reclaimed-pod-source-numa-total-rss-max] of reclaimed pods alone."""
-    enough_reclaimed_bytes: Bytes = 3 * GIB
-    """[balanced-reclaimed-pod-single-round-total-rss-threshold] When reclaimed pods give so much, online ones stay."""
-    ping_pong_s: Seconds = 900.0
-    """Nothing moves back within so long."""
-    success_ratio: Ratio = 0.7
-    """Less than this part moved is a failure: the same is not tried again within pingPongS."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for what no single field's bounds can say."""
-        ascending("graceLatencyNs", self.grace_latency_ns, "forceLatencyNs", self.force_latency_ns)
-        ascending("minPodBytes", self.min_pod_bytes, "maxPodBytes", self.max_pod_bytes)
-        ascending("minPodBytes", self.min_pod_bytes, "maxReclaimedPodBytes", self.max_reclaimed_pod_bytes)
-
-
 class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """[TMOConfigDetail] One layer of settings of memory offloading: what is not set is as in the layer below."""
 
@@ -224,7 +178,6 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     guard: GuardConfig = GuardConfig()
     reaper: ReaperConfig = ReaperConfig()
     offloading: OffloadingConfig = OffloadingConfig()
-    balancer: BalancerConfig = BalancerConfig()
 
     def __post_init__(self) -> None:
         """Raise ValueError for what no single field's bounds can say."""

@@ -28,14 +28,10 @@ from api.cpus import Topology
 from api.decisions import Advice
 from api.evictions import Evictions, KillEvent
 from api.facts import Interface
-from api.memory_advice import MemoryAdvice, MemoryEviction
 from api.samples import Snapshot, SourceStatus
 
 NAME = "eviction"
 """Of its source in the snapshot."""
-_BALANCE, _BALANCE_WAITING = "memory_balance", "memory_balance_waiting"
-_BALANCE_UNKNOWN = frozenset(("memory_balance_disabled", "memory_balance_unknown"))
-"""Rules of the memory advisor's balancer."""
 _OWN_CPUS = ("reserve", "interrupt", "dedicated", "isolation")
 """Pools, and kinds of them, into which share pools cannot grow."""
 
@@ -57,8 +53,6 @@ class Evictor:
         """What plugins at sockets found."""
         self.rootfs: Callable[[], Mapping[str, RootfsUse]] = dict
         """What writable layers hold, by the pods' uids."""
-        self._crowded: Mapping[int, MemoryEviction] | None = None
-        """What the memory advisor said and nobody judged yet: it says it once, and may do so between two judgements."""
 
     def obey(self, config: Config) -> None:
         """Judge by these settings from now on; what is remembered stays."""
@@ -78,13 +72,11 @@ class Evictor:
         self,
         snapshot: Snapshot,
         advice: Advice | None,
-        memory: MemoryAdvice | None,
         known: Remembered,
         now_ns: int,
     ) -> Evictions:
         """Who has to leave now; they are asked to. `known` is what advice and placement of this round remember; `now_ns` is
         CLOCK_MONOTONIC."""
-        self._crowded = _crowded(memory, self._crowded)
         # Pods with the NUMA nodes that QRM bound them to.
         snapshot = msgspec.structs.replace(snapshot, pods=with_bindings(snapshot.pods, known.cpus))
         usable = below(snapshot, known.ceiling)
@@ -107,12 +99,9 @@ class Evictor:
             leaving=leaving,
             stuck=stuck,
             held=frozenset() if self.killer is None else frozenset(self.killer.held),
-            crowded=self._crowded,
         )
         gone = {each.pod for each in self._memory.sent if not each.dry_run and each.gone(situation)}
         found, self._memory = judge(situation, self._memory, self._config, self.outside())
-        if self._crowded and self._memory.judged_at_ns == now_ns:
-            self._crowded = {}
         if self.killer is None:
             return found
         carry_out(found, snapshot.pods, self.killer)
@@ -188,14 +177,3 @@ def _shared_limit(topology: Topology, pools: Mapping[str, tuple[int, ...]], advi
         return None
     others = {cpu for name, own in pools.items() if name.partition("-")[0] in _OWN_CPUS for cpu in own}
     return float(cpus - len(others) - advisor.reclaim_reserve_cores(cpus, len(topology.numa_nodes)))
-
-
-def _crowded(
-    memory: MemoryAdvice | None, before: Mapping[int, MemoryEviction] | None
-) -> Mapping[int, MemoryEviction] | None:
-    """NUMA nodes where moving memory does not help, with who has to leave, as the memory advisor's balancer said last; None
-    where it cannot tell, or does not look."""
-    rules = () if memory is None else tuple(each.rule for each in memory.verdicts if each.rule.startswith(_BALANCE))
-    if memory is None or not rules or not _BALANCE_UNKNOWN.isdisjoint(rules):
-        return None
-    return before if _BALANCE_WAITING in rules else {each.numa: each for each in reversed(memory.evictions)}

@@ -14,7 +14,6 @@ import msgspec
 
 from agent.config.eviction import NAMES, EvictionConfig
 from agent.eviction import (
-    balancer,
     koordinator,
     load,
     network,
@@ -135,7 +134,6 @@ def _anew(memory: Plugins) -> Plugins:
 _STATELESS: Mapping[str, Callable[[Situation, EvictionConfig], Iterable[Finding]]] = {
     reclaimed.NAME: lambda s, c: reclaimed.judge(s, c.reclaimed),
     reclaimed.NUMA_NAME: lambda s, c: reclaimed.judge_numa(s, c.reclaimed),
-    balancer.NAME: lambda s, _: balancer.judge(s),
     rss.NAME: lambda s, c: rss.judge(s, c.rss),
     rootfs.PRESSURE_NAME: lambda s, c: rootfs.judge_pressure(s, c.rootfs_pressure),
     rootfs.OVERUSE_NAME: lambda s, c: rootfs.judge_overuse(s, c.rootfs_overuse),

@@ -13,7 +13,6 @@ import msgspec
 
 from api.advice import CpuAdvice, Headroom
 from api.evictions import Victim
-from api.memory_advice import MemoryEviction
 from api.node_advice import PowerAction
 from api.pods import Container, Pod
 from api.qos import QoSLevel
@@ -103,8 +102,6 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """By pod."""
     nics: Mapping[str, float] = {}
     """Bandwidth that each network card has to give, in Mbps; 0 where its link is down."""
-    crowded: Mapping[int, MemoryEviction] | None = None
-    """NUMA nodes whose memory is slow and moving pages cannot help, with who has to leave each; None where nobody tells."""
     power: PowerAction | None = None
     """The answer to a power alert that stands; None where nobody answers any."""
     eviction_ratios: Mapping[str, Mapping[float, float]] = {}

@@ -6,7 +6,6 @@ from agent.advisor.memory.cache_reaper import reap
 from agent.advisor.memory.dying import reclaim_dying
 from agent.advisor.memory.guard import guard
 from agent.advisor.memory.headroom import promise
-from agent.advisor.memory.migration import balance
 from agent.advisor.memory.offload import offload
 from agent.advisor.memory.pressure import node_condition, numa_conditions
 from agent.advisor.memory.provisioner import provision
@@ -28,7 +27,6 @@ def advise_memory(situation: Situation, memory: MemoryState, config: MemoryConfi
     reaped = reap(situation, config, {UNBOUND: node, **by_numa}, memory)
     offloads = offload(situation, config, memory, reaped.busy)
     dying = reclaim_dying(situation, config, memory.dying_ns)
-    balanced = balance(situation, config, memory.moves, memory.balanced_ns)
     advice = MemoryAdvice(
         policy=config.policy,
         headroom_bytes=promised.bytes,
@@ -37,9 +35,8 @@ def advise_memory(situation: Situation, memory: MemoryState, config: MemoryConfi
         provision_by_numa=provision(situation, config),
         condition=node,
         numa_conditions=by_numa,
-        wishes=(*guarded.wishes, *reaped.wishes, *offloads.wishes, *dying.wishes, *balanced.wishes),
-        evictions=balanced.evictions,
-        verdicts=(guarded.verdict, reaped.verdict, *offloads.verdicts, *dying.verdicts, balanced.verdict),
+        wishes=(*guarded.wishes, *reaped.wishes, *offloads.wishes, *dying.wishes),
+        verdicts=(guarded.verdict, reaped.verdict, *offloads.verdicts, *dying.verdicts),
     )
     return advice, MemoryState(
         headroom_bytes=memory.headroom_bytes if promised.bytes is None else promised.bytes,
@@ -48,6 +45,4 @@ def advise_memory(situation: Situation, memory: MemoryState, config: MemoryConfi
         offloaded=offloads.past,
         swap=offloads.swap,
         dying_ns=dying.at_ns,
-        balanced_ns=balanced.at_ns,
-        moves=balanced.moves,
     )

@@ -25,12 +25,6 @@ _CLASS = re.compile(r"(?:.*-)?(?:kubepods|burstable|besteffort)(?:\.slice)?")
 def situation_of(snapshot: Snapshot, advisor: Memory, config: Config, now_ns: int) -> Situation:
     """What is known in this round; `advisor` is what CPU advice remembers after it."""
     root = _root(snapshot, config.memory.reclaim_root)
-    numa_of = {cpu.id: cpu.numa for cpu in snapshot.topology.cpus}
-    pools = {
-        kind: tuple(sorted({numa_of[cpu] for cpu in advisor.pools[kind] if cpu in numa_of})) or None
-        for kind in ("share", "reclaim")
-        if kind in advisor.pools
-    }
     found = {numa: f"{root}-{numa}" for numa in snapshot.topology.numa_nodes} if root else {}
     members = tuple(c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers)
     return Situation(
@@ -42,8 +36,6 @@ def situation_of(snapshot: Snapshot, advisor: Memory, config: Config, now_ns: in
         not_reclaimable=frozenset(pod.key for pod in snapshot.pods if not pod.profile.lends),
         profiles={pod.key: _offload(pod) for pod in snapshot.pods if pod.profile.memory_offloading},
         ramping=frozenset(path for path, known in advisor.containers.items() if known.ramping),
-        share_numa=pools.get("share"),
-        reclaim_numa=pools.get("reclaim"),
         forbidden_numa=tuple(lent_nodes(snapshot, advisor, config.advisor).refused),
     )
 

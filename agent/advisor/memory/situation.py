@@ -26,15 +26,6 @@ class ReclaimRoot(msgspec.Struct, frozen=True, kw_only=True):
     """Cgroups that make up its use where there is no such cgroup: those of the reclaimed containers."""
 
 
-class NumaLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """How busy the memory of one NUMA node is."""
-
-    read_latency_ns: float
-    """On AMD that of a miss of the L3 cache."""
-    bandwidth_bytes: float
-    """Read and written, per second."""
-
-
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is known in a round."""
 
@@ -53,12 +44,6 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """NUMA nodes of which nothing may be lent (disableReclaimSharePools)."""
     profiles: Mapping[str, OffloadConfig] = {}
     """Settings of offloading by pod, from its service profile."""
-    loads: Mapping[int, NumaLoad] = {}
-    """By NUMA node; those that are not measured are missing."""
-    share_numa: tuple[int, ...] | None = None
-    """NUMA nodes of the share pools; None is all."""
-    reclaim_numa: tuple[int, ...] | None = None
-    """NUMA nodes of the reclaim pool; None is all."""
 
     @property
     def roots(self) -> tuple[str, ...]:

@@ -39,18 +39,6 @@ class SwapAsked(msgspec.Struct, frozen=True, kw_only=True):
     value: str
 
 
-class Move(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory that was told to move between NUMA nodes."""
-
-    at_ns: int
-    source: int
-    destinations: tuple[int, ...]
-    anon: Mapping[str, int] = {}
-    """By cgroup: what it had on the source."""
-    succeeded: bool | None = None
-    """None until it was looked at."""
-
-
 class MemoryState(msgspec.Struct, frozen=True, kw_only=True):
     """All that memory advice knows of the past."""
 
@@ -65,6 +53,3 @@ class MemoryState(msgspec.Struct, frozen=True, kw_only=True):
     """By cgroup."""
     dying_ns: int | None = None
     """When what removed cgroups left behind was last reclaimed."""
-    balanced_ns: int | None = None
-    moves: tuple[Move, ...] = ()
-    """The latest last; only those that still matter."""

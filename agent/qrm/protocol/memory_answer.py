@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -12,7 +12,6 @@ from agent.qrm.protocol import memory_words as words
 from agent.qrm.protocol.common import by_node_text, extra, gates
 from agent.qrm.protocol.cpu_state import metadata
 from api.advice import Headroom, Wish
-from api.cpus import parse_cpu_list
 from api.knobs import Knob
 from api.memory_advice import MemoryAdvice
 from api.pods import Pod
@@ -57,8 +56,6 @@ def answer(request: Any, memory: MemoryAdvice, pods: Iterable[Pod], headroom: He
     for path, its in sorted(others.items()):
         _with_swap(its)
         result.extra_entries.append(extra(path, its))
-    for text in _balances(memory.wishes, places):
-        result.extra_entries.append(extra("", {words.BALANCE: text}))
     if memory.provision_by_numa:
         # That plugin takes whole bytes alone.
         whole = {node: int(size) for node, size in memory.provision_by_numa.items()}
@@ -114,18 +111,3 @@ def _with_swap(values: Any) -> None:
     """A wish for swap is heard beside an amount to offload alone, be it nothing."""
     if words.SWAP_MAX in values and words.OFFLOADING not in values:
         values[words.OFFLOADING] = "0"
-
-
-def _balances(wishes: Iterable[Wish], places: Mapping[str, Place]) -> list[str]:
-    """Moves of pages, those from one node together."""
-    moves: dict[int, list[words.Moved]] = {}
-    for wish in wishes:
-        if wish.knob is Knob.MIGRATE_PAGES and wish.cgroup in places:
-            sources, goals = (parse_cpu_list(text) for text in wish.value.split(" "))
-            place = places[wish.cgroup]
-            moves.setdefault(sources[0], []).append(words.Moved(uid=place.uid, container=place.container, to=goals))
-    made = []
-    for source, moved in sorted(moves.items()):
-        to = tuple(sorted({node for one in moved for node in one.to}))
-        made.append(msgspec.json.encode(words.Balance(to=to, source=source, moved=tuple(moved))).decode())
-    return made

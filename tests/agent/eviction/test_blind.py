@@ -141,8 +141,7 @@ def last_victim_s(name: str, hide: Hide) -> int | None:
 
 
 def test_every_plugin_is_blinded() -> None:
-    """But for the balancer, which is told by the memory advisor whom to send, and remembers nothing."""
-    assert BLINDED.keys() == set(NAMES) - {"numa-memory-balancer"}
+    assert BLINDED.keys() == set(NAMES)
 
 
 @pytest.mark.parametrize("name", BLINDED)

@@ -23,7 +23,6 @@ from api.decisions import Advice, Pool
 from api.evictions import Held, KillEvent, KillReason, Met
 from api.facts import Interface
 from api.knobs import Verdict
-from api.memory_advice import MemoryAdvice, MemoryCondition, MemoryEviction, MemoryPressure
 from api.pods import Pod
 from api.qos import QoSLevel
 from api.samples import Snapshot
@@ -31,7 +30,7 @@ from tests.agent.eviction.builders import MIB, S, pod, situation
 
 RSS, LOAD = "rss-overuse-eviction-plugin", "cpu-pressure-load-plugin"
 NUMA = "reclaimed-numa-resource-pressure-eviction-plugin"
-RECLAIMED, BALANCER = "reclaimed-resource-pressure-eviction-plugin", "numa-memory-balancer"
+RECLAIMED = "reclaimed-resource-pressure-eviction-plugin"
 CPU, NETWORK = "koordinator-cpu-evict", "network-eviction-plugin"
 BY_NEED = {"policy": "canonical", "reservedForAllocateCores": 0}
 WHY = Verdict(rule="r", text="t")
@@ -92,11 +91,11 @@ def advice(pools: Mapping[str, int], advertised: Headroom | None = None) -> Advi
 def test_who_is_over_is_handed_to_the_killer_once_and_is_shown_as_leaving() -> None:
     killer = Remembering()
     evictor = Evictor(config(RSS), killer)
-    first = evictor.turn(over(100, batch=106, web=50), None, None, Remembered(), 100 * S)
+    first = evictor.turn(over(100, batch=106, web=50), None, Remembered(), 100 * S)
     assert [(victim.pod, victim.dry_run) for victim in first.victims] == [("default/batch", False)]
     assert (killer.asked, first.leaving) == ([("default/batch", None)], ("default/batch",))
     # The next round: it still holds all that memory, and is on its way; nobody else has to go.
-    later = evictor.turn(over(106, batch=106, web=50), None, None, Remembered(), 106 * S)
+    later = evictor.turn(over(106, batch=106, web=50), None, Remembered(), 106 * S)
     assert (later.victims, killer.asked) == ((), [("default/batch", None)])
     killer.gone = [KillEvent(pod="default/batch", reason=KillReason.SUCCEEDED, message="m", at_ns=1)]
     assert [event.reason for event in evictor.outcomes()] == [KillReason.SUCCEEDED]
@@ -106,12 +105,12 @@ def test_who_does_not_go_is_not_asked_again_and_does_not_keep_the_next_one() -> 
     """Both pods are over; the first cannot be signalled, and one leaves in a round."""
     killer = Remembering()
     evictor = Evictor(config(RSS), killer)
-    evictor.turn(over(100, batch=106, web=106), None, None, Remembered(), 100 * S)
+    evictor.turn(over(100, batch=106, web=106), None, Remembered(), 100 * S)
     killer.stuck = killer.leaving
-    found = evictor.turn(over(106, batch=106, web=106), None, None, Remembered(), 106 * S)
+    found = evictor.turn(over(106, batch=106, web=106), None, Remembered(), 106 * S)
     assert killer.asked == [("default/batch", None), ("default/web", None)]
     assert found.leaving == ("default/batch", "default/web")
-    found = evictor.turn(over(200, batch=106, web=50), None, None, Remembered(), 200 * S)
+    found = evictor.turn(over(200, batch=106, web=50), None, Remembered(), 200 * S)
     assert (found.victims, len(killer.asked)) == ((), 2)
 
 
@@ -121,13 +120,13 @@ def test_a_pod_that_others_sent_away_is_on_its_way_already() -> None:
     seen = over(100, batch=106, web=50)
     batch, web = seen.pods
     seen = msgspec.structs.replace(seen, pods=(msgspec.structs.replace(batch, leaving=True), web))
-    found = Evictor(config(RSS), killer).turn(seen, None, None, Remembered(), 100 * S)
+    found = Evictor(config(RSS), killer).turn(seen, None, Remembered(), 100 * S)
     assert (found.victims, killer.asked) == ((), [])
 
 
 def test_without_a_killer_everything_runs_dry() -> None:
     evictor = Evictor(config(RSS), None)
-    found = evictor.turn(over(100, batch=106, web=50), None, None, Remembered(), 100 * S)
+    found = evictor.turn(over(100, batch=106, web=50), None, Remembered(), 100 * S)
     assert [(victim.pod, victim.dry_run) for victim in found.victims] == [("default/batch", True)]
     assert found.thresholds[0].dry_run
     assert (evictor.outcomes(), found.leaving) == ((), ())
@@ -136,14 +135,14 @@ def test_without_a_killer_everything_runs_dry() -> None:
 @pytest.mark.parametrize("holds", [105.0, 0.0])
 def test_who_is_not_over_stays(holds: float) -> None:
     killer = Remembering()
-    Evictor(config(RSS), killer).turn(over(100, batch=holds, web=50), None, None, Remembered(), 100 * S)
+    Evictor(config(RSS), killer).turn(over(100, batch=holds, web=50), None, Remembered(), 100 * S)
     assert killer.asked == []
 
 
 def test_a_pod_without_tasks_is_no_victim_for_what_its_cgroup_still_holds() -> None:
     empty = situation(100, [BATCH], samples={"batch": {"memory_stat": {"rss": 106 * MIB}, "threads": 0}}).snapshot
     killer = Remembering()
-    Evictor(config(RSS), killer).turn(empty, None, None, Remembered(), 100 * S)
+    Evictor(config(RSS), killer).turn(empty, None, Remembered(), 100 * S)
     assert killer.asked == []
 
 
@@ -152,9 +151,9 @@ def test_old_readings_evict_nobody() -> None:
     old = situation(100, [BATCH], samples=samples, files_age_s=31).snapshot
     killer = Remembering()
     evictor = Evictor(config(RSS), killer)
-    assert evictor.turn(old, None, None, Remembered(), 100 * S).victims == ()
+    assert evictor.turn(old, None, Remembered(), 100 * S).victims == ()
     fresh = situation(106, [BATCH], samples=samples, files_age_s=29).snapshot
-    evictor.turn(fresh, None, None, Remembered(), 106 * S)
+    evictor.turn(fresh, None, Remembered(), 106 * S)
     assert killer.asked == [("default/batch", None)]
 
 
@@ -164,51 +163,12 @@ def test_a_plugin_that_fails_is_a_source_that_is_down_and_evicts_nobody(monkeypa
 
     killer = Remembering()
     evictor = Evictor(config(RSS), killer)
-    assert evictor.status(evictor.turn(over(100, batch=50, web=50), None, None, Remembered(), 100 * S), 7).ok
+    assert evictor.status(evictor.turn(over(100, batch=50, web=50), None, Remembered(), 100 * S), 7).ok
     monkeypatch.setattr(manager, "_STATELESS", {**manager._STATELESS, RSS: broken})
-    found = evictor.turn(over(106, batch=200, web=50), None, None, Remembered(), 106 * S)
+    found = evictor.turn(over(106, batch=200, web=50), None, Remembered(), 106 * S)
     status = evictor.status(found, 7)
     assert (status.name, status.ok, status.duration_ns, killer.asked) == ("eviction", False, 7, [])
     assert status.error == f"{RSS}: This plugin failed: ZeroDivisionError: of no use"
-
-
-def memory_advice(rule: str, *evicted: str) -> MemoryAdvice:
-    """The balancer looked, or not, and who has to leave NUMA node 0."""
-    why = Verdict(rule="memory_balance_evict", text="reads take 300 ns", inputs={"bytes": 9 * MIB})
-    evictions = tuple(MemoryEviction(pod=key, numa=0, verdict=why) for key in evicted)
-    calm = MemoryCondition(state=MemoryPressure.NO_RISK, verdict=WHY)
-    return MemoryAdvice(
-        policy="p", headroom_bytes=None, headroom_verdict=WHY, condition=calm, evictions=evictions,
-        verdicts=(WHY, Verdict(rule=rule, text="t")),
-    )  # fmt: skip
-
-
-def test_whom_the_memory_advisor_names_between_two_judgements_leaves_at_the_next() -> None:
-    """It looks every 30 s, at 103 s for once, and the eviction manager at 100, 105 and 110 s."""
-    waiting, named = memory_advice("memory_balance_waiting"), memory_advice("memory_balance_evict", "default/batch")
-    killer = Remembering()
-    evictor = Evictor(config(BALANCER), killer)
-    rules, asked = [], []
-    for at_s, told in (
-        (100, memory_advice("memory_balanced")),
-        (103, named),
-        (104, waiting),
-        (105, waiting),
-        (110, waiting),
-    ):
-        found = evictor.turn(over(at_s, batch=1, web=90), None, told, Remembered(), at_s * S)
-        rules.append(found.thresholds[0].verdict.rule)
-        asked.append(len(killer.asked))
-    assert rules == ["balanced", "balanced", "balanced", "soft_threshold_met", "balanced"]
-    assert asked == [0, 0, 0, 1, 1]
-    assert killer.asked == [("default/batch", None)]
-
-
-@pytest.mark.parametrize("rule", ["memory_balance_disabled", "memory_balance_unknown", "", "nobody"])
-def test_without_a_balancer_that_measures_nothing_is_known_of_slow_memory(rule: str) -> None:
-    told = None if rule == "nobody" else memory_advice(rule)
-    found = Evictor(config(BALANCER), None).turn(over(100, batch=1, web=1), None, told, Remembered(), 100 * S)
-    assert found.thresholds[0].verdict.rule == "input_missing"
 
 
 @pytest.mark.parametrize(
@@ -235,7 +195,7 @@ def test_a_pool_that_is_sized_by_need_is_under_pressure_once_it_cannot_grow(
     placed = advice({"share": share, "reclaim": 8 - share})
     loaded = ContainerMemory(cgroup_id=1, first_seen_ns=0, last_seen_ns=0, ramping=False, load1=2.0, load_at_ns=100 * S)
     known = Remembered(advisor=Memory(containers={"/web": loaded}))
-    found = Evictor(settings, None).turn(snapshot, placed, None, known, 100 * S)
+    found = Evictor(settings, None).turn(snapshot, placed, known, 100 * S)
     assert [(each.subject, each.met) for each in found.thresholds] == [("share", met)]
 
 
@@ -249,7 +209,7 @@ def test_cpus_that_no_pod_may_have_are_none_to_grow_into() -> None:
     advisor, placed = Memory(containers={"/web": loaded}), advice({"share": 5, "reclaim": 1})
     for ceiling, met in ((Ceiling(cgroup="/kubepods", cpus=tuple(range(6))), Met.SOFT), (None, Met.NOT_MET)):
         known = Remembered(advisor=advisor, ceiling=ceiling)
-        found = Evictor(settings, None).turn(situation(100, [WEB], cpus=8).snapshot, placed, None, known, 100 * S)
+        found = Evictor(settings, None).turn(situation(100, [WEB], cpus=8).snapshot, placed, known, 100 * S)
         assert [each.met for each in found.thresholds] == [met]
 
 
@@ -266,13 +226,13 @@ def test_pods_of_a_card_without_a_link_leave_after_five_minutes() -> None:
     evictor, found = Evictor(config(NETWORK), None), []
     for at_s in range(0, 306, 5):
         seen = situation(at_s, pods, node={"interfaces": cards}).snapshot
-        found.append(evictor.turn(seen, None, None, Remembered(), at_s * S))
+        found.append(evictor.turn(seen, None, Remembered(), at_s * S))
     assert {each.subject for each in found[-1].thresholds} == {"eth0", "eth1", "bond0"}
     assert [[victim.pod for victim in each.victims] for each in found if each.victims] == [["default/eth1"]]
     assert found[60].victims, "300 s after the first look"
     # Readings that are half a minute old say nothing of a link.
     old = situation(310, pods, node={"interfaces": cards}, files_age_s=31).snapshot
-    assert evictor.turn(old, None, None, Remembered(), 310 * S).thresholds[0].verdict.rule == "input_missing"
+    assert evictor.turn(old, None, Remembered(), 310 * S).thresholds[0].verdict.rule == "input_missing"
 
 
 @pytest.mark.parametrize(("policy", "may_use"), [("latency", 3.0), ("canonical", 6.0)])
@@ -282,7 +242,7 @@ def test_what_is_lent_by_priority_and_not_the_pool_is_what_reclaimed_pods_may_us
     greedy, evictor = pod("greedy", cores=10), Evictor(config(CPU), None)
     for at_s in range(10, 61, 5):
         used = {"greedy": {"cpu_usage_ns": at_s * 2 * S}}
-        found = evictor.turn(situation(at_s, [greedy], samples=used).snapshot, placed, None, Remembered(), at_s * S)
+        found = evictor.turn(situation(at_s, [greedy], samples=used).snapshot, placed, Remembered(), at_s * S)
     satisfied = next(each for each in found.thresholds if each.scope == "be-satisfaction")
     assert satisfied.observed == pytest.approx(may_use / 10)
 
@@ -292,12 +252,12 @@ def test_requests_are_held_against_what_is_advertised_and_not_against_one_round(
     greedy, pools = pod("greedy", cores=12, memory=300 << 30), {"share": 10, "reclaim": 6}
     snapshot = situation(10, [greedy], cpus=16).snapshot
     told = Headroom(cores=6.0, memory_bytes=float(40 << 30), verdict=WHY)
-    found = Evictor(config(RECLAIMED), None).turn(snapshot, advice(pools, told), None, Remembered(), 10 * S)
+    found = Evictor(config(RECLAIMED), None).turn(snapshot, advice(pools, told), Remembered(), 10 * S)
     by_cpu, by_memory = sorted(found.thresholds, key=lambda each: each.scope.endswith("memory"))
     assert (by_cpu.met, by_cpu.observed, by_cpu.value) == (Met.SOFT, 12_000, 1.5 * 6000)
     assert (by_memory.met, by_memory.value) == (Met.HARD, 5 * 40 * (1 << 30))
     for unknown in (None, Headroom(verdict=WHY)):
-        found = Evictor(config(RECLAIMED), None).turn(snapshot, advice(pools, unknown), None, Remembered(), 10 * S)
+        found = Evictor(config(RECLAIMED), None).turn(snapshot, advice(pools, unknown), Remembered(), 10 * S)
         assert all(each.met is not Met.HARD for each in found.thresholds), "no window of samples is full yet"
         assert not found.victims
 
@@ -320,7 +280,7 @@ def test_what_is_promised_on_old_inputs_evicts_nobody(stale: tuple[str, ...], me
     )  # fmt: skip
     for name in (RECLAIMED, NUMA):
         evictor = Evictor(config(name), None)
-        found = evictor.turn(situation(10, [greedy]).snapshot, advice({}, left), None, Remembered(), 10 * S)
+        found = evictor.turn(situation(10, [greedy]).snapshot, advice({}, left), Remembered(), 10 * S)
         ordered = sorted(found.thresholds, key=lambda each: each.scope.endswith("memory"))
         assert [each.met for each in ordered] == met
         assert [each.verdict.rule == "input_missing" for each in ordered] == [each is Met.NOT_MET for each in met]
@@ -335,7 +295,7 @@ def test_pods_are_judged_on_the_numa_node_that_qrm_bound_them_to() -> None:
     placed = advice({"reclaim": 3}, Headroom(cores=4.0, cores_by_numa={0: 2.0, 1: 2.0}, verdict=WHY))
     evictor = Evictor(config(NUMA), None)
     for at_s in range(10, 200, 10):
-        found = evictor.turn(situation(at_s, [greedy], cpus=16, numa=2).snapshot, placed, None, known, at_s * S)
+        found = evictor.turn(situation(at_s, [greedy], cpus=16, numa=2).snapshot, placed, known, at_s * S)
     by_scope = {each.scope: each for each in found.thresholds}
     here = by_scope["zone1|resource.katalyst.kubewharf.io/reclaimed_millicpu"]
     assert (here.met, here.observed, here.value) == (Met.HARD, 11_000, 5 * 2000)
@@ -353,5 +313,5 @@ def test_a_load_that_nobody_renews_is_not_known(dies_at_s: int, met: Met) -> Non
             load_at_ns=min(at_s, dies_at_s) * S,
         )  # fmt: skip
         known = Remembered(advisor=Memory(containers={"/web": loaded}))
-        found = evictor.turn(situation(at_s, [WEB], cpus=8).snapshot, placed, None, known, at_s * S)
+        found = evictor.turn(situation(at_s, [WEB], cpus=8).snapshot, placed, known, at_s * S)
     assert found.thresholds[0].met is met

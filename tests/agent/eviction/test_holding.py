@@ -99,10 +99,10 @@ def test_what_a_plugin_at_a_socket_wished_is_over_once_it_is_gone() -> None:
 def test_rounds_withdraw_a_pod_at_once_whose_plugin_is_switched_off() -> None:
     killer = Remembering()
     evictor = Evictor(config(RSS), killer)
-    evictor.turn(sizes(100, batch=200, web=1), None, None, Remembered(), 100 * S)
+    evictor.turn(sizes(100, batch=200, web=1), None, Remembered(), 100 * S)
     killer.leaving, killer.held = frozenset(), {"default/batch": Held.UNREACHABLE}
     evictor.obey(config())
-    shown = evictor.turn(sizes(106, batch=200, web=1), None, None, Remembered(), 106 * S)
+    shown = evictor.turn(sizes(106, batch=200, web=1), None, Remembered(), 106 * S)
     assert shown.thresholds == ()
     assert killer.withdrawn == [("default/batch", f"{RSS} does not judge any more")]
 
@@ -120,7 +120,7 @@ def test_rounds_withdraw_a_pod_that_could_not_be_asked_once_the_trouble_is_over(
     evictor = Evictor(config(RSS), killer)
 
     def turn(at_s: float, size: float) -> Evictions:
-        return evictor.turn(sizes(at_s, batch=size, web=1), None, None, Remembered(), round(at_s * S))
+        return evictor.turn(sizes(at_s, batch=size, web=1), None, Remembered(), round(at_s * S))
 
     turn(100, 200)
     killer.leaving, killer.held = frozenset(), {"default/batch": Held.UNREACHABLE}
@@ -137,7 +137,7 @@ def test_rounds_ask_again_while_the_trouble_lasts() -> None:
     killer = Remembering()
     evictor = Evictor(config(RSS), killer)
     for at_s in range(100, 160, 6):
-        evictor.turn(sizes(at_s, batch=200, web=1), None, None, Remembered(), at_s * S)
+        evictor.turn(sizes(at_s, batch=200, web=1), None, Remembered(), at_s * S)
         killer.leaving, killer.held = frozenset(), {"default/batch": Held.UNREACHABLE}
     assert killer.withdrawn == []
     assert killer.asked == [("default/batch", None)] * 2, "at 100 s, and when it was not gone 45 s later"
@@ -187,7 +187,7 @@ class Rounds:
         """What is withdrawn at that time, where the pod has so many MiB of the 105 that it may have."""
         before = len(self.killer.withdrawn)
         samples = {"batch": {"memory_stat": {"rss": size * MIB}, "threads": 2}}
-        self.evictor.turn(situation(at_s, [DAY], samples=samples).snapshot, None, None, Remembered(), at_s * S)
+        self.evictor.turn(situation(at_s, [DAY], samples=samples).snapshot, None, Remembered(), at_s * S)
         self.killer.leaving, self.killer.held = frozenset(), self.held
         self.killer.stuck = frozenset(self.held) if Held.BUDGET in self.held.values() else frozenset()
         return self.killer.withdrawn[before:]
@@ -235,7 +235,7 @@ def test_others_leave_in_the_place_of_whom_a_budget_keeps_also_where_victims_are
 
     def turn(at_s: int) -> None:
         seen = situation(at_s, pods, samples=samples, node=node).snapshot
-        evictor.turn(seen, None, None, Remembered(), at_s * S)
+        evictor.turn(seen, None, Remembered(), at_s * S)
 
     for at_s in range(70, 101, 5):
         turn(at_s)

@@ -28,7 +28,6 @@ from api.advice import Headroom
 from api.evictions import Evictions, Met, Threshold, size
 from api.facts import Filesystem, Pressure
 from api.knobs import Verdict
-from api.memory_advice import MemoryEviction
 from api.node_advice import PowerAction, PowerKind
 from api.pods import Pod
 from api.qos import Enhancements, QoSLevel
@@ -97,7 +96,6 @@ def test_a_star_is_what_katalyst_has_on_by_default() -> None:
         "reclaimed-numa-resource-pressure-eviction-plugin",
         "numa-memory-pressure-eviction-plugin",
         "system-memory-pressure-eviction-plugin",
-        "numa-memory-balancer",
     ]
     assert config("*", RSS).enabled(RSS)
     with pytest.raises(msgspec.ValidationError):
@@ -548,7 +546,6 @@ def trouble(at_s: float, pods: list[Pod], share: float) -> Situation:
         at_s, pods, samples={each.name: fields for each in pods}, node=node, numa=2,
         headroom=Headroom(cores=0.5, memory_bytes=1.0, cores_by_numa={0: 0.1}, verdict=WHY),
         pools={"reclaim": (0, 1), "share": (2, 3)}, nics={"eth0": 0.0},
-        crowded={0: MemoryEviction(pod=pods[0].key if pods else "", numa=0, verdict=WHY)},
         rootfs={each.key: RootfsUse(used_bytes=used, inodes=1) for each in pods},
     )  # fmt: skip
 

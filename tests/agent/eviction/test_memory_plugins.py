@@ -14,7 +14,7 @@ from agent.config.eviction_memory import (
     RssConfig,
     SystemMemoryConfig,
 )
-from agent.eviction import balancer, koordinator, numa_memory, oomd, reclaimed, rss, system_memory
+from agent.eviction import koordinator, numa_memory, oomd, reclaimed, rss, system_memory
 from agent.eviction.choosing import SOFT_NOTIFY
 from agent.eviction.judgement import Finding
 from agent.eviction.koordinator import CpuEvictMemory
@@ -26,7 +26,6 @@ from api.advice import Headroom
 from api.evictions import Met
 from api.facts import Kswapd, Pressure
 from api.knobs import Verdict
-from api.memory_advice import MemoryEviction
 from api.pods import Container, Pod
 from api.qos import Enhancements, QoSLevel
 from tests.agent.eviction.builders import (
@@ -422,25 +421,7 @@ def test_rss_of_dedicated_pods_and_of_old_readings_is_left_alone() -> None:
     assert [len(rss.judge(at, RssConfig())[0].candidates) for at in (dedicated, old, fresh)] == [0, 0, 1]
 
 
-# Where moving memory does not help, and Koordinator's
-
-
-@pytest.mark.parametrize(("named", "who"), [("default/c", ["c"]), ("default/web", []), ("default/gone", [])])
-def test_of_a_crowded_numa_node_who_was_named_leaves_and_no_other(named: str, who: list[str]) -> None:
-    """The largest there is `web`, which is online; `b` has more than `c` by now."""
-    pods = [pod("web", QoSLevel.SHARED), pod("b"), pod("c")]
-    anon = {"web": {0: 50}, "b": {0: 7}, "c": {0: 1}}
-    samples = {name: {"numa_stat": {"total": by, "anon": by}} for name, by in anon.items()}
-    why = Verdict(rule="memory_balance_evict", text="read latency 90 ns", inputs={"bytes": 7 * PAGE})
-    crowded = {0: MemoryEviction(pod=named, numa=0, verdict=why)}
-    found = balancer.judge(situation(pods=pods, samples=samples, crowded=crowded))[0]
-    assert names(found) == who
-    assert (found.threshold.met, found.threshold.observed) == (SOFT, 7 * PAGE)
-
-
-def test_nobody_who_measures_memory_is_not_fast_memory() -> None:
-    assert balancer.judge(situation(crowded={}))[0].threshold.verdict.rule == "balanced"
-    assert balancer.judge(situation())[0].threshold.verdict.rule == "input_missing"
+# Koordinator's
 
 
 @pytest.mark.parametrize(

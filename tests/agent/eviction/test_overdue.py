@@ -65,7 +65,7 @@ def test_who_was_deleted_with_a_grace_of_a_day_keeps_nobody_for_so_long(
     pods = (told("a", grace_s), pod("b"))
 
     def victims(at_s: int) -> list[str]:
-        found = evictor.turn(short_of_memory(at_s, *pods), None, None, Remembered(), at_s * S)
+        found = evictor.turn(short_of_memory(at_s, *pods), None, Remembered(), at_s * S)
         return [each.pod for each in found.victims]
 
     assert victims(100) == []
@@ -98,7 +98,7 @@ async def test_who_asks_for_a_day_itself_is_not_counted_on_for_longer_than_a_qua
     def turn(at_s: float) -> Evictions:
         now[0] = round(at_s * S)
         here = msgspec.structs.replace(a, leaving=at_s > 100)
-        return evictor.turn(short_of_memory(at_s, here, b), None, None, Remembered(), now[0])
+        return evictor.turn(short_of_memory(at_s, here, b), None, Remembered(), now[0])
 
     async def until(check: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 20

@@ -91,7 +91,6 @@ def situation(
     low: float = 0.5,
     at_s: float = 1000,
     meminfo: Mapping[str, float] | None = None,
-    distances: Mapping[int, Mapping[int, int]] | None = None,
     machine: str = "",
     **fields: Any,
 ) -> Situation:
@@ -110,7 +109,7 @@ def situation(
                     "MemFree": round(frees[each] * GIB),
                     "Inactive(file)": round(inactive * GIB),
                 },
-                distances=(distances or {}).get(each, {other: 10 if other == each else 12 for other in range(numa)}),
+                distances={other: 10 if other == each else 12 for other in range(numa)},
             )
             for each in range(numa)
         },

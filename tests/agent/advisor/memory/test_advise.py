@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from agent.advisor.memory.advise import advise_memory
 from agent.advisor.memory.provisioner import provision
-from agent.advisor.memory.situation import NumaLoad, ReclaimRoot, Situation
+from agent.advisor.memory.situation import ReclaimRoot, Situation
 from agent.advisor.memory.state import MemoryState
 from agent.config.memory import (
-    BalancerConfig,
     GuardConfig,
     MemoryConfig,
     OffloadConfig,
@@ -35,7 +34,6 @@ RECLAIMED = QoSLevel.RECLAIMED
 EVERYTHING = MemoryConfig(
     reaper=ReaperConfig(enable=True),
     offloading=OffloadingConfig(default=OffloadConfig(enable=True), dying=True),
-    balancer=BalancerConfig(enable=True),
 )
 
 
@@ -72,7 +70,6 @@ def test_a_machine_that_tells_nothing_gets_no_wish_and_no_promise() -> None:
         assert advice.headroom_verdict.rule == "memory_inputs_missing"
         assert advice.condition.state is MemoryPressure.UNKNOWN
         assert advice.wishes == ()
-        assert advice.evictions == ()
         assert state.headroom_bytes == 5.0
 
 
@@ -87,8 +84,7 @@ def loaded(at_s: float = 1000, **fields: Any) -> Situation:
         for path, number in (("/web", 11), (f"{ROOT}/batch", 12))
     ]  # fmt: skip
     top = root(memory_bytes=8 * GIB, on_numa={0: (4, 4), 1: (0, 0)}, read_at_ns=round(at_s * S))
-    slow = {0: NumaLoad(read_latency_ns=90, bandwidth_bytes=9e9), 1: NumaLoad(read_latency_ns=40, bandwidth_bytes=5e9)}
-    given_ = {"free": (1, 100), "loads": slow, **fields}
+    given_ = {"free": (1, 100), **fields}
     return situation(pods, [*groups, top], numa=2, at_s=at_s, **given_)
 
 
@@ -101,7 +97,6 @@ def test_everything_at_once() -> None:
         (ROOT, Knob.MEMORY_HIGH): str(int((8 + 96) * GIB * 0.95) // 4096 * 4096),
         (f"{ROOT}/batch", Knob.DROP_CACHE): str(4 * GIB),  # and is not asked by offloading, too
         ("/web", Knob.MEMORY_RECLAIM): str(8 * GIB // 100),
-        (f"{ROOT}/batch", Knob.MIGRATE_PAGES): "0 1",  # 4 GiB: enough to leave the online pod's where it is
     }
     assert msgspec.json.decode(msgspec.json.encode(state), type=MemoryState) == state
     assert msgspec.json.decode(msgspec.json.encode(advice), type=MemoryAdvice) == advice
@@ -167,13 +162,12 @@ def test_wishes_touch_only_reclaimed_pods_unless_offloading_is_configured_for_a_
             assert wish.cgroup in touchable or offloading, wish
             if wish.knob in (Knob.MEMORY_RECLAIM, Knob.DROP_CACHE):
                 assert 0 < int(wish.value) <= of.snapshot.cgroups[wish.cgroup].memory_bytes  # type: ignore[operator]
-        assert not advice.evictions
 
 
 LOSSES = (
     "MemFree", "MemTotal", "Inactive(file)", "Cached", "vm.watermark_scale_factor", "zones", "numa", "total", "sysctl",
     "web memory_stat", "web memory_bytes", "web memory_pressure", "web numa_stat", "batch memory_stat", "batch numa_stat",
-    "root numa_stat", "root limits", "loads",
+    "root numa_stat", "root limits",
 )  # fmt: skip
 
 
@@ -193,7 +187,7 @@ def lossy(of: Situation, losses: set[str]) -> Situation:
         if path and field:
             cgroups[path] = msgspec.structs.replace(cgroups[path], **{field: getattr(blank, field)})
     snapshot = msgspec.structs.replace(of.snapshot, node=node, cgroups=cgroups)
-    return msgspec.structs.replace(of, snapshot=snapshot, loads={} if "loads" in losses else of.loads)
+    return msgspec.structs.replace(of, snapshot=snapshot)
 
 
 @settings(max_examples=200)
@@ -212,7 +206,6 @@ def test_what_is_lost_never_raises_promises_or_asks(
         util_based=UtilBasedMemoryConfig(enable=util, cache_based_ratio=0.5),
         reaper=ReaperConfig(enable=True),
         offloading=OffloadingConfig(default=OffloadConfig(enable=True, policy=law)),  # type: ignore[arg-type]
-        balancer=BalancerConfig(enable=True),
     )
     fields: dict[str, Any] = {"free": free, "meminfo": {"Cached": 20, "Buffers": 0, "SReclaimable": 0}}
     whole, state = advise_memory(loaded(**fields), MemoryState(), config)
@@ -228,9 +221,6 @@ def test_what_is_lost_never_raises_promises_or_asks(
         assert (f"{ROOT}/batch", Knob.DROP_CACHE) not in asked
     if losses & {"web memory_stat", "web memory_bytes"} or (law != "refault" and "web memory_pressure" in losses):
         assert ("/web", Knob.MEMORY_RECLAIM) not in asked
-    if "loads" in losses or "numa" in losses:
-        assert not any(knob is Knob.MIGRATE_PAGES for _, knob in asked)
-        assert not part.evictions
 
 
 def test_settings_are_read_by_their_names_and_unknown_ones_refused() -> None:

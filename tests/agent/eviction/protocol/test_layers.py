@@ -99,7 +99,7 @@ def test_whose_layers_are_full_leaves_by_the_uid_that_they_are_of() -> None:
         assert evictor.wants(PRESSURE)
         evictor.rootfs = lambda uid=uid: {uid: RootfsUse(used_bytes=GIB, inodes=1)}  # type: ignore[misc]
         seen = situation(100, [BATCH], samples={"batch": {"threads": 1}}, node={"filesystems": {"/": room}}).snapshot
-        found = evictor.turn(seen, None, None, Remembered(), 100 * S)
+        found = evictor.turn(seen, None, Remembered(), 100 * S)
         assert found.thresholds[0].met.value == "hard"
         asked.append([key for key, _ in killer.asked])
     assert asked == [[], ["default/batch"]]

@@ -85,7 +85,7 @@ class Manager:
     def judged(self, after_s: int = 6) -> Evictions:
         self.at_s += after_s
         self.snapshot = situation(self.at_s, PODS).snapshot
-        return self.evictor.turn(self.snapshot, None, None, Remembered(), self.at_s * S)
+        return self.evictor.turn(self.snapshot, None, Remembered(), self.at_s * S)
 
     @property
     def asked(self) -> list[str]:

@@ -82,18 +82,10 @@ def test_what_removed_members_left_is_named_by_its_file() -> None:
     assert others == {"/sys/fs/cgroup/kubepods/burstable": {"dying_memcg_reclaim": "true"}}
 
 
-def test_moves_sizes_and_headroom_are_of_no_cgroup() -> None:
+def test_sizes_and_headroom_are_of_no_cgroup() -> None:
     headroom = Headroom(memory_by_numa={1: 1.5 * GI, 0: GI}, verdict=WHY)
-    wishes = advice(("/kubepods/web", Knob.MIGRATE_PAGES, "0 1"), provision={0: 2.5 * GI, 1: 0.0})
-    got = answer(asked(), wishes, (WEB, BATCH), headroom)
-    (moves, sizes, promised) = (dict(one.calculation_result.values) for one in got.extra_entries)
-    assert json.loads(moves["balance_numa_memory"]) == {
-        "destNumaList": [1],
-        "sourceNuma": 0,
-        "migrateContainers": [{"podUID": "u-web", "containerName": "main", "destNumaList": [1]}],
-        "totalRSS": 0.0,
-        "threshold": 0.0,
-    }
+    got = answer(asked(), advice(provision={0: 2.5 * GI, 1: 0.0}), (WEB, BATCH), headroom)
+    (sizes, promised) = (dict(one.calculation_result.values) for one in got.extra_entries)
     assert sizes == {"reclaimed_memory_size": '{"0":2684354560,"1":0}'}, (
         "a plugin written in Go takes whole numbers alone"
     )
@@ -115,7 +107,6 @@ WISHES = st.one_of(
     ),
     st.tuples(st.just("/kubepods/batch"), st.just(Knob.MEMS), st.sampled_from(("0", "1", "0-1"))),
     st.tuples(st.just("/kubepods/burstable"), st.just(Knob.SWAP_MAX), st.sampled_from(("0", "max"))),
-    st.tuples(st.just("/kubepods/web"), st.just(Knob.MIGRATE_PAGES), st.sampled_from(("0 1", "1 0"))),
     st.tuples(st.just("/kubepods/web"), st.just(Knob.DROP_CACHE), st.just("77")),
 )
 
