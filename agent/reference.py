@@ -214,8 +214,6 @@ def _values(kind: types.Type, places: Mapping[type, _Place]) -> str:
             return ", ".join(f"`{value}`" for value in kind.values)
         case types.VarTupleType():
             return f"list of: {_values(kind.item_type, places)}"
-        case types.TupleType():
-            return f"list of {len(kind.item_types)}: {_values(kind.item_types[0], places)}"
         case types.DictType():
             return f"map, from {_values(kind.key_type, places)} to {_values(kind.value_type, places)}"
         case types.StructType():

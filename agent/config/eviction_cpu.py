@@ -60,18 +60,8 @@ class NumaCpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """[metricRingSize] samples that count."""
     sample_s: Seconds = 15.0
     """Between two samples."""
-    eviction_frequency: bool = False
-    """[enabledScorers WorkloadEvictionFrequency] spare workloads that lost pods lately."""
-    frequency_limits: tuple[Ratio, Ratio, Ratio] = (0.15, 0.3, 0.5)
-    """[workloadEvictionFrequencyLimit] share of a workload's pods lost in an hour: low, middle, high."""
     grace_s: Grace | None = None
     """[gracePeriod] of its victims; the pod's own unless set."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for what no single field's bounds can say."""
-        low, middle, high = self.frequency_limits
-        ascending("frequencyLimits: the first,", low, "the second,", middle)
-        ascending("frequencyLimits: the second,", middle, "the third,", high)
 
 
 class NumaSysConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):

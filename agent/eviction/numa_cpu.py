@@ -15,7 +15,7 @@ from agent.config.eviction_cpu import NumaCpuConfig
 from agent.eviction.cpu_use import CpuSample, due, sampled, used
 from agent.eviction.judgement import Candidate, Finding, judged, mean, missing, not_met
 from agent.eviction.rings import Ring, grown, part_above, recent
-from agent.eviction.scores import frequency_score, usage_score
+from agent.eviction.scores import usage_score
 from agent.eviction.situation import Situation
 from api.evictions import Met
 from api.facts import Machine
@@ -109,7 +109,7 @@ def _finding(
     over = [node for node, part in parts.items() if part >= config.threshold_met_percentage]
     worst = max(parts, key=lambda node: (parts[node], mean(memory.numa[node].values), -node))
     average = mean(memory.numa[worst].values)
-    candidates = _ranked(situation, memory, pods[worst], average - base, config) if over else ()
+    candidates = _ranked(memory, pods[worst], average - base, config) if over else ()
     met = Met.HARD if over and candidates else Met.NOT_MET
     text = (
         f"Shared pods of NUMA node {worst} use {average:.2f} of it; above {bound:.3f} in {parts[worst]:.0%} of the last "
@@ -125,16 +125,11 @@ def _finding(
     return Finding(threshold=threshold, candidates=candidates, kind="cpu", waits=True, cool_down_s=cool_down_s)
 
 
-def _ranked(
-    situation: Situation, memory: NumaCpuMemory, pods: Sequence[Pod], gap: float, config: NumaCpuConfig
-) -> tuple[Candidate, ...]:
+def _ranked(memory: NumaCpuMemory, pods: Sequence[Pod], gap: float, config: NumaCpuConfig) -> tuple[Candidate, ...]:
     scored = []
     for pod in pods:
         ring = memory.pods.get(pod.key)
         if ring is None:
             continue
-        score = usage_score(mean(ring.values), gap)
-        if config.eviction_frequency:
-            score += frequency_score(situation.eviction_ratios.get(pod.key, {}), config.frequency_limits)
-        scored.append((-score, pod.key, pod))
+        scored.append((-usage_score(mean(ring.values), gap), pod.key, pod))
     return tuple(Candidate(pod=pod, grace_s=config.grace_s) for _, _, pod in sorted(scored, key=lambda each: each[:2]))

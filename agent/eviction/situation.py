@@ -104,8 +104,6 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Bandwidth that each network card has to give, in Mbps; 0 where its link is down."""
     power: PowerAction | None = None
     """The answer to a power alert that stands; None where nobody answers any."""
-    eviction_ratios: Mapping[str, Mapping[float, float]] = {}
-    """By pod: window in hours, and which part of its workload's pods was evicted in it."""
     stale_s: float = 30.0
 
     @cached_property

@@ -71,7 +71,6 @@ def test_every_setting_is_in_it_once() -> None:
         "| `knobs.io.wbtUs` | `{}` | map, from `HDD`, `NVME`, `SSD`, `VIRTIO` to whole number, -1 to 10000000 |",
         "| `advisor.provision.gains.NAME.up` | must be set | number, 0 to 10 |",
         "| `inference.slots[].below` | must be set | number |",
-        "| `eviction.numaCpu.frequencyLimits` | `[0.15, 0.3, 0.5]` | list of 3: number, above 0, at most 1 |",
         "| `eviction.rootfsOveruse.shared` | `{}` | as [`Amount`](#amount) |",
         "| `memory.offloading.pools` | `{}` | map, from text to as [`memory.offloading.default`](#memoryoffloadingdefault) |",
         "| `memory.reservedForAllocateBytes` | unset | whole number, 0 to 2^60 |",

@@ -31,8 +31,6 @@ WRONG = {
     "inference: {slots: [{below: 1, offset: 0}, {below: 2, offset: 3}]}": "inference.slots[1].offset: Expected `float` <= 1.0",
     "overcommit: {targetCpu: 60}": "overcommit.targetCpu: Expected `float` <= 1.0",
     "power: {voluntaryPercent: -1}": "power.voluntaryPercent: Expected `int` >= 0",
-    "eviction: {numaCpu: {frequencyLimits: [0.1, 0.2, 5]}}": "eviction.numaCpu.frequencyLimits[2]: Expected `float` <= 1.0",
-    "eviction: {numaCpu: {frequencyLimits: [0.1]}}": "eviction.numaCpu.frequencyLimits: Expected `array` of length 3, got 1",
     "intervalS: .nan": "intervalS: Expected `float` >= 0.2",
     # unknown
     "memory: {offloadin: {}}": "memory: Object contains unknown field `offloadin`, did you mean `offloading`?",
@@ -80,7 +78,7 @@ WRONG = {
     "memory: {utilBased: {cpuMemoryRatioLow: 1}}": "memory.utilBased: cpuMemoryRatioLow 1 is above cpuMemoryRatioHigh 0.285714",
     "eviction: {koordinatorMemory: {lower: 0.8}}": "eviction.koordinatorMemory: lower 0.8 is above threshold 0.7; lower it, or",
     "eviction: {koordinatorCpu: {satisfactionLower: 0.9}}": "eviction.koordinatorCpu: satisfactionLower 0.9 is above ",
-    "eviction: {numaCpu: {frequencyLimits: [0.5, 0.3, 0.6]}}": "eviction.numaCpu: frequencyLimits: the first, 0.5 is above the",
+    "eviction: {numaCpu: {evictionFrequency: true}}": "eviction.numaCpu: Object contains unknown field `evictionFrequency`",
     "eviction: {plugins: ['*'], dryRun: [oomd-pressure]}": "eviction: dryRun: oomd-pressure does not judge at all; name it in "
     "plugins too, or take it out here",
     "knobs: {resctrl: {levels: {shared_cores: {catStartPercent: 60, catEndPercent: 40}}}}": "knobs.resctrl.levels.shared_cores"

@@ -23,7 +23,7 @@ from agent.eviction.load import LoadMemory
 from agent.eviction.numa_cpu import NumaCpuMemory, threshold_of
 from agent.eviction.numa_sys import NumaSysMemory
 from agent.eviction.rings import Ring
-from agent.eviction.scores import frequency_score, usage_score
+from agent.eviction.scores import usage_score
 from agent.eviction.suppression import SuppressionMemory
 from api.advice import UNBOUND, CpuAdvice, Headroom, PoolSize, Region, RegionAdvice, RegionKind
 from api.evictions import Met
@@ -35,7 +35,6 @@ from tests.agent.eviction.builders import HARD, NOT_MET, SOFT, S, pod, situation
 from tests.agent.eviction.builders import load as load_of
 
 WHY = Verdict(rule="r", text="t")
-LIMITS = (0.15, 0.3, 0.5)
 
 
 def names(finding: Finding) -> list[str]:
@@ -43,25 +42,6 @@ def names(finding: Finding) -> list[str]:
 
 
 # Katalyst's scores
-
-
-@pytest.mark.parametrize(
-    ("ratios", "score"),
-    [
-        ({1: 0.5}, -5000),
-        ({1: 0.3, 24: 0.2}, 14),
-        ({1: 0.0}, 100),
-        ({}, 0),
-        ({1: 0.4}, 5),  # half of the way from 0.3 to 0.5, of ten points
-        ({1: 0.15}, 55),
-        ({1: 0.225}, 50),
-        ({1: 0.075}, 95),
-        ({2: 0.3}, 55),  # 0.15 an hour
-        ({1: 0.8, 24: 0.6}, -7676),  # (-8000 + 98.33 / 24) / (1 + 1 / 24)
-    ],
-)
-def test_workload_eviction_frequency(ratios: dict[float, float], score: int) -> None:
-    assert frequency_score(ratios, LIMITS) == score
 
 
 @pytest.mark.parametrize(
