@@ -37,7 +37,6 @@ _TAKEN = re.compile(r"reclaim|reserve|dedicated|interrupt|fallback|isolation.*|s
 """Names of pools that the agent itself makes."""
 _OF_SYSTEM = re.compile(r"reserve|system-.*", re.ASCII)
 """Those of them that system_cores pods may name, and nobody else."""
-_NAMESPACES = ("host_ns", "host_ns_preferred", "anti_host_ns", "anti_host_ns_preferred")
 
 _Read = tuple[Any, str]
 """The value that is taken, and what was wrong with the text; empty where nothing was."""
@@ -256,9 +255,8 @@ def _threshold(_text: str, _level: QoSLevel) -> _Read:
     return None, "has no effect, here or in Katalyst; remove it"
 
 
-def _namespace(text: str, _level: QoSLevel) -> _Read:
-    known = text in _NAMESPACES
-    return text if known else "", "" if known else f"{text!r:.80} is none; use one of {', '.join(_NAMESPACES)}"
+def _network(_text: str, _level: QoSLevel) -> _Read:
+    return None, "has no effect here: a pod gets the network card with the most free bandwidth; remove it"
 
 
 def _count(text: str, _level: QoSLevel) -> _Read:
@@ -294,8 +292,8 @@ _RULES: Mapping[str, _Rule] = {
     "align_by_socket": _Rule(CPU_KEY, "align_by_socket", _NOT_SYSTEM, _flag),
     "distribute_evenly_across_numa": _Rule(CPU_KEY, "distribute_evenly", _NOT_SYSTEM, _flag),
     "full_pcpus_pairing": _Rule(CPU_KEY, "full_cores", _NOT_SYSTEM, _flag),
-    "namespace_type": _Rule(NETWORK_KEY, "namespace_type", _EVERY, _namespace),
-    "topology_affinity_restricted": _Rule(NETWORK_KEY, "affinity_restricted", _EVERY, _flag),
+    "namespace_type": _Rule(NETWORK_KEY, "", _EVERY, _network),
+    "topology_affinity_restricted": _Rule(NETWORK_KEY, "", _EVERY, _network),
     "numa_number": _Rule("", "numa_number", _NOT_SYSTEM, _count),
     "numa_ids": _Rule("", "numa_ids", _NOT_SYSTEM, _nodes),
 }

@@ -71,10 +71,6 @@ class Enhancements(msgspec.Struct, frozen=True, kw_only=True):
     """Resident memory over requests from which it may be evicted; None is the node's."""
     oom_priority: int = 0
     """The OOM killer takes the lowest first; within the bounds of its level, never with 300."""
-    namespace_type: str = ""
-    """host_ns, host_ns_preferred, anti_host_ns or anti_host_ns_preferred."""
-    affinity_restricted: bool = False
-    """topology_affinity_restricted: near its network card or nowhere."""
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
