@@ -187,7 +187,7 @@ def _koordinator(case: Case) -> Headroom:
     reserve = float(len(case.memory.pools.get("reserve", ())))
     spare = prod_spare_cores(snapshot, case.change, case.memory.containers, config)
     cpu = cpu_budget(snapshot, case.change, reserve, spare)
-    space = memory_budget(snapshot, 0.0, prod_spare_bytes(snapshot))
+    space = memory_budget(snapshot, prod_spare_bytes(snapshot))
     found = koordinator(policy, cpu, space, snapshot.topology, config.headroom.koordinator)
     if found.memory_bytes is None:
         return found

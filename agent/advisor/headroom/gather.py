@@ -130,7 +130,7 @@ def cpu_budget(
 
 
 def memory_budget(
-    snapshot: Snapshot, reserved_bytes: float, prod_reclaimable_bytes: float | None = None
+    snapshot: Snapshot, prod_reclaimable_bytes: float | None = None
 ) -> Budget | None:
     """The same of memory, page cache left out; None where not even the node's memory is known."""
     total, available = snapshot.node.memory_total_bytes, snapshot.node.memory_available_bytes
@@ -147,7 +147,6 @@ def memory_budget(
     return Budget(
         capacity=float(total),
         system_used=None if busy is None else max(busy - sum(space or 0.0 for _, space in used), 0.0),
-        reserved=reserved_bytes,
         demands=demands,
         per_unit=float(GIB),
         unit=" GiB",

@@ -59,10 +59,6 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     prod_reclaimable: float | None = None
     """What prediction says prod pods will not need of their requests."""
     node_used: float | None = None
-    normalization: float = 1.0
-    """cpuNormalizationRatio; counts above 1."""
-    third_party: float = 0.0
-    """Batch that somebody else (YARN) has handed out already."""
     per_unit: float = 1.0
     """What one of the units is that amounts are told in,"""
     unit: str = ""
@@ -108,12 +104,6 @@ def batch(budget: Budget, policy: str, reclaim_percent: float, threshold_percent
     if threshold_percent is not None:
         value = min(value, budget.capacity * (threshold_percent / 100))
         text += f", at most {threshold_percent:g} %"
-    if budget.normalization > 1:
-        value *= budget.normalization
-        text += f", x {budget.normalization:g} for this CPU"
-    if budget.third_party:
-        value = max(value - budget.third_party, 0.0)
-        text += f", less {show(budget.third_party)} that others have handed out"
     return Amount(
         value=value,
         verdict=Verdict(

@@ -108,13 +108,13 @@ def test_memory_in_use_is_without_page_cache_in_both_hierarchies() -> None:
         "v1": {"inactive_anon": 1, "total_inactive_anon": 2 * GIB, "total_active_anon": GIB, "total_unevictable": 0},
     }
     shot = seen(pods, stats)
-    assert memory_budget(shot, 0) is None
+    assert memory_budget(shot) is None
     node = msgspec.structs.replace(shot.node, memory_total_bytes=64 * GIB, memory_available_bytes=50 * GIB)
-    budget = memory_budget(msgspec.structs.replace(shot, node=node), 2.0 * GIB)
+    budget = memory_budget(msgspec.structs.replace(shot, node=node))
     assert budget is not None
     assert [demand.used for demand in budget.demands] == [4 * GIB, 3 * GIB, None]
     assert (budget.capacity, budget.system_used, budget.node_used) == (64 * GIB, 7 * GIB, 14 * GIB)
     blind = msgspec.structs.replace(shot.node, memory_total_bytes=64 * GIB)
-    budget = memory_budget(msgspec.structs.replace(shot, node=blind), 0)
+    budget = memory_budget(msgspec.structs.replace(shot, node=blind))
     assert budget is not None
     assert budget.system_used is None

@@ -38,12 +38,8 @@ def prod(used: float | None, request: float | None = None, **fields: Any) -> Dem
         (Budget(capacity=100, system_used=0, demands=[prod(1, 16, exclusive=True)]), "usage", 60, None, 44),
         # without a request there is nothing to subtract by requests
         (Budget(capacity=100, system_used=0, demands=[prod(7, None)]), "request", 60, None, 60),
-        # bounded, normalised, and shared with YARN, in this order
+        # bounded
         (Budget(capacity=100, system_used=0, demands=[prod(10)]), "usage", 60, 20, 20),
-        (Budget(capacity=100, system_used=0, demands=[prod(10)], normalization=1.2), "usage", 60, 20, 24),
-        (Budget(capacity=100, system_used=0, demands=[prod(10)], normalization=0.8), "usage", 60, 20, 20),
-        (Budget(capacity=100, system_used=0, demands=[prod(10)], third_party=12), "usage", 60, None, 38),
-        (Budget(capacity=100, system_used=0, demands=[prod(10)], third_party=80), "usage", 60, None, 0),
     ],
 )  # fmt: skip
 def test_batch(budget: Budget, policy: str, percent: float, threshold: float | None, expected: float) -> None:
