@@ -38,12 +38,7 @@ ALIVE = {
 LARGEST_BYTES = 256 << 20
 MOST_TRIES = 4
 LONGEST_WAIT_S = 10.0
-JSON, MERGE, PATCH, APPLY = (
-    "application/json",
-    "application/merge-patch+json",
-    "application/json-patch+json",
-    "application/apply-patch+yaml",
-)
+JSON, MERGE, APPLY = "application/json", "application/merge-patch+json", "application/apply-patch+yaml"
 EVICTION = {"apiVersion": "policy/v1", "kind": "Eviction"}
 S = TypeVar("S")
 Body = Mapping[str, Any] | Sequence[Any] | msgspec.Struct
@@ -184,13 +179,6 @@ class Client:
         path = resource.path(key, subresource)
         return await self._object(
             resource, _Request(method="PATCH", path=path, resource=resource.gvr, content_type=MERGE, body=patch)
-        )
-
-    async def json_patch(self, resource: Resource[T], key: str, steps: Sequence[Body], subresource: str = "") -> T:
-        """RFC 6902; a `test` that does not hold is refused (422)."""
-        path = resource.path(key, subresource)
-        return await self._object(
-            resource, _Request(method="PATCH", path=path, resource=resource.gvr, content_type=PATCH, body=steps)
         )
 
     async def apply(

@@ -91,15 +91,6 @@ class ObjectMeta(Part, frozen=True, kw_only=True):
     owner_references: tuple[OwnerReference, ...] | None = None
 
 
-class ListMeta(Part, frozen=True, kw_only=True):
-    """What a page of objects says of itself."""
-
-    resource_version: str | None = None
-    continue_: str | None = None
-    """Where the next page begins; nothing on the last one."""
-    remaining_item_count: int | None = None
-
-
 class Resource(Part, frozen=True, kw_only=True):
     """What a kind adds `spec` and `status` to."""
 

@@ -98,7 +98,7 @@ async def test_requests_are_spelled_as_the_api_has_them() -> None:
 
     async with asking(handler) as client:
         await client.merge_patch(PODS, "shop/web", {"metadata": {"labels": {"a": None}}})
-        await client.json_patch(PODS, "shop/web", [{"op": "remove", "path": "/spec"}], "status")
+        await client.merge_patch(PODS, "shop/web", {"status": {}}, "status")
         await client.apply(PODS, "shop/web", {"spec": {"x": 1}}, "dioptase")
         await client.create(NODES, {"metadata": {"name": "n"}})
         await client.delete(PODS, "shop/web", uid="u-1", grace_s=0)
@@ -112,7 +112,7 @@ async def test_requests_are_spelled_as_the_api_has_them() -> None:
     web_ = "/api/v1/namespaces/shop/pods/web"
     assert seen == [
         ("PATCH", web_, "application/merge-patch+json", '{"metadata":{"labels":{"a":null}}}'),
-        ("PATCH", f"{web_}/status", "application/json-patch+json", '[{"op":"remove","path":"/spec"}]'),
+        ("PATCH", f"{web_}/status", "application/merge-patch+json", '{"status":{}}'),
         ("PATCH", f"{web_}?fieldManager=dioptase&force=true", "application/apply-patch+yaml", applied),
         ("POST", "/api/v1/nodes", "application/json", '{"metadata":{"name":"n"}}'),
         ("DELETE", web_, "application/json", '{"preconditions":{"uid":"u-1"},"gracePeriodSeconds":0}'),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from api.crds.adminqos import AdminQoSConfiguration
 from api.crds.definition import definition
 from api.crds.kinds import KINDS
-from api.crds.meta import ListMeta, Resource
+from api.crds.meta import Resource
 from api.crds.node import CustomNodeResource
 from api.crds.pools import NodeOvercommitConfig
 from api.crds.schema import schema_of
@@ -241,11 +241,6 @@ def test_zones_nested_beyond_all_measure_are_an_error_and_no_crash() -> None:
     head = f'{{"apiVersion":"{NODE}","kind":"CustomNodeResource","metadata":{{}},"status":{{"topologyZone":['
     with pytest.raises(RecursionError):
         msgspec.json.decode(head + deep + "]}}", type=CustomNodeResource)
-
-
-def test_pages_of_a_list_say_where_they_go_on() -> None:
-    page = msgspec.json.decode(b'{"resourceVersion":"7","continue":"abc","remainingItemCount":3}', type=ListMeta)
-    assert (page.continue_, page.resource_version, page.remaining_item_count) == ("abc", "7", 3)
 
 
 def test_types_that_no_schema_has_words_for_are_refused_with_their_field() -> None:
