@@ -121,10 +121,3 @@ def _check_unknown(annotations: Mapping[str, str], wanted: Mapping[QoSLevel, Map
         if key in annotations:
             known = ", ".join(dict.fromkeys(values[key] for values in wanted.values() if key in values))
             raise ValueError(f"annotation {key}: {annotations[key]!r:.80} is not a QoS level; use one of {known}")
-
-
-def qos_level(
-    annotations: Mapping[str, str], selectors: Mapping[QoSLevel, Mapping[str, str]] | None = None
-) -> QoSLevel:
-    """The level a pod asks for: shared_cores when it says nothing; errors as of `stated_level`, never a default."""
-    return stated_level(annotations, selectors) or QoSLevel.SHARED

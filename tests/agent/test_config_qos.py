@@ -7,7 +7,7 @@ import pytest
 
 from agent.config.qos import QosConfig
 from api.enhancements import enhancements
-from api.qos import QoSLevel, qos_level
+from api.qos import QoSLevel, stated_level
 
 
 def test_settings_become_the_dialect_of_a_cluster() -> None:
@@ -22,7 +22,7 @@ def test_settings_become_the_dialect_of_a_cluster() -> None:
         QosConfig,
     )
     dialect = config.dialect()
-    assert qos_level({"tier": "offline"}, dialect.selectors) is QoSLevel.RECLAIMED
+    assert stated_level({"tier": "offline"}, dialect.selectors) is QoSLevel.RECLAIMED
     said = {"corp/cpu": '{"cpuset_pool": "a"}', "corp/nodes": "1", "numa_binding": "true"}
     found, problems = enhancements(said, QoSLevel.SHARED, dialect)
     assert (found.cpuset_pool, found.numa_ids, found.oom_priority, problems) == ("a", (1,), 50, ())

@@ -23,7 +23,6 @@ from api.qos import (
     Dialect,
     Enhancements,
     QoSLevel,
-    qos_level,
     stated_level,
 )
 
@@ -49,7 +48,6 @@ NAMES = (
 )
 def test_levels_are_stated_by_katalysts_annotation_or_a_selector(annotations: dict[str, str], level: QoSLevel) -> None:
     assert stated_level(annotations, TIER) is level
-    assert qos_level(annotations, TIER) is (level or SHARED)
 
 
 @pytest.mark.parametrize(
@@ -64,16 +62,16 @@ def test_levels_are_stated_by_katalysts_annotation_or_a_selector(annotations: di
 )  # fmt: skip
 def test_unknown_levels_and_contradictions_are_errors(annotations: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match="annotation ") as caught:
-        qos_level(annotations, TIER)
+        stated_level(annotations, TIER)
     assert message in str(caught.value)
 
 
 def test_selectors_of_two_levels_contradict_each_other_whatever_their_order() -> None:
     selectors = {SYSTEM: {"daemon": "yes"}, RECLAIMED: {"batch": "yes"}}
     with pytest.raises(ValueError, match="batch says reclaimed_cores and daemon says system_cores; remove one"):
-        qos_level({"batch": "yes", "daemon": "yes"}, selectors)
-    assert qos_level({"batch": "no", "daemon": "yes"}, selectors) is SYSTEM
-    assert qos_level({"batch": "no"}, selectors) is SHARED, "of another level than the default it says: not that one"
+        stated_level({"batch": "yes", "daemon": "yes"}, selectors)
+    assert stated_level({"batch": "no", "daemon": "yes"}, selectors) is SYSTEM
+    assert stated_level({"batch": "no"}, selectors) is None, "of another level than the default it says: not that one"
 
 
 def memory(**values: Any) -> dict[str, str]:
@@ -182,7 +180,7 @@ def test_enhancements_are_read(level: QoSLevel, annotations: dict[str, str], fie
         (SHARED, cpu(cpu_burst_percent="-1"), "burst_percent", None, "'-1' is no percentage; write a number from 0 to 100"),
         (SHARED, cpu(cpu_burst_threshold="3"), "burst_percent", None, "has no effect, here or in Katalyst; remove it"),
         (SHARED, network(namespace_type="host_ns"), "numa_share", True, "namespace_type: has no effect here: a pod gets the"),
-        (SHARED, network(topology_affinity_restricted="true"), "numa_share", True, "restricted: has no effect here: a pod gets"),
+        (SHARED, network(topology_affinity_restricted="true"), "numa_share", True, "restricted: has no effect here: a pod"),
         (SHARED, {**BOUND, NUMA_NUMBER_KEY: "0"}, "numa_number", None, f"annotation {NUMA_NUMBER_KEY}: '0' is no number of"),
         (SHARED, {**BOUND, NUMA_IDS_KEY: ""}, "numa_ids", None, f"annotation {NUMA_IDS_KEY}: '' is no list of NUMA nodes"),
         (SHARED, {**BOUND, NUMA_IDS_KEY: "1-0"}, "numa_ids", None, "'1-0' is no list of NUMA nodes; write one such as"),

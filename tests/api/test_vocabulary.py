@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from api.cpus import format_cpu_list, parse_cpu_list
 from api.facts import CpuTimes, Wait
 from api.histograms import BOUNDS_NS, SLOTS, above, quantile_ns, slot_of
-from api.qos import QOS_LEVEL_KEY, QoSLevel, qos_level
+from api.qos import QOS_LEVEL_KEY, QoSLevel, stated_level
 from api.quantities import parse_quantity, read_quantity
 from api.rates import rates
 from api.samples import CgroupSample
@@ -81,11 +81,11 @@ def test_what_json_has_in_the_place_of_a_quantity(value: object) -> None:
         read_quantity(value)
 
 
-def test_qos_level_defaults_to_shared_but_a_wrong_one_is_an_error() -> None:
-    assert qos_level({}) is QoSLevel.SHARED
-    assert qos_level({QOS_LEVEL_KEY: "reclaimed_cores"}) is QoSLevel.RECLAIMED
+def test_no_qos_level_is_none_but_a_wrong_one_is_an_error() -> None:
+    assert stated_level({}) is None
+    assert stated_level({QOS_LEVEL_KEY: "reclaimed_cores"}) is QoSLevel.RECLAIMED
     with pytest.raises(ValueError, match="'best_effort' is not a QoS level; use one of shared_cores"):
-        qos_level({QOS_LEVEL_KEY: "best_effort"})
+        stated_level({QOS_LEVEL_KEY: "best_effort"})
 
 
 @pytest.mark.parametrize(
