@@ -54,20 +54,17 @@ def situation_of(
     state: CpuState,
     config: CpuPlacementConfig,
     ceiling: Ceiling | None = None,
-    reserved_bytes: int = 0,
 ) -> Situation:
-    """What a round saw, and what it left to remember; `ceiling` was in force before. `reserved_bytes` of memory are nobody's,
-    in equal parts of each node."""
+    """What a round saw, and what it left to remember; `ceiling` was in force before."""
     inside = below(snapshot, ceiling_of(snapshot, ceiling))
     totals = {numa: node.meminfo.get("MemTotal", 0) for numa, node in sorted(snapshot.node.numa.items())}
-    each = ceil(reserved_bytes / max(len(totals), 1))
     return Situation(
         topology=inside.topology,
         pods=with_bindings(snapshot.pods, state),
         sizes=sizes,
         state=state,
         config=config,
-        memory_by_numa={numa: max(size - each, 0) for numa, size in totals.items() if size},
+        memory_by_numa={numa: size for numa, size in totals.items() if size},
         now_ns=snapshot.taken_at_ns,
     )
 

@@ -91,11 +91,6 @@ def quantity(request: Any, resource: str, qos: QoSLevel) -> float:
     return value / 1000 if thousandths else value
 
 
-def passes(request: Any, debug_keys: frozenset[str]) -> bool:
-    """Whether a container is let through without a say: init containers, which run before the others, and debug pods."""
-    return request.container_type == plugin.INIT or not debug_keys.isdisjoint(request.annotations)
-
-
 def _container(request: Any, resource: str, qos: QoSLevel, amount: float, before: Pod | None) -> Container:
     name = request.container_name
     known = next((one for one in before.containers if one.name == name), None) if before is not None else None

@@ -18,7 +18,7 @@ from agent.qrm.placing.hints import Hint
 from agent.qrm.placing.layout import layout
 from agent.qrm.placing.state import POOL_ENTRY, RESERVE, Allocation, CpuState, by_node
 from agent.qrm.protocol.admitting import Given, NoFit, Situation, allocate, cpu_hints, memory_hints, mems_of
-from agent.qrm.protocol.asked import CPU, MEMORY, Ask, ask_of, passes
+from agent.qrm.protocol.asked import CPU, MEMORY, Ask, ask_of
 from agent.qrm.protocol.common import MOST_ENTRIES, Unusable, by_uid
 from agent.rpc import Handler, Refusal, Service
 from api.cpus import format_cpu_list, parse_cpu_list
@@ -39,13 +39,8 @@ _SAME = (
 class PluginDesk:
     """Answers of both plugins; rounds come in by `look`."""
 
-    def __init__(
-        self,
-        dialect: Dialect | None = None,
-        debug_keys: frozenset[str] = frozenset(),
-        now_ns: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        self._dialect, self._debug_keys, self._now_ns = dialect or Dialect(), debug_keys, now_ns
+    def __init__(self, dialect: Dialect | None = None, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._dialect, self._now_ns = dialect or Dialect(), now_ns
         self._seen: Situation | None = None
         self._admitted: dict[str, Pod] = {}
         self._entries: dict[str, dict[str, Allocation]] = {}
@@ -109,7 +104,7 @@ class PluginDesk:
 
     async def _hints(self, resource: str, request: Any, _words: Mapping[str, str]) -> Any:
         answer = _about(plugin.ResourceHintsResponse(resource_name=resource), request)
-        if passes(request, self._debug_keys):
+        if request.container_type == plugin.INIT:
             return answer
         seen = self._now()
         ask = self._ask(resource, request, seen)
@@ -125,10 +120,6 @@ class PluginDesk:
     async def _allocate(self, resource: str, request: Any, _words: Mapping[str, str]) -> Any:
         answer = _about(plugin.ResourceAllocationResponse(resource_name=resource), request)
         if request.container_type == plugin.INIT:
-            return answer
-        if passes(request, self._debug_keys):
-            made = answer.allocation_result.resource_allocation[resource]
-            made.is_scalar_resource = True
             return answer
         seen = self._now()
         ask = self._ask(resource, request, seen)

@@ -79,6 +79,6 @@ def test_sizes_headroom_and_limits_are_theirs() -> None:
     alone, _known = judge(now, CONFIG, known, now.taken_at_ns)
     assert alone.advice is not None
     assert alone.advice.policy == "canonical", "an advisor that is not trusted any more is replaced by ours"
-    situation = situation_of(now, judged.advice.cpu.sizes, known.cpus, CONFIG.placing, reserved_bytes=3 * GI)
-    assert situation.memory_by_numa == {0: 64 * GI - 3 * GI // 2, 1: 64 * GI - 3 * GI // 2}
+    situation = situation_of(now, judged.advice.cpu.sizes, known.cpus, CONFIG.placing)
+    assert situation.memory_by_numa == {0: 64 * GI, 1: 64 * GI}
     assert len(situation.topology.cpus) == 48

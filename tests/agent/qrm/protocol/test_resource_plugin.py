@@ -74,7 +74,7 @@ class Wire:
 @pytest.fixture
 async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
     now = [7]
-    desk = PluginDesk(debug_keys=frozenset(("debug",)), now_ns=lambda: now[0])
+    desk = PluginDesk(now_ns=lambda: now[0])
     servers = [await serve(tmp_path / f"{name}.sock", (desk.services(name),)) for name in ("cpu", "memory")]
     peers = {server.path.stem: Peer(server.path, PLUGIN) for server in servers}
     yield Wire(desk, peers, now)
@@ -237,14 +237,11 @@ async def test_allocatable_is_what_is_not_reserved(wire: Wire) -> None:
     assert got.allocatable_resources["memory"].aggregated_capacity_quantity == 128 * GI
 
 
-async def test_init_and_debug_containers_pass(wire: Wire) -> None:
+async def test_init_containers_pass(wire: Wire) -> None:
     wire.desk.look(situation(pod("web")))
     init = await wire.call("Allocate", asked("web", container_type=plugin.INIT))
     assert not init.HasField("allocation_result")
-    debug = await wire.call("Allocate", asked("x", annotations={"debug": "1", LEVEL: "no such level"}))
-    info = debug.allocation_result.resource_allocation["cpu"]
-    assert (info.oci_property_name, info.allocation_result, info.is_scalar_resource) == ("", "", True)
-    assert not (await wire.call("GetTopologyHints", asked("x", annotations={"debug": "1", **BOUND}))).resource_hints
+    assert not (await wire.call("GetTopologyHints", asked("x", container_type=plugin.INIT))).resource_hints
 
 
 QUANTITIES = [
