@@ -23,9 +23,6 @@ log = logging.getLogger(__name__)
 DIRECTORY = Path("/var/lib/katalyst/plugin-socks")
 KINDS = frozenset(("EvictionPlugin", "ReporterPlugin", "ResourcePlugin"))
 """Of Katalyst's plugins, which share a directory: each is taken by the manager of its kind, and none is refused by another."""
-OF_PARTS = frozenset(("EvictionPlugin", "ReporterPlugin"))
-"""Kinds that parts of this agent look for in one directory, each with a watcher of its own: what is another part's is left to
-that, and told nothing."""
 MOST_SOCKETS = 64
 """That are looked at; more are a mistake, and said."""
 ANSWER_S = 2.0

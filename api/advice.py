@@ -36,7 +36,6 @@ class Control(StrEnum):
     ISOLATED_UPPER = "isolated-upper-cpu-size"
     ISOLATED_LOWER = "isolated-lower-cpu-size"
     RECLAIM_QUOTA = "reclaimed-cores-cpu-quota"
-    RECLAIM_SIZE = "reclaimed-cores-cpu-size"
 
 
 class Region(msgspec.Struct, frozen=True, kw_only=True):

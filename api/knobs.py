@@ -63,10 +63,6 @@ class Knob(StrEnum):
 
 ONCE = frozenset((Knob.MEMORY_RECLAIM, Knob.DROP_CACHE, Knob.MIGRATE_PAGES))
 """Those that are done, not set."""
-NODE = frozenset((Knob.WBT, Knob.IO_COST_QOS, Knob.IO_COST_MODEL, Knob.SCHEMATA))
-"""Those of the node: a decision on one has in the cgroup's place what it is a knob of, such as `/sys/block/sda`."""
-PROCESSES = frozenset((Knob.OOM_SCORE_ADJ,))
-"""Those of processes: a decision on one has their cgroup, and holds for all that are in it or below."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ KPROBE, RAW_TRACEPOINT, TRACING = 2, 17, 26
 TRACE_RAW_TP, TRACE_FENTRY, TRACE_FEXIT, TRACE_ITER = 23, 24, 25, 28
 """Attach types of a TRACING program: at a tracepoint, at the entry of a kernel function or behind its return, or over all
 objects of a kind whenever somebody reads."""
-HASH, ARRAY, PERCPU_HASH, PERCPU_ARRAY, LRU_HASH, LRU_PERCPU_HASH = 1, 2, 5, 6, 9, 10
+HASH, PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH = 1, 5, 6, 10
 """Map types."""
 PER_CPU = frozenset({PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH})
 LOG_BYTES = 1 << 20

@@ -57,7 +57,7 @@ def switch(field: str, plugin: str) -> Rule:
     return Rule(field, ("eviction.plugins",), put)
 
 
-def resources(field: str, cpu: tuple[str, ...], memory: tuple[str, ...], unit: Callable[[Any], Any] = same) -> Rule:
+def resources(field: str, cpu: tuple[str, ...], memory: tuple[str, ...]) -> Rule:
     """A map of resource names to numbers; Katalyst's own names of what is lent count as CPU and memory."""
 
     def put(value: Mapping[str, Any]) -> Put:
@@ -66,7 +66,7 @@ def resources(field: str, cpu: tuple[str, ...], memory: tuple[str, ...], unit: C
             for setting in {"cpu": cpu, "reclaimed_millicpu": cpu, "memory": memory, "reclaimed_memory": memory}.get(
                 word, ()
             ):
-                yield path(setting), unit(number)
+                yield path(setting), number
 
     return Rule(field, (*cpu, *memory), put)
 

@@ -52,7 +52,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     invalid: tuple[str, ...] = ()
     wake_at_s: float | None = None
     """When the next one ends."""
-    hashes: Mapping[str, str] = {}
     counts: Mapping[str, Mapping[str, int]] = {}
     """By object, the numbers of its status, for metrics."""
 
@@ -75,7 +74,6 @@ def plan(known: Known, now_s: float) -> Plan:
         expired=tuple(expired),
         invalid=tuple(sorted({*invalid, *known.unreadable})),
         wake_at_s=min(ends, default=None),
-        hashes={key: target.hash for key, target in standing.items()},
         counts={} if spread is None else spread.counts,
     )
 

@@ -41,14 +41,11 @@ class PoolSituation(msgspec.Struct, frozen=True, kw_only=True):
     lendable: Lendable
     last_cores: Mapping[int, float] = {}
     """What is advertised now, by NUMA node (ReporterMemory.advertised.cores_by_numa)."""
-    enable_reclaim: bool = True
 
 
 def assemble(situation: PoolSituation, config: HeadroomConfig) -> Headroom:
     """CPU that can be promised in all and by NUMA node; None where an input is missing. Memory is for others to say."""
     nodes = situation.topology.numa_nodes
-    if no := refusal(nodes, situation.lendable, enable_reclaim=situation.enable_reclaim):
-        return no
     if not situation.cpus:
         return _unknown("There is no reclaim pool yet.", {})
     whole = config.rounds(len(situation.topology.cpus))

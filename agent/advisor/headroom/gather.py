@@ -129,9 +129,7 @@ def cpu_budget(
     )
 
 
-def memory_budget(
-    snapshot: Snapshot, prod_reclaimable_bytes: float | None = None
-) -> Budget | None:
+def memory_budget(snapshot: Snapshot, prod_reclaimable_bytes: float | None = None) -> Budget | None:
     """The same of memory, page cache left out; None where not even the node's memory is known."""
     total, available = snapshot.node.memory_total_bytes, snapshot.node.memory_available_bytes
     if total is None:

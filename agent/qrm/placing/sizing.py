@@ -39,14 +39,14 @@ class Want:
     """There are fewer CPUs than pools: each has all of them."""
 
 
-def regulate(sizes: Mapping[Key, int], available: int, *, expand: bool = False) -> Mapping[Key, int] | None:
-    """Sizes in proportion that add up to no more than `available`, or with `expand` to just that; each at least 1.
+def regulate(sizes: Mapping[Key, int], available: int) -> Mapping[Key, int] | None:
+    """Sizes in proportion that add up to no more than `available`; each at least 1.
 
     Sizes that fit stay as they are. None where there are more pools than CPUs.
     """
     if len(sizes) > available:
         return None
-    if not sizes or (sum(sizes.values()) <= available and not expand):
+    if not sizes or (sum(sizes.values()) <= available):
         return sizes
     return in_proportion(sizes, available)
 

@@ -23,7 +23,6 @@ from api.ports import Unavailable
 from api.proto import pod_resources_pb2 as wire
 
 KUBELET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
-ORM = Path("/var/lib/katalyst/pod-resources/kubelet.sock")
 MAX_NODE = 1023
 """MAX_NUMNODES of the largest kernels, less one."""
 _LEVELS = {wire.NUMA: Level.NUMA, wire.SOCKET: Level.SOCKET}

@@ -21,7 +21,7 @@ from agent.qrm.processes import Processes
 from agent.qrm.resctrl_groups import ResctrlGroups
 from api.decisions import Status
 from api.facts import Disk
-from api.knobs import NODE
+from api.knobs import Knob
 from api.qos import Enhancements, QoSLevel
 from api.samples import NodeSample, Snapshot
 from tests.agent.advisor.builders import pod, snapshot
@@ -122,7 +122,7 @@ def test_a_dry_run_writes_nothing(node: Node) -> None:
     knobs = node.knobs({**WANTED, "resctrl": {"enabled": True}}, dry=True)
     outcomes, _ = knobs.turn(node.snapshot, 0)
     assert [o.status for o in outcomes] == [Status.DRY_RUN] * 5
-    assert {o.decision.knob for o in outcomes} <= NODE
+    assert {o.decision.knob for o in outcomes} <= {Knob.WBT, Knob.IO_COST_QOS, Knob.IO_COST_MODEL, Knob.SCHEMATA}
     assert (node.read(SDA), list(node.state.iterdir())) == ("75000", [])
     assert [path.name for path in (node.sys / "fs/resctrl").iterdir()] == ["schemata"]
 

@@ -21,7 +21,7 @@ from agent.qrm.table import (
     weight_of,
 )
 from api.cpus import format_cpu_list
-from api.knobs import NODE, ONCE, PROCESSES, Knob
+from api.knobs import ONCE, Knob
 
 SIZE = st.one_of(st.just("max"), st.integers(0, 2**40).map(lambda pages: str(pages * PAGE_BYTES)))
 DEVICE = st.tuples(st.integers(0, 999), st.integers(0, 99)).map(lambda pair: f"{pair[0]}:{pair[1]}")
@@ -41,6 +41,8 @@ VALUES = {
     Knob.IO_MAX: IO.map(format_io),
     Knob.NET_CLASS: st.integers(0, 2**32 - 1).map(str),
 }
+ELSEWHERE = {Knob.WBT, Knob.IO_COST_QOS, Knob.IO_COST_MODEL, Knob.SCHEMATA, Knob.OOM_SCORE_ADJ}
+"""Knobs of the node and of processes, which no file of a cgroup has."""
 PLACES = [(knob, place) for knob, row in TABLE.items() for place in (*row.v1, *row.v2)]
 HELD = {CFS_QUOTA: "-1\n", CFS_PERIOD: "100000\n", LIMIT: "8589934592\n"}
 
@@ -105,7 +107,7 @@ def test_what_means_nothing_is_refused_by_name(knob: Knob, text: str) -> None:
         canonical(knob, text)
 
 
-@given(st.sampled_from([knob for knob in Knob if knob not in NODE | PROCESSES]), st.text(max_size=30))
+@given(st.sampled_from([knob for knob in Knob if knob not in ELSEWHERE]), st.text(max_size=30))
 def test_any_text_is_either_canonical_or_a_value_error(knob: Knob, text: str) -> None:
     try:
         once = canonical(knob, text)
@@ -142,9 +144,9 @@ def test_disks_get_from_any_limits_to_any_others(
 
 
 def test_every_setting_has_a_place_or_a_reason_and_a_turn() -> None:
-    assert set(TABLE) == set(Knob) - ONCE - NODE - PROCESSES == set(ORDER)
+    assert set(TABLE) == set(Knob) - ONCE - ELSEWHERE == set(ORDER)
     assert set(ONCE_FILES) == ONCE
-    for knob in set(Knob) - NODE - PROCESSES:
+    for knob in set(Knob) - ELSEWHERE:
         for number, version in enumerate(("v1", "v2")):
             there = getattr(TABLE[knob], version) if knob in TABLE else ONCE_FILES[knob][number]
             assert bool(there) is ((knob, version) not in LACKS), (knob, version)

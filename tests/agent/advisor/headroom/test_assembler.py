@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.advisor.headroom.assembler import PoolSituation, assemble, util_based
+from agent.advisor.headroom.assembler import PoolSituation, assemble, refusal, util_based
 from agent.advisor.headroom.exclusion import Lendable
 from agent.config.headroom import HeadroomConfig, UtilConfig
 from api.advice import UNBOUND
@@ -74,8 +74,6 @@ TEN = {0: range(10)}
          HeadroomConfig(), 7 + 6),
         # nothing idle, nothing used: no supply, whatever was promised
         (situation(TEN, 1.0, 0, last_cores={0: 10}), util(), 0),
-        # off
-        (situation(TEN, 0.3, 3, enable_reclaim=False), util(), 0),
         # nodes that must not be lent
         (situation({0: range(10), 1: range(48, 60)}, 0.0, 0, lendable=Lendable(numa_nodes=(1,))), HeadroomConfig(), 12),
         (situation(TEN, 0.0, 0, lendable=Lendable(numa_nodes=(), refused={0: "level Node"})), HeadroomConfig(), 0),
@@ -93,7 +91,6 @@ def test_katalysts_cases_and_every_branch(case: PoolSituation, config: HeadroomC
     [
         (situation(TEN, 0.3, None), "what reclaimed pods use"),
         (situation({}, 0.3, 3), "no reclaim pool"),
-        (situation(TEN, 0.3, 3, lendable=Lendable(numa_nodes=(0, 1), unknown=("a/b",))), "a/b"),
         # known of the nodes without bound pods, unknown of the bound one: nothing is said of either
         (situation({0: range(4), 1: range(48, 52)}, 0.3, 3, bound=(1,)), "NUMA node 1: what reclaimed pods use"),
     ],
@@ -104,6 +101,17 @@ def test_what_is_missing_makes_it_unknown(case: PoolSituation, word: str) -> Non
     assert found.cores_by_numa == {}
     assert word in found.verdict.text
     assert found.verdict.rule == "headroom_unknown"
+
+
+def test_nothing_is_promised_while_reclaim_is_off_or_unknown() -> None:
+    assert refusal((0, 1), ALL, enable_reclaim=True) is None
+    off = refusal((0, 1), ALL, enable_reclaim=False)
+    assert off is not None
+    assert (off.cores, off.cores_by_numa, off.memory_bytes) == (0, {0: 0, 1: 0}, 0)
+    unknown = refusal((0, 1), Lendable(numa_nodes=(0, 1), unknown=("a/b",)), enable_reclaim=True)
+    assert unknown is not None
+    assert (unknown.cores, unknown.cores_by_numa, unknown.verdict.rule) == (None, {}, "headroom_unknown")
+    assert "a/b" in unknown.verdict.text
 
 
 def test_a_cpu_nobody_measured_is_not_promised() -> None:

@@ -66,30 +66,27 @@ def test_a_state_of_json_is_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("available", "expand", "expected"),
+    ("available", "expected"),
     [
-        (12, False, (1, 2, 3)),
-        (6, False, (1, 2, 3)),
-        (5, False, (1, 2, 2)),
-        (4, False, (1, 1, 2)),
-        (3, False, (1, 1, 1)),
-        (2, False, None),
-        (12, True, (2, 4, 6)),
+        (12, (1, 2, 3)),
+        (6, (1, 2, 3)),
+        (5, (1, 2, 2)),
+        (4, (1, 1, 2)),
+        (3, (1, 1, 1)),
+        (2, None),
     ],
 )
-def test_sizes_are_regulated_as_katalysts(available: int, expand: bool, expected: tuple[int, ...] | None) -> None:
+def test_sizes_are_regulated_as_katalysts(available: int, expected: tuple[int, ...] | None) -> None:
     wanted = {("share", -1): 1, ("batch", -1): 2, ("flink", -1): 3}
-    regulated = regulate(wanted, available, expand=expand)
+    regulated = regulate(wanted, available)
     assert (None if regulated is None else tuple(regulated.values())) == expected
 
 
-@given(st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 9), min_size=1), st.integers(0, 40), st.booleans())
-def test_qrm_makes_do_with_the_sizes_that_the_advisor_would_have_made(
-    sizes: dict[str, int], available: int, expand: bool
-) -> None:
+@given(st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 9), min_size=1), st.integers(0, 40))
+def test_qrm_makes_do_with_the_sizes_that_the_advisor_would_have_made(sizes: dict[str, int], available: int) -> None:
     """Of equals too the same one gives a CPU back: 3 and 3 of 5 are 2 and 3 for both."""
-    made = regulate({(pool, -1): cpus for pool, cpus in sizes.items()}, available, expand=expand)
-    asked = regulate_pool_sizes(sizes, {}, available, expand=expand)
+    made = regulate({(pool, -1): cpus for pool, cpus in sizes.items()}, available)
+    asked = regulate_pool_sizes(sizes, {}, available, expand=False)
     if len(sizes) > available:
         assert made is None
     else:
