@@ -273,7 +273,7 @@ CATALOGUE: tuple[Metric, ...] = (
            "How many times what it has this node may be scheduled for, by resource: cpu or memory; 1 is no overcommitment.",
            ("resource",)),
     Metric("dioptase_memory_provision_bytes", "gauge", "bytes",
-           "Memory of each NUMA node that reclaimed pods may have by Katalyst's provisioner; nothing is set to it.",
+           "Memory of each NUMA node that reclaimed pods may have by a stock advisor (sockets.take); nothing is set to it.",
            ("numa_node",)),
     Metric("dioptase_memory_condition", "gauge", "",
            "1 for how short memory is: no_risk, tune_memcg, drop_cache or unknown; of the node where numa_node is empty.",

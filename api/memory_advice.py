@@ -42,7 +42,7 @@ class MemoryAdvice(msgspec.Struct, frozen=True, kw_only=True):
     """Sums to the above; empty where it is not known how it is spread."""
     headroom_verdict: Verdict
     provision_by_numa: Mapping[int, float] = {}
-    """[reclaimed_memory_size] What reclaimed pods may have of each NUMA node by Katalyst's provisioner; empty if unknown."""
+    """[reclaimed_memory_size] What a stock advisor would give reclaimed pods of each NUMA node; empty without one."""
     condition: MemoryCondition
     numa_conditions: Mapping[int, MemoryCondition] = {}
     wishes: tuple[Wish, ...] = ()

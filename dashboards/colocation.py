@@ -170,12 +170,12 @@ def _memory() -> list[Panel]:
         lines(
             "Memory that can be promised",
             units.BytesIEC,
-            "To reclaimed pods in all, what they use now included; beside what Katalyst's provisioner would give them.",
+            "To reclaimed pods in all, what they use now included; beside what a stock memory advisor would give them.",
             Query(f"dioptase_reclaim_memory_headroom_bytes{{{NODE}}}", "promised on {{instance}}"),
             Query(f"dioptase_reclaim_memory_advertised_bytes{{{NODE}}}", "advertised on {{instance}}"),
             Query(
                 f"sum by (job, instance) (dioptase_memory_provision_bytes{{{NODE}}})",
-                "by the provisioner on {{instance}}",
+                "by the stock advisor on {{instance}}",
             ),
         ),
         lines(

@@ -46,6 +46,7 @@ MAY_BE_ABSENT = {
     "dioptase_power_action": "the demo answers no power alerts",
     "dioptase_power_cap_watts": "the demo answers no power alerts",
     "dioptase_power_evict_pods": "the demo answers no power alerts",
+    "dioptase_memory_provision_bytes": "the demo takes no advice of a stock advisor",
     "dioptase_overcommit_ratio": "the demo reports no overcommitment",
     "dioptase_knob_repairs_total": "nobody else wrote to a knob",
     "dioptase_forecast_cpu_peak_cores": "nothing is foretold before two hours are known",

@@ -8,7 +8,6 @@ from agent.advisor.memory.guard import guard
 from agent.advisor.memory.headroom import promise
 from agent.advisor.memory.offload import offload
 from agent.advisor.memory.pressure import node_condition, numa_conditions
-from agent.advisor.memory.provisioner import provision
 from agent.advisor.memory.situation import Situation
 from agent.advisor.memory.state import MemoryState
 from agent.config.memory import MemoryConfig
@@ -32,7 +31,6 @@ def advise_memory(situation: Situation, memory: MemoryState, config: MemoryConfi
         headroom_bytes=promised.bytes,
         headroom_by_numa=promised.by_numa,
         headroom_verdict=promised.verdict,
-        provision_by_numa=provision(situation, config),
         condition=node,
         numa_conditions=by_numa,
         wishes=(*guarded.wishes, *reaped.wishes, *offloads.wishes, *dying.wishes),

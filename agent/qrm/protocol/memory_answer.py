@@ -56,11 +56,8 @@ def answer(request: Any, memory: MemoryAdvice, pods: Iterable[Pod], headroom: He
     for path, its in sorted(others.items()):
         _with_swap(its)
         result.extra_entries.append(extra(path, its))
-    if memory.provision_by_numa:
-        # That plugin takes whole bytes alone.
-        whole = {node: int(size) for node, size in memory.provision_by_numa.items()}
-        result.extra_entries.append(extra("", {words.RECLAIMED_SIZE: by_node_text(whole)}))
     if headroom is not None and headroom.memory_by_numa:
+        # That plugin takes whole bytes alone.
         sizes = {node: int(size) for node, size in headroom.memory_by_numa.items()}
         result.extra_entries.append(extra("", {words.HEADROOM: by_node_text(sizes)}))
     return result

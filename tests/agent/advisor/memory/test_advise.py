@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.advisor.memory.advise import advise_memory
-from agent.advisor.memory.provisioner import provision
 from agent.advisor.memory.situation import ReclaimRoot, Situation
 from agent.advisor.memory.state import MemoryState
 from agent.config.memory import (
@@ -25,7 +24,6 @@ from api.cpus import Topology
 from api.facts import Pressure
 from api.knobs import Knob
 from api.memory_advice import MemoryAdvice, MemoryPressure
-from api.pods import Pod
 from api.qos import QoSLevel
 from api.samples import CgroupSample, NodeSample, Snapshot
 from tests.agent.advisor.memory.builders import GIB, ROOT, S, group, pod, root, situation, without
@@ -35,25 +33,6 @@ EVERYTHING = MemoryConfig(
     reaper=ReaperConfig(enable=True),
     offloading=OffloadingConfig(default=OffloadConfig(enable=True), dying=True),
 )
-
-
-@pytest.mark.parametrize(
-    ("pods", "fields", "expected"),
-    [
-        # 100 free - 5 / 2 of the reserve - 2 x 500 x 0.05 / 2
-        ([], {}, {0: 72.5, 1: 72.5}),
-        ([pod("b", RECLAIMED, request=20)], {}, {0: 82.5, 1: 82.5}),
-        ([pod("b", RECLAIMED, request=20, bound=(1,))], {}, {0: 72.5, 1: 92.5}),
-        ([pod("own", QoSLevel.DEDICATED, bound=(0,), exclusive=True)], {"not_reclaimable": ("default/own",)},
-         {0: 0, 1: 70}),
-        ([], {"free": (10, 300)}, {0: 0, 1: 250}),  # never below nothing, never more than there is
-        ([], {"scale": None}, {}),
-        ([], {"forbidden_numa": (0, 1)}, {0: 0, 1: 0}),
-    ],
-)  # fmt: skip
-def test_provision(pods: list[Pod], fields: dict[str, Any], expected: dict[int, float]) -> None:
-    of = situation(pods, numa=2, **{"scale": 500, **fields})
-    assert provision(of, MemoryConfig()) == pytest.approx({numa: size * GIB for numa, size in expected.items()})
 
 
 def test_a_machine_that_tells_nothing_gets_no_wish_and_no_promise() -> None:

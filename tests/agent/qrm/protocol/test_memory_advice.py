@@ -27,14 +27,11 @@ GI = 1 << 30
 WEB, BATCH = pod("web"), pod("batch", QoSLevel.RECLAIMED)
 
 
-def advice(
-    *wishes: tuple[str, Knob, str], verdict: Verdict = WHY, provision: dict[int, float] | None = None
-) -> MemoryAdvice:
+def advice(*wishes: tuple[str, Knob, str], verdict: Verdict = WHY) -> MemoryAdvice:
     return MemoryAdvice(
         policy="canonical",
         headroom_bytes=None,
         headroom_verdict=WHY,
-        provision_by_numa=provision or {},
         condition=MemoryCondition(state=MemoryPressure.NO_RISK, verdict=WHY),
         wishes=tuple(Wish(cgroup=path, knob=knob, value=value, verdict=verdict) for path, knob, value in wishes),
     )
@@ -82,13 +79,10 @@ def test_what_removed_members_left_is_named_by_its_file() -> None:
     assert others == {"/sys/fs/cgroup/kubepods/burstable": {"dying_memcg_reclaim": "true"}}
 
 
-def test_sizes_and_headroom_are_of_no_cgroup() -> None:
+def test_headroom_is_of_no_cgroup() -> None:
     headroom = Headroom(memory_by_numa={1: 1.5 * GI, 0: GI}, verdict=WHY)
-    got = answer(asked(), advice(provision={0: 2.5 * GI, 1: 0.0}), (WEB, BATCH), headroom)
-    (sizes, promised) = (dict(one.calculation_result.values) for one in got.extra_entries)
-    assert sizes == {"reclaimed_memory_size": '{"0":2684354560,"1":0}'}, (
-        "a plugin written in Go takes whole numbers alone"
-    )
+    got = answer(asked(), advice(), (WEB, BATCH), headroom)
+    (promised,) = (dict(one.calculation_result.values) for one in got.extra_entries)
     assert promised == {"memory_numa_headroom": '{"0":1073741824,"1":1610612736}'}
 
 
@@ -137,6 +131,7 @@ def test_a_stock_answer_is_carried_out() -> None:
     }
     answered.extra_entries.add().calculation_result.values["balance_numa_memory"] = json.dumps(balance)
     answered.extra_entries.add().calculation_result.values["memory_numa_headroom"] = '{"0":5,"1":7}'
+    answered.extra_entries.add().calculation_result.values["reclaimed_memory_size"] = '{"0":9}'
     got = taken(answered, (WEB, BATCH), {"/kubepods/web": 12, "/kubepods/burstable": 34})
     assert [(wish.cgroup, wish.knob, wish.value) for wish in got.wishes] == [
         ("/kubepods/web", Knob.SWAP_MAX, "0"),
@@ -148,6 +143,7 @@ def test_a_stock_answer_is_carried_out() -> None:
         ("/kubepods/web", Knob.MIGRATE_PAGES, "0 2"),
     ]
     assert (got.headroom_bytes, got.headroom_by_numa) == (12, {0: 5.0, 1: 7.0})
+    assert got.provision_by_numa == {0: 9.0}
     assert got.policy == "katalyst"
 
 
